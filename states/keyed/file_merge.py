@@ -82,7 +82,7 @@ class FileMerge:
         self._require_possible(state, plain)
         files, logged = self._files(plain), self._log_files(plan)
         changed = files
-        if state.keys and all(file.path.startswith(_ordered(state)) for file in files):
+        if state.keys and all(file.path.startswith(ordered_folders(state)) for file in files):
             changed = touched(files, logged, state.keys[0])
         return sum(file.size for file in changed), sum(file.size for file in logged)
 
@@ -117,7 +117,7 @@ class FileMerge:
         if size > LOG_BYTES_MAX or rows > LOG_ROWS_MAX:
             raise CannotMerge(f"{rows} rows in {size} bytes of its log wait")
         self._drop_leftovers(state, plain.version)
-        folder = f"{_ordered(state)}{plain.version + 1}-{uuid.uuid4().hex[:8]}"
+        folder = f"{ordered_folders(state)}{plain.version + 1}-{uuid.uuid4().hex[:8]}"
         job = MergeJob(
             merge,
             self._plain,
@@ -127,7 +127,7 @@ class FileMerge:
             plan.after,
             plan.upto,
             folder,
-            _ordered(state),
+            ordered_folders(state),
         )
         try:
             done = self._written(job)
@@ -270,7 +270,7 @@ def _version_of(folder: str) -> int:
     return int(folder.removeprefix(FOLDER).partition("-")[0])
 
 
-def _ordered(state: StateDescriptor) -> str:
+def ordered_folders(state: StateDescriptor) -> str:
     """The beginning of the paths of files that native MERGEs of a state have written."""
     return f"data/{state.incarnation}/{FOLDER}"
 

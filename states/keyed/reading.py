@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from trident.coordinators.errors import TableError
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.keyed.live_read import live_frame
 from trident.states.keyed.log_merge import log_rows, table_rows
 from trident.states.keyed.pinning import Pinned, load_state, pin
-from trident.states.keyed.snapshot import Stored, load_frame, log_frame, plain_frame
+from trident.states.keyed.snapshot import Stored, StoredFiles, load_frame, log_frame, plain_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,7 +110,7 @@ def _frame(
     if table.merged is None:
         rows = table_rows(table.state, load_frame(spark, table.published))
         return rows.where("false") if txid < table.control.starts_at else rows
-    return _stored(spark, engine, table, txid).frame(aggregator)
+    return live_frame(spark, _stored(spark, engine, table, txid), aggregator)
 
 
 def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnapshot], txid: int) -> Stored:
@@ -118,15 +120,19 @@ def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnap
     base = spark.createDataFrame([], state.schema)
     if txid < control.starts_at:
         return Stored(state, control, base, None)
-    size: int | None = 0
+    plain_files: list[LiveFile] | None = []
     if table.plain is not None:
-        frame, size = plain_frame(spark, engine, table.plain)
+        frame, plain_files = plain_frame(spark, engine, table.plain)
         base = table_rows(state, frame)
     if table.merged >= min(txid, control.txid):  # later transactions, if any, committed nothing
         return Stored(state, control, base, None)
-    rows, log_size = log_frame(spark, table.published, table.merged)
-    both = None if size is None or log_size is None else size + log_size
-    return Stored(state, control, base, log_rows(state, rows, table.merged, txid), both)
+    rows, log_files = log_frame(spark, table.published, table.merged)
+    waiting = log_rows(state, rows, table.merged, txid)
+    if plain_files is None or log_files is None:
+        return Stored(state, control, base, waiting)
+    plain = "" if table.plain is None else table.plain.path
+    files = StoredFiles(plain, table.published.path, plain_files, log_files, table.merged, txid)
+    return Stored(state, control, base, waiting, files.size, files)
 
 
 def stored_as_of(

@@ -9,7 +9,7 @@ tables, and skips files by their statistics.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,28 @@ _LOG_ENTRIES_MAX = 200
 
 
 @dataclass(frozen=True)
+class StoredFiles:
+    """The files that a keyed state is read from, where these are known.
+
+    Attributes:
+        plain_root, log_root: the roots of its two tables.
+        plain: all of the plain table.
+        log: all with rows of the transactions ``after < txid <= upto``, in the order in which they came.
+    """
+
+    plain_root: str
+    log_root: str
+    plain: Sequence[LiveFile]
+    log: Sequence[LiveFile]
+    after: int
+    upto: int
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in (*self.plain, *self.log))
+
+
+@dataclass(frozen=True)
 class Stored:
     """A keyed state as of one transaction, in two parts.
 
@@ -46,6 +68,7 @@ class Stored:
         base: keys and values of the table.
         rows: of the log, up to the transaction, that are not in the table; None when there are none.
         size: bytes of the files that both are read from, None when unknown.
+        files: these files, None when unknown; they need not be given where rows are looked up by Spark alone.
     """
 
     state: StateDescriptor
@@ -53,6 +76,7 @@ class Stored:
     base: "DataFrame"
     rows: "DataFrame | None"
     size: int | None = None
+    files: StoredFiles | None = None
 
     def frame(self, aggregator: Any) -> "DataFrame":
         """All keys and their values.
@@ -80,28 +104,26 @@ class Stored:
         return self.size is not None and self.size <= SMALL_BYTES
 
 
-def plain_frame(spark: "SparkSession", engine: KernelEngine, plain: TableSnapshot) -> "tuple[DataFrame, int | None]":
-    """A plain table at its version, and the bytes of its files (None when unknown)."""
+def plain_frame(
+    spark: "SparkSession", engine: KernelEngine, plain: TableSnapshot
+) -> "tuple[DataFrame, list[LiveFile] | None]":
+    """A plain table at its version, and its files (None when unknown)."""
     return _frame(spark, plain, lambda: _files_of(engine, plain))
 
 
-def log_frame(spark: "SparkSession", log: TableSnapshot, merged: int) -> "tuple[DataFrame, int | None]":
-    """A log at its version, of which only rows above ``merged`` are wanted, and bytes as :func:`plain_frame`."""
+def log_frame(spark: "SparkSession", log: TableSnapshot, merged: int) -> "tuple[DataFrame, list[LiveFile] | None]":
+    """A log at its version, of which only rows above ``merged`` are wanted, and files as :func:`plain_frame`."""
     return _frame(spark, log, lambda: _files_above(log, merged))
 
 
 def _frame(
     spark: "SparkSession", table: TableSnapshot, files_of_it: Callable[[], list[LiveFile]]
-) -> "tuple[DataFrame, int | None]":
+) -> "tuple[DataFrame, list[LiveFile] | None]":
     try:
         files = files_of_it()
-        return scan(spark, table.path, table.schema_json, files), _size(files)
+        return scan(spark, table.path, table.schema_json, files), files
     except NotFollowed:
         return load_frame(spark, table), None
-
-
-def _size(files: list[LiveFile]) -> int:
-    return sum(file.size for file in files)
 
 
 def load_frame(spark: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":

@@ -7,14 +7,17 @@ import shutil
 import threading
 import time
 from dataclasses import replace
+from datetime import date, datetime, timezone
+from decimal import Decimal
 
 import pytest
+from pyspark.sql.types import StructType
 
 from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed
 from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
 from trident.states.core.plain_values import frozen
 from trident.states.delta.kernel import KernelEngine
-from trident.states.keyed import log_merge, snapshot
+from trident.states.keyed import live_read, log_merge, snapshot
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import latest_txid, read_group, read_state
@@ -159,6 +162,71 @@ def test_a_large_table_with_few_rows_on_top_reads_as_both_grouped(spark, engine,
     for few in (1, 3):
         monkeypatch.setattr(log_merge, "_key_hash", lambda names, side=None, n=few: key_hash(names, side) % n)
         assert found() == expected
+
+
+@pytest.mark.parametrize("aggregator", ["sum", "last"])
+def test_all_rows_are_read_over_arrow_and_some_keys_by_scans_that_know_the_filter(
+    spark, engine, tmp_path, monkeypatch, aggregator
+):
+    """Instants and dates as Spark has them, nulls, keys of the table, of the log, of both, and deleted ones."""
+    schema = "name string, n int, at timestamp, day date, v decimal(10,2), l long"
+    merging = "last" if aggregator == "last" else "combine"
+    keys = ("name", "n", "at", "day")
+    group = Group(spark, engine, tmp_path, keyed("odd", schema, keys, Native("sum"), merging))
+    names, at = [None, "", "a", "é", "\U0010ffff", "z"], datetime(2024, 3, 31, 1, 30, tzinfo=timezone.utc)
+    every = list(itertools.product(names, [None, -1, 7], [None, at], [None, date(1600, 2, 29)]))
+    for txid in range(1, 6):
+        rows = [(*key, Decimal(n * txid) / 4, None if n % 4 else n) for n, key in enumerate(every) if n % 5 >= 5 - txid]
+        group.publish(txid, {"odd": [(*row, bool(txid % 2)) for row in rows] if merging == "last" else rows})
+        if txid == 3:
+            compactor_of(group, "odd").merge_once(3, force=True)
+    expected = group.expected("odd", 5, lambda a, b: b if a is None else a if b is None else a + b)
+    binding = group.bindings["odd"]
+    assert as_map(binding, read(group, "odd")) == expected
+    monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
+    frame = read(group, "odd")
+    assert frame.schema == StructType.fromDDL(schema)
+    assert "MapInArrow" in planned(frame) and frame.rdd.getNumPartitions() == 1
+    assert as_map(binding, frame) == expected
+    if merging == "last":
+        return
+    assert frame.where("l > 0").count() == sum((row[1] or 0) > 0 for row in expected.values())
+    for condition, chosen in (
+        ("name = 'é' and l is null", lambda key, row: key[0] == "é" and row[1] is None),
+        ("name >= 'é'", lambda key, row: key[0] is not None and key[0] >= "é"),
+        ("name <=> null and n = 7", lambda key, row: key[0] is None and key[1] == 7),
+    ):
+        some = frame.where(condition)
+        assert "MapInArrow" not in planned(some) and "PushedFilters: [" in planned(some), condition
+        assert as_map(binding, some) == {key: row for key, row in expected.items() if chosen(key, row)}, condition
+    for condition in ("name in ('a', 'b')", "name is null", "name like 'a%'"):
+        assert "MapInArrow" not in planned(frame.where(condition)), condition
+    for condition in ("length(name) = 1", "name is not null", "name = 'a' or l = 0", "n = l"):
+        assert "MapInArrow" in planned(frame.where(condition)), condition
+    # Twice in one query; and never taken for so small that all of it is sent to each task.
+    some = frame.where("name = 'a'")
+    assert some.unionAll(some).groupBy("v").count().count() == some.select("v").distinct().count()
+    ns = [key[1] for key in expected if key[0] == "a" and key[1] is not None]
+    joined = some.join(frame.select("name", "n", "l"), ["name", "n"]).where("name = 'a'")
+    assert joined.count() == sum(ns.count(n) ** 2 for n in set(ns))
+    sizes = sum(path.stat().st_size for path in tmp_path.glob("odd*/data/**/*.parquet"))
+    assert 0 < int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    assert int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) >= sizes // 4
+
+
+def test_without_the_jar_or_beside_files_of_another_writer_spark_reads_all_rows(merged, monkeypatch):
+    publish(merged, [7])
+    monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
+    assert "MapInArrow" in planned(read(merged))
+    with monkeypatch.context() as patched:
+        patched.setattr(live_read, "_CLASS", "trident.kept.NotThere")
+        assert "MapInArrow" not in planned(read(merged)) and counts(merged) == merged.expected("counts", 7)
+    merged.spark.sql(f"update delta.`{merged.warehouse}/counts` set count = count where word = 'w1'")
+    assert "MapInArrow" not in planned(read(merged))
+
+
+def planned(frame):
+    return frame._jdf.queryExecution().executedPlan().toString()
 
 
 def test_before_the_first_transaction_everything_is_empty(spark, engine, tmp_path):

@@ -1,0 +1,159 @@
+"""All rows of a state read by Arrow, range by range, against a fold in plain Python: random states, logs and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.states.keyed.test_native_merge_files import KEY_TYPES, NAMES, VALUE_TYPES, Table, same
+from trident.coordinators.errors import TableError
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.keyed.live_rows import KeyRange, LivePart, key_ranges
+from trident.states.keyed.merge_files import MergedFiles, Sizes
+from trident.states.keyed.merge_io import InFile
+from trident.states.keyed.merge_rows import RowMerge
+
+TEXT = pa.string()
+
+
+class Live(Table):
+    """A table whose files are known with their statistics, and its log, as a reader finds them."""
+
+    def __init__(self, folder: Path, merge: RowMerge, sizes: Sizes) -> None:
+        super().__init__(folder, merge, sizes)
+        self.live: dict[str, LiveFile] = {}
+
+    def merged(self, logs: Any, upto: int) -> tuple[str, ...]:
+        done: MergedFiles = self.merger.run(self.job(logs, upto))
+        for path in done.replaced:
+            del self.files[path], self.live[path]
+        for file in done.written:
+            self.files[file.path] = InFile(file.path, file.size)
+            self.live[file.path] = LiveFile(file.path, file.size, {}, json.loads(file.stats), file.num_records, 0)
+        self.upto = upto
+        return done.replaced
+
+    def parts(self, logs: list[LiveFile], upto: int, count: int) -> list[LivePart] | None:
+        first = self.merge.keys[0]
+        ranges = key_ranges(list(self.live.values()), first, self.merge.schema.field(first).type, count)
+        roots = str(self.folder / "plain"), str(self.folder / "log")
+        return ranges and [
+            LivePart("s", self.merge, *roots, tuple(files), tuple(logs), keys, self.upto, upto)
+            for keys, files in ranges
+        ]
+
+    def found_by(self, parts: list[LivePart]) -> dict[Any, Any]:
+        width, found = len(self.merge.keys), {}
+        for part in parts:
+            for batch in part.rows():
+                assert batch.schema.equals(self.merge.schema)
+                for row in map(tuple, (row.values() for row in batch.to_pylist())):
+                    assert row[:width] not in found, "a key is there twice"
+                    found[row[:width]] = row[width:]
+        return found
+
+
+@st.composite
+def states(draw: st.DrawFn) -> tuple[RowMerge, Any]:
+    """A state whose first key is text or a whole number, and the strategy of its log rows."""
+    aggregator = draw(st.sampled_from(list(VALUE_TYPES)))
+    kinds = [draw(st.sampled_from([TEXT, pa.int64()])), *draw(st.lists(st.sampled_from(list(KEY_TYPES)), max_size=2))]
+    value = draw(st.sampled_from(list(VALUE_TYPES[aggregator])))
+    names = draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=len(kinds) + 1, max_size=len(kinds) + 1))
+    schema = pa.schema(list(zip(names, [*kinds, value])))
+    parts = [*(KEY_TYPES[kind] for kind in kinds), VALUE_TYPES[aggregator][value]]
+    row = [st.none() | part for part in parts] + ([st.booleans()] if aggregator is None else [])
+    return RowMerge(schema, tuple(names[:-1]), aggregator), st.tuples(*row)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_ranges_of_keys_together_are_the_table_with_its_log_on_top(tmp_path_factory: Any, data: st.DataObject) -> None:
+    merge, row = data.draw(states())
+    table = Live(tmp_path_factory.mktemp("live"), merge, Sizes(rows_min=2, rows_max=5, files=4))
+    txid = 0
+    for merges in range(data.draw(st.integers(0, 2)), -1, -1):
+        logs = []
+        for _ in range(data.draw(st.integers(1, 3))):
+            txid += 1
+            rows = {one[: len(merge.keys)]: one for one in data.draw(st.lists(row, max_size=25))}.values()
+            for one in rows:
+                table.fold(txid, one)
+            logs.append(table.log([(txid, one) for one in rows]))
+        if merges:
+            table.merged(logs, txid)
+    found = [LiveFile(file.path, file.size, {}, None, None, 0) for file in logs]
+    parts = table.parts(found, txid, data.draw(st.integers(1, 4)))
+    if parts is None:
+        first = [live.stats for live in table.live.values()]
+        assert any(one["nullCount"][merge.keys[0]] for one in first) or len(merge.keys) > 1
+        return
+    assert same(table.found_by(parts), table.rows)
+
+
+def words(folder: Path, *keys: str) -> Live:
+    """Counted words, merged into files of two."""
+    merge = RowMerge(pa.schema([("k", TEXT), ("n", pa.int64())]), ("k",), "count")
+    table = Live(folder, merge, Sizes(rows_min=2, rows_max=2, files=100))
+    table.merged([table.log([(1, (key, 1)) for key in keys])], 1)
+    return table
+
+
+def as_live(*files: Any) -> list[LiveFile]:
+    return [LiveFile(file.path, file.size, {}, None, None, 0) for file in files]
+
+
+def test_each_key_of_the_log_is_in_one_range_alone_also_between_two_files_and_beyond_both_ends(tmp_path: Path) -> None:
+    table = words(tmp_path, "b", "c", "f", "g")
+    log = table.log([(2, (key, 10)) for key in ("a", "c", "d", "f", "h", None)] + [(3, ("z", 1))])
+    parts = table.parts(as_live(log), 2, 2)
+    assert parts is not None and [(part.keys.low, part.keys.high) for part in parts] == [(None, "f"), ("f", None)]
+    each = [table.found_by([part]) for part in parts]
+    assert each[0] == {("a",): (10,), ("b",): (1,), ("c",): (11,), ("d",): (10,)}
+    assert each[1] == {("f",): (11,), ("g",): (1,), ("h",): (10,), (None,): (10,)}
+
+
+def test_transactions_that_are_merged_or_come_later_are_left_out(tmp_path: Path) -> None:
+    table = words(tmp_path, "a")
+    log = table.log([(txid, ("a", 10**txid)) for txid in (1, 2, 3, 4)])
+    parts = table.parts(as_live(log), 3, 1)
+    assert parts is not None and table.found_by(parts) == {("a",): (1_101,)}
+
+
+def test_files_that_overlap_or_whose_bounds_are_not_known_are_left_to_spark() -> None:
+    def file(low: Any, high: Any, nulls: int | None = 0, rows: int = 3) -> LiveFile:
+        stats = {"minValues": {"k": low}, "maxValues": {"k": high}, "nullCount": {"k": nulls}}
+        return LiveFile(f"{low}", 1, {}, stats, rows, 0)
+
+    apart = [file("d", "f", 1), file("a", "c")]
+    ranges = key_ranges(apart, "k", TEXT, 2)
+    assert ranges is not None and [keys for keys, _ in ranges] == [KeyRange("k", None, "d"), KeyRange("k", "d", None)]
+    assert key_ranges([], "k", TEXT, 2) == [(KeyRange("k", None, None), [])]
+    for others in (
+        [file("a", "c"), file("c", "d")],  # of two keys with the same first part one may be in each
+        [file("a", "c", 1), file("d", "e")],  # nulls are behind all others, and here they are not
+        [file("a", None)],
+        [file(1, 2)],
+        [file("a", "c", None)],
+        [LiveFile("x", 1, {}, None, 3, 0)],
+    ):
+        assert key_ranges(others, "k", TEXT, 2) is None, others
+    assert key_ranges([file("a", "c")], "k", pa.date32(), 2) is None
+
+
+def test_a_sum_that_does_not_fit_and_a_file_that_is_gone_are_errors(tmp_path: Path) -> None:
+    table = words(tmp_path, "a")
+    log = table.log([(2, ("a", (1 << 63) - 1))])
+    parts = table.parts(as_live(log), 2, 1)
+    assert parts is not None
+    with pytest.raises(TableError, match="rows of state s cannot be merged.*overflow"):
+        table.found_by(parts)
+    (tmp_path / "plain" / next(iter(table.live))).unlink()
+    with pytest.raises(TableError):
+        table.found_by(parts)

@@ -1,4 +1,4 @@
-"""A standalone cluster under kills of its executors, workers, master and coordinator: exact at the end."""
+"""A standalone cluster under kills of executors, workers, master, ZooKeeper and coordinator: exact at the end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ import pytest
 
 from tests.cluster.job import ROWS, WORDS
 from tests.cluster.standalone import Standalone, wait_for
+from tests.ensemble import SERVERS, Ensemble
+from tests.networks import Proxies
 from trident.coordinators.errors import TridentError
 from trident.coordinators.loopback_port import LoopbackPort
 from trident.running.status import read_status
@@ -52,7 +56,7 @@ class Run:
         self.drivers: list[subprocess.Popen[bytes]] = []
         self.ports: list[LoopbackPort] = []
         self.answers: list[dict[str, Any]] = []
-        self.sent = 0
+        self.sent, self._begun = 0, time.monotonic()
         self._over = threading.Event()
         self._asking = threading.Thread(target=self._ask, daemon=True)
 
@@ -108,6 +112,7 @@ class Run:
     def goes_on(self, what: str, transactions: int = 3) -> None:
         """Until it has advanced by some transactions, and a request was answered."""
         txid, answers = self.txid(), len(self.answers)
+        print(f"{time.monotonic() - self._begun:6.1f} s: {what}, txid {txid}", flush=True)
         wait_for(lambda: self.txid() >= txid + transactions, lambda: f"after {what}:\n{self.story()}", SECS)
         wait_for(lambda: len(self.answers) > answers, lambda: f"no answer after {what}:\n{self.story()}", SECS)
 
@@ -124,12 +129,25 @@ def occurrences(word: int, below: int) -> int:
     return len(range(word, below, WORDS))
 
 
-def test_kills_of_executors_workers_the_master_and_the_coordinator(
-    tmp_path: Path, zk_server: str, zk_root: str
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Iterator[Ensemble]:
+    """Three servers of ZooKeeper, which serve."""
+    (tmp_path / "ensemble").mkdir()
+    made = Ensemble(tmp_path / "ensemble", Proxies(SERVERS, ("drivers",)))
+    try:
+        made.start()
+        made.wait_ready()
+        yield made
+    finally:
+        made.close()
+
+
+def test_kills_of_executors_workers_the_master_zookeeper_and_the_coordinator(
+    tmp_path: Path, ensemble: Ensemble
 ) -> None:
     with (
         Standalone(tmp_path / "cluster", cores=2, memory=1500) as cluster,
-        Run(cluster, tmp_path, zk_server, zk_root) as run,
+        Run(cluster, tmp_path, ensemble.network.hosts("drivers"), "/kills") as run,
     ):
         first, second = cluster.workers
         leader = run.start()
@@ -142,6 +160,10 @@ def test_kills_of_executors_workers_the_master_and_the_coordinator(
         cluster.start_worker(second)
         cluster.wait_registered(second)
         run.goes_on("a worker's return")
+        server = ensemble.leader()
+        ensemble.kill(server)
+        run.goes_on("the death of ZooKeeper's leader")
+        ensemble.start(server)
         cluster.master.kill()
         run.goes_on("the master's death")
         for executor in cluster.executors():  # nothing can take their place while there is no master

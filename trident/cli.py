@@ -14,7 +14,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -34,6 +33,7 @@ from trident.coordinators.errors import ConfigError, TopologyError, TridentError
 from trident.running import last_resort
 from trident.settings_file import VARIABLE as SETTINGS_FILE
 from trident.states.core.names import check_name
+from trident.states.core.place import Place
 
 # Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
 
@@ -367,7 +367,7 @@ def zookeeper() -> None:
     """The warehouse's own ZooKeeper server, which topologies start when they need it."""
 
 
-def _server_folder(settings: tuple[str, ...]) -> Path:
+def _server_folder(settings: tuple[str, ...]) -> Place:
     config = _config(settings)
     if config.zookeeper != "embedded":
         raise ConfigError(
@@ -375,7 +375,7 @@ def _server_folder(settings: tuple[str, ...]) -> Path:
             found=f"zookeeper={config.zookeeper} ({config.origin('zookeeper')})",
             expected="zookeeper=embedded",
         )
-    return Path(config.warehouse).resolve() / "_trident" / "zookeeper"
+    return config.warehouse_place() / "_trident" / "zookeeper"
 
 
 @zookeeper.command("start", short_help="Start the server unless it runs.")

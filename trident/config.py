@@ -35,6 +35,7 @@ from trident.config_kinds import (
 from trident.coordinators.errors import ConfigError, described
 from trident.settings import Settings, accepted, from_environment, named
 from trident.settings_file import ABOUT_SOURCES, SPARK_PREFIX, read_settings_file, spark_conf_of
+from trident.states.core.place import Place, warehouse_place
 
 # Spark settings that have a setting of ours.
 _OWN_SETTINGS = {"spark.master": "spark_master", "spark.driver.memory": "driver_memory"}
@@ -340,6 +341,14 @@ class TridentConfig(Settings):
                 raise ConfigError("--conf cannot be read", found=repr(key.strip()), expected="spark.key=value")
             given[key.strip()] = value.strip()
         return self._with({"spark_conf": (given, "--conf")}) if given != dict(self.spark_conf) else self
+
+    def warehouse_place(self) -> Place:
+        """The warehouse as an absolute path without links, or as a URL.
+
+        Raises:
+            ConfigError: it is a URL of a kind that the framework cannot keep files in.
+        """
+        return warehouse_place(self.warehouse)
 
     @property
     def authenticates(self) -> bool:

@@ -7,13 +7,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.guarantee import GuaranteeRow
+from trident.states.core.place import Place
 from trident.states.core.plain_values import Row
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import DELETED_COLUMN, TableSpec
@@ -164,7 +164,7 @@ class DecidedRows:
 
     attempt: TransactionAttempt
     incarnation: str
-    root: Path
+    root: Place
     files: Sequence[StagedFile]
     details: Mapping[str, Any]
     first: bool

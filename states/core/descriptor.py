@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
@@ -22,6 +21,7 @@ from trident.states.core import storage
 from trident.states.core.binding import COMBINE, LAST, StateKind
 from trident.states.core.kinds import all_kinds, stored_kind
 from trident.states.core.names import check_name, other_owner
+from trident.states.core.place import AnyPath, Place
 from trident.states.core.storage import Signature
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class StateDescriptor:
         """The table that any Delta reader reads, relative to the warehouse."""
         return self.name
 
-    def save(self, warehouse: Path | str) -> None:
+    def save(self, warehouse: AnyPath) -> None:
         """Writes the file, whole or not at all, and flushes it to disk.
 
         Raises:
@@ -133,19 +133,19 @@ class StateDescriptor:
             there = None
         if there is not None and (there.topology, there.group) != (self.topology, self.group):
             raise other_owner(
-                Path(warehouse) / self.name, (there.topology, there.group), (self.topology, self.group), None
+                Place(warehouse) / self.name, (there.topology, there.group), (self.topology, self.group), None
             )
         path = _file(warehouse, self.name)
         with faults.fault_point(DESCRIBE):
             storage.make_folder(path.parent, warehouse)
             storage.write(path, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1).encode())
 
-    def remove(self, warehouse: Path | str) -> None:
+    def remove(self, warehouse: AnyPath) -> None:
         """Forgets the state; its tables are the caller's matter. Nothing there: nothing done."""
         storage.delete(_file(warehouse, self.name))
 
 
-def load_descriptor(warehouse: Path | str, name: str) -> StateDescriptor:
+def load_descriptor(warehouse: AnyPath, name: str) -> StateDescriptor:
     """The state of that name.
 
     Raises:
@@ -155,13 +155,13 @@ def load_descriptor(warehouse: Path | str, name: str) -> StateDescriptor:
     return _read(_file(warehouse, check_name("state", name)))
 
 
-def descriptor_signature(warehouse: Path | str, name: str) -> Signature | None:
+def descriptor_signature(warehouse: AnyPath, name: str) -> Signature | None:
     """Tells a state's descriptor from one that was written since; None when there is none."""
     found = storage.stat(_file(warehouse, check_name("state", name)))
     return None if found is None else found.signature
 
 
-def descriptors_of_group(warehouse: Path | str, topology: str, group: str) -> list[StateDescriptor]:
+def descriptors_of_group(warehouse: AnyPath, topology: str, group: str) -> list[StateDescriptor]:
     """The states that one batch group writes or has written, by name: one transaction commits to them as one.
 
     Raises:
@@ -171,7 +171,7 @@ def descriptors_of_group(warehouse: Path | str, topology: str, group: str) -> li
     return [state for state in _all(warehouse) if (state.topology, state.group) == (topology, group)]
 
 
-def list_descriptors(warehouse: Path | str, topology: str) -> list[StateDescriptor]:
+def list_descriptors(warehouse: AnyPath, topology: str) -> list[StateDescriptor]:
     """The states of all batch groups of a topology, by name.
 
     Raises:
@@ -180,25 +180,25 @@ def list_descriptors(warehouse: Path | str, topology: str) -> list[StateDescript
     return [state for state in _all(warehouse) if state.topology == topology]
 
 
-def described_states(warehouse: Path | str) -> list[str]:
+def described_states(warehouse: AnyPath) -> list[str]:
     """The names of the states that have a descriptor."""
     names = storage.list_names(_folder(warehouse))
     return sorted(name.removesuffix(".json") for name in names if name.endswith(".json") and name[0] != ".")
 
 
-def _all(warehouse: Path | str) -> list[StateDescriptor]:
+def _all(warehouse: AnyPath) -> list[StateDescriptor]:
     return [_read(_file(warehouse, name)) for name in described_states(warehouse)]
 
 
-def _folder(warehouse: Path | str) -> Path:
-    return Path(warehouse) / "_trident" / "states"
+def _folder(warehouse: AnyPath) -> Place:
+    return Place(warehouse) / "_trident" / "states"
 
 
-def _file(warehouse: Path | str, name: str) -> Path:
+def _file(warehouse: AnyPath, name: str) -> Place:
     return _folder(warehouse) / f"{name}.json"
 
 
-def _read(path: Path) -> StateDescriptor:
+def _read(path: Place) -> StateDescriptor:
     try:
         found = as_record(parse_stored(storage.read(path)), StateDescriptor, SCHEMA)
         found.schema  # noqa: B018 (to know now that it can be read)

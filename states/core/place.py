@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from trident.coordinators.errors import ConfigError
 from trident.states.core import storage
+from trident.states.core.storage import AnyPath as AnyPath
 
 
 @total_ordering
@@ -28,7 +29,10 @@ class Place:
 
     __slots__ = ("_text",)
 
-    def __init__(self, place: str | os.PathLike[str]) -> None:
+    def __init__(self, place: AnyPath) -> None:
+        if type(place) is Place:
+            self._text: str = place._text
+            return
         text = os.fspath(place)
         if text.startswith("file:"):
             text = unquote(urlsplit(text).path)
@@ -68,7 +72,7 @@ class Place:
             found.append(found[-1].parent)
         return tuple(found[1:])
 
-    def __truediv__(self, below: str | os.PathLike[str]) -> Place:
+    def __truediv__(self, below: AnyPath) -> Place:
         text = below if isinstance(below, str) else os.fspath(below)
         above = "" if self._text == "/" else self._text
         if "/" not in text and text not in ("", ".", ".."):
@@ -77,7 +81,7 @@ class Place:
             raise ValueError(f"{text!r} is not below {self}")
         return Place(f"{above}/{text}")
 
-    def relative_to(self, above: str | os.PathLike[str]) -> str:
+    def relative_to(self, above: AnyPath) -> str:
         """The path from a place above it.
 
         Raises:
@@ -132,26 +136,29 @@ def _arrived(text: str, settings: Mapping[str, str]) -> Place:
     return place
 
 
-def warehouse_place(warehouse: str | os.PathLike[str]) -> Place:
+def warehouse_place(warehouse: AnyPath) -> Place:
     """The place that a setting or an argument names; a relative path is taken from the working folder.
 
     Raises:
         ConfigError: it is a URL of a kind that the framework cannot keep files in.
     """
+    if isinstance(warehouse, Place):
+        return warehouse
     text = os.fspath(warehouse)
-    scheme, colon, rest = text.partition("://")
-    if not colon and not text.startswith("file:"):
-        return Place(os.path.realpath(text))
     if text.startswith("file:"):
-        return Place(os.path.realpath(unquote(urlsplit(text).path)))
+        text = unquote(urlsplit(text).path)
+    scheme, colon, rest = text.partition("://")
+    if not colon:
+        return Place(os.path.realpath(text))
     if scheme not in SCHEMES or not rest.partition("/")[0]:
         raise ConfigError(
             f"{text!r} is no place for a warehouse",
             found=f"scheme {scheme!r}" if scheme not in SCHEMES else "no host and no bucket",
-            expected="a path, file:///PATH, hdfs://HOST:PORT/PATH, or s3a://BUCKET/PREFIX",
+            expected=", ".join(["a path", "file:///PATH", *(_URLS[each] for each in SCHEMES)]),
             action="set `warehouse`",
         )
     return Place(text)
 
 
-SCHEMES = ("hdfs", "s3a")
+_URLS = {"hdfs": "hdfs://HOST:PORT/PATH", "s3a": "s3a://BUCKET/PREFIX"}
+SCHEMES: tuple[str, ...] = ()

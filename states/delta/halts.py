@@ -8,11 +8,11 @@ it shows what is there and what could be done (trident/repair/diagnose.py decide
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from trident.coordinators.errors import Halted
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.states.core.control import ControlRecord
+from trident.states.core.place import Place
 from trident.states.delta.history import TableCommit
 
 WIPED_CAUSES = (
@@ -35,7 +35,7 @@ def attempt_text(txid: int, attempt_id: int) -> str:
     return f"transaction {txid}, attempt {attempt_id}"
 
 
-def transactions_differ(topology: str, path: Path, control: ControlRecord, mark: TableMark | None) -> Halted:
+def transactions_differ(topology: str, path: Place, control: ControlRecord, mark: TableMark | None) -> Halted:
     """The table and ZooKeeper have each another last transaction."""
     known = attempt_text(mark.txid, mark.attempt_id) if mark else "no transaction of this table"
     theirs = (mark.txid, mark.attempt_id) if mark else (0, -1)
@@ -64,7 +64,7 @@ def group_forgotten(topology: str, group: str, decision: Decision) -> Halted:
     )
 
 
-def other_incarnation(topology: str, path: Path, control: ControlRecord, incarnation: str) -> Halted:
+def other_incarnation(topology: str, path: Place, control: ControlRecord, incarnation: str) -> Halted:
     """The table is of another incarnation of the topology than ZooKeeper."""
     return Halted(
         f"the table {path} is of another incarnation of topology {topology!r} than ZooKeeper: {WIPED_CAUSES}, "
@@ -75,7 +75,7 @@ def other_incarnation(topology: str, path: Path, control: ControlRecord, incarna
     )
 
 
-def zookeeper_forgot(topology: str, warehouse: Path, tables: Sequence[str]) -> Halted:
+def zookeeper_forgot(topology: str, warehouse: Place, tables: Sequence[str]) -> Halted:
     """ZooKeeper knows nothing of a topology whose tables hold transactions."""
     return Halted(
         f"ZooKeeper knows no transaction of topology {topology!r}, but its tables have some; ZooKeeper is the older "
@@ -89,7 +89,12 @@ def zookeeper_forgot(topology: str, warehouse: Path, tables: Sequence[str]) -> H
 
 
 def tables_gone(
-    topology: str, group: str, record: GroupRecord, missing: Iterable[Path], strange: Iterable[Path], ids: Iterable[str]
+    topology: str,
+    group: str,
+    record: GroupRecord,
+    missing: Iterable[Place],
+    strange: Iterable[Place],
+    ids: Iterable[str],
 ) -> Halted:
     """Tables of which ZooKeeper has a mark are not there any more, or others are in their place."""
     unknown = sorted(ids)
@@ -109,7 +114,7 @@ def tables_gone(
     )
 
 
-def table_gone(topology: str, path: Path, version: int, decided: Decision | None = None) -> Halted:
+def table_gone(topology: str, path: Place, version: int, decided: Decision | None = None) -> Halted:
     """A table is gone under the running topology, or before a decided transaction could be published to it."""
     before = "a decided transaction cannot be published: " if decided else ""
     return Halted(
@@ -121,7 +126,7 @@ def table_gone(topology: str, path: Path, version: int, decided: Decision | None
     )
 
 
-def made_again(topology: str, path: Path, found_id: str, expected_id: str) -> Halted:
+def made_again(topology: str, path: Place, found_id: str, expected_id: str) -> Halted:
     """A table has another id than before."""
     return Halted(
         f"the table {path} was dropped and made again; ZooKeeper is the newer side: the transactions that it knows "
@@ -133,7 +138,7 @@ def made_again(topology: str, path: Path, found_id: str, expected_id: str) -> Ha
     )
 
 
-def foreign_commit(topology: str, state: str, path: Path, commit: TableCommit, reason: str, version: int) -> Halted:
+def foreign_commit(topology: str, state: str, path: Place, commit: TableCommit, reason: str, version: int) -> Halted:
     """Another writer committed to a table of ours."""
     restored = commit.operation == "RESTORE"
     older = (
@@ -150,7 +155,7 @@ def foreign_commit(topology: str, state: str, path: Path, commit: TableCommit, r
     )
 
 
-def log_cleaned(topology: str, state: str, path: Path, version: int, newest: int) -> Halted:
+def log_cleaned(topology: str, state: str, path: Place, version: int, newest: int) -> Halted:
     """Halts where the log entries that say what happened to a table are gone."""
     return Halted(
         f"the Delta log of the table {path} was cleaned too far: its changes since version {version}, the last one "
@@ -162,7 +167,7 @@ def log_cleaned(topology: str, state: str, path: Path, version: int, newest: int
     )
 
 
-def went_back(topology: str, path: Path, found: int, expected: int) -> Halted:
+def went_back(topology: str, path: Place, found: int, expected: int) -> Halted:
     """A table's version is lower than it was: it was restored from a copy."""
     return Halted(
         f"the table {path} is older than ZooKeeper: it was restored from a copy",

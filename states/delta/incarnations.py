@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.core.place import Place
 from trident.states.delta import halts
 from trident.states.delta.log_entries import as_text, entry_of, has_log, newest_version, read_commit
 from trident.states.delta.manifest import ManifestStore, groups_with_manifests
@@ -28,7 +28,7 @@ class IncarnationSign:
     text: str
 
 
-def incarnations_in(warehouse: Path, topology: str) -> list[IncarnationSign]:
+def incarnations_in(warehouse: Place, topology: str) -> list[IncarnationSign]:
     """Returns the signs that a topology has published transactions here; manifests are read where no table has one.
 
     Raises:
@@ -44,7 +44,7 @@ def incarnations_in(warehouse: Path, topology: str) -> list[IncarnationSign]:
     return found
 
 
-def _of_table(warehouse: Path, topology: str, descriptor: StateDescriptor) -> list[IncarnationSign]:
+def _of_table(warehouse: Place, topology: str, descriptor: StateDescriptor) -> list[IncarnationSign]:
     path = warehouse / descriptor.published_path
     if not has_log(path):
         return []
@@ -64,7 +64,7 @@ def _sign(table: str, control: ControlRecord) -> IncarnationSign:
     return IncarnationSign(control.incarnation, f"table {table} has {said} (incarnation {control.incarnation})")
 
 
-def newest_control(path: Path) -> ControlRecord | None:
+def newest_control(path: Place) -> ControlRecord | None:
     """A table's control record by the newest log entry that has one; None where what is left of the log has none.
 
     Raises:

@@ -14,7 +14,6 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from trident.coordinators import faults
@@ -26,6 +25,7 @@ from trident.states.core import storage
 from trident.states.core.binding import StateKind
 from trident.states.core.kinds import stored_kind
 from trident.states.core.names import STREAMS_FOLDER, check_inside
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 
 WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
@@ -135,13 +135,13 @@ class ManifestStore:
         incarnation: its manifests are written and cleaned up; None to look only.
     """
 
-    def __init__(self, warehouse: Path, topology: str, group: str, incarnation: str | None = None) -> None:
+    def __init__(self, warehouse: Place, topology: str, group: str, incarnation: str | None = None) -> None:
         self._warehouse, self._topology, self._group = warehouse, topology, group
         self._old_folder = warehouse / "_trident" / topology / group / "manifests"
         self._incarnation = incarnation
 
     @property
-    def _folder(self) -> Path:
+    def _folder(self) -> Place:
         assert self._incarnation is not None, "opened to look only"
         return self._old_folder / self._incarnation
 
@@ -163,7 +163,7 @@ class ManifestStore:
                 path = self._folder / f"{attempt.txid}-{attempt.attempt_id}-{uuid.uuid4().hex[:8]}.json"
                 storage.create(path, data)
             storage.flush_names(self._old_folder)  # the folder of this incarnation may be new
-        relative = path.relative_to(self._warehouse).as_posix()
+        relative = path.relative_to(self._warehouse)
         return Decision(attempt.txid, attempt.attempt_id, relative, len(data), hashlib.sha256(data).hexdigest())
 
     def read(self, decision: Decision) -> Manifest:
@@ -222,12 +222,12 @@ class ManifestStore:
                 manifest = Manifest.decode(data)
             except (TableError, Unreadable, FileNotFoundError):
                 continue
-            relative, digest = path.relative_to(self._warehouse).as_posix(), hashlib.sha256(data).hexdigest()
+            relative, digest = path.relative_to(self._warehouse), hashlib.sha256(data).hexdigest()
             decision = Decision(manifest.attempt.txid, manifest.attempt.attempt_id, relative, len(data), digest)
             manifests.append((decision, manifest))
         return sorted(manifests, key=lambda pair: (pair[0].txid, pair[0].attempt_id))
 
-    def clean(self, published_txid: int, keep: TransactionAttempt | None) -> list[Path]:
+    def clean(self, published_txid: int, keep: TransactionAttempt | None) -> list[Place]:
         """Removes manifests up to published_txid but the one kept; returns what is gone.
 
         Args:
@@ -248,7 +248,7 @@ class ManifestStore:
                         removed.append(path)
         return removed
 
-    def _may_remove(self, path: Path) -> bool:
+    def _may_remove(self, path: Place) -> bool:
         """Of those in the old place only what is of this incarnation, or torn: no later one writes there."""
         if path.parent == self._folder:
             return True
@@ -260,7 +260,7 @@ class ManifestStore:
             return True
 
 
-def groups_with_manifests(warehouse: Path, topology: str) -> list[str]:
+def groups_with_manifests(warehouse: Place, topology: str) -> list[str]:
     """The batch groups of which there are manifests."""
     own = warehouse / "_trident" / topology
     found = [group for group in storage.list_names(own) if storage.is_folder(own / group / "manifests")]
@@ -268,11 +268,11 @@ def groups_with_manifests(warehouse: Path, topology: str) -> list[str]:
     return sorted(name for name in found if name != STREAMS_FOLDER or _has_manifests(own / name / "manifests"))
 
 
-def _has_manifests(folder: Path) -> bool:
+def _has_manifests(folder: Place) -> bool:
     return any(_FILE.match(path.name) for path in _files_in(folder))
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
+def _files_in(folder: Place) -> Iterator[Place]:
     """The files of every incarnation: an entry that is no manifest is the folder of one."""
     for name in storage.list_names(folder):
         if name.endswith(".json"):

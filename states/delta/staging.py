@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from trident.coordinators.errors import StagedFileMissing, TableError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.names import backquoted, check_inside
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.parquet_files import (
     ATTEMPT,
@@ -50,7 +50,7 @@ class StagingTarget:
     """
 
     name: str
-    root: Path
+    root: Place
     partition_columns: Sequence[str] = ()
     txid_column: str | None = None
     sorted_by: Sequence[str] = ()
@@ -216,7 +216,7 @@ def staged_file(report: Mapping[str, Any]) -> StagedFile:
     return StagedFile(**values, partition_values=json.loads(report["partition_values"]))
 
 
-def fsync_folders(root: Path, folder: str) -> None:
+def fsync_folders(root: Place, folder: str) -> None:
     """Makes the names in every folder from root/folder up to root outlive a power cut."""
     path = root / folder
     storage.flush(path)
@@ -225,7 +225,7 @@ def fsync_folders(root: Path, folder: str) -> None:
         storage.flush_names(path)
 
 
-def drop_attempts_up_to(folder: Path, txid: int) -> None:
+def drop_attempts_up_to(folder: Place, txid: int) -> None:
     """Deletes what attempts up to a txid have staged in a folder, of one incarnation; a file that stays costs space."""
     for name in storage.list_names(folder):
         number = name.partition("-")[0]
@@ -233,7 +233,7 @@ def drop_attempts_up_to(folder: Path, txid: int) -> None:
             storage.try_delete(folder / name)
 
 
-def verify_staged(root: Path, files: Sequence[StagedFile]) -> None:
+def verify_staged(root: Place, files: Sequence[StagedFile]) -> None:
     """Checks that every staged file is there with its size.
 
     Raises:

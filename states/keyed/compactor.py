@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators import faults
@@ -20,6 +19,7 @@ from trident.coordinators.errors import CommitConflict, Halted, TableError
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.place import AnyPath, Place
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot, TxnAlreadyApplied
 from trident.states.delta.log_entries import read_commit, versions_of
@@ -102,20 +102,20 @@ class Compactor:
         self,
         spark: "SparkSession",
         engine: KernelEngine,
-        warehouse: Path | str,
+        warehouse: AnyPath,
         state: StateDescriptor,
         settings: DeltaMapState | None = None,
         aggregator: Any = None,
     ) -> None:
         self._engine, self.state = engine, state
         self._settings = settings or DeltaMapState(state.name)
-        self.plain = str(Path(warehouse) / state.plain_path)
-        self.log = str(Path(warehouse) / state.published_path)
+        self.plain = str(Place(warehouse) / state.plain_path)
+        self.log = str(Place(warehouse) / state.published_path)
         self._cancelled = False
         self._by_spark = SparkMerge(spark, engine, self.plain, state, combiner_of(state, aggregator))
         self._by_files = FileMerge(engine, self.plain, self.log, lambda: self._cancelled)
         self._said: set[str] = set()
-        self._sweeper = LogSweeper(Path(self.log), state.incarnation)
+        self._sweeper = LogSweeper(Place(self.log), state.incarnation)
         self._merged: int | None = None
         self._floor: int | None = None  # of the log, when it was last looked at
         self._settled = -1  # up to which version the plain table is known to outlive a power cut

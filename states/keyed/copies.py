@@ -16,6 +16,7 @@ from trident.coordinators.errors import TridentError
 from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.local_copy import CopyAsOf, StaleCopy
+from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.state_copy import CopyHealth, LogIsPast, StateCopy
 
@@ -46,7 +47,7 @@ class StateCopies:
     def __init__(
         self,
         engine: KernelEngine,
-        warehouse: Path,
+        warehouse: Place,
         bytes_max: int,
         host: str,
         boot: str,
@@ -219,7 +220,7 @@ class StateCopies:
         log.warning("the local copies of %s cannot be used, so their tables are read: %s", ", ".join(states), reason)
 
 
-def forget_copies(warehouse: Path) -> None:
+def forget_copies(warehouse: Place) -> None:
     """Removes the copies of a warehouse's states, on all hosts: a repair changes tables without a transaction.
 
     Those that a standby builds meanwhile will not be used either: the next leader sees that a repair had begun.
@@ -231,7 +232,7 @@ def forget_copies(warehouse: Path) -> None:
     storage.delete(warehouse / "_trident" / COPIES)
 
 
-def last_repair(warehouse: Path) -> str:
+def last_repair(warehouse: Place) -> str:
     """Names the last repair of a warehouse, or the moment when a leader saw that it had ended; "" where none was."""
     try:
         return storage.read(warehouse / "_trident" / _REPAIRS).decode(errors="replace")
@@ -239,7 +240,7 @@ def last_repair(warehouse: Path) -> str:
         return ""
 
 
-def settled_repair(warehouse: Path) -> str:
+def settled_repair(warehouse: Place) -> str:
     """As :func:`last_repair`, for a leader: none is running now."""
     repair = last_repair(warehouse)
     if repair.startswith(_REPAIRING):  # copies may have been built in the middle of it, by others too
@@ -248,12 +249,12 @@ def settled_repair(warehouse: Path) -> str:
     return repair
 
 
-def own_folder(warehouse: Path) -> Path | None:
+def own_folder(warehouse: Place) -> Path | None:
     """A folder for copies of a warehouse that other hosts share: this user's alone, on a disk of this host.
 
     None where the folder is not this user's: another one could put values there.
     """
-    digest = sha256(os.path.abspath(warehouse).encode()).hexdigest()[:16]
+    digest = sha256(str(warehouse).encode()).hexdigest()[:16]
     above = Path(tempfile.gettempdir()) / f"trident-copies-{os.getuid()}"
     try:
         above.mkdir(mode=0o700, exist_ok=True)
@@ -267,13 +268,13 @@ def own_folder(warehouse: Path) -> Path | None:
     return above / digest
 
 
-def copies_folder(warehouse: Path, host: str, boot: str, base: Path | None = None) -> Path:
+def copies_folder(warehouse: Place, host: str, boot: str, base: Path | None = None) -> Path:
     """The folder of this host's copies of a warehouse's states; those of its earlier boots are removed.
 
     Its name can be no topology's, whose folder is beside it and goes with a reset.
     """
     name, this_boot = (sha256(text.encode()).hexdigest()[:12] for text in (host, boot))
-    base = warehouse / "_trident" / COPIES if base is None else base
+    base = Path(warehouse / "_trident" / COPIES) if base is None else base
     for other in storage.list_names(base):
         if other.startswith(f"{name}-") and other != f"{name}-{this_boot}":
             storage.try_delete(base / other)

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trident.coordinators import faults
@@ -22,6 +21,7 @@ from trident.states.core.binding import LAST
 from trident.states.core.control import DOMAIN
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.place import Place
 from trident.states.core.tables import UPTO_COLUMN
 from trident.states.delta import history, log_entries
 from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied
@@ -151,7 +151,7 @@ class FileMerge:
             with faults.fault_point(WRITE):
                 done = self._process.run(job, self._is_cancelled)
                 if done.written:
-                    fsync_folders(Path(self._plain), job.folder)
+                    fsync_folders(Place(self._plain), job.folder)
         except MergedMeanwhile as error:
             raise _overtaken(self._plain, error, f"a table merged up to {job.after}") from error
         except Cancelled as error:

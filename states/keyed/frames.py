@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -11,6 +10,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from trident.coordinators.errors import TableError
 from trident.states.core.binding import StateBinding, TablelessKind
+from trident.states.core.place import Place
 from trident.states.keyed.asked_keys import key_rows, plain_rows
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.key_reads import as_python
@@ -31,7 +31,7 @@ class StoredFrames:
     Each of the two has its own: a batch never waits for a request.
     """
 
-    def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path) -> None:
+    def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Place) -> None:
         self._spark, self._engine, self._warehouse = spark, engine, warehouse
         self._pins: dict[str, StatePins] = {}
         self._memory: dict[str, tuple[Any, "DataFrame"]] = {}

@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from trident.coordinators.errors import TridentError
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
+from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_files import TableFiles
 from trident.states.keyed.sent_copy import SentCopy
@@ -52,7 +52,7 @@ class HostCopies:
     """
 
     def __init__(
-        self, engine: KernelEngine, warehouse: Path, bytes_max: int, states: Collection[str], repair: str
+        self, engine: KernelEngine, warehouse: Place, bytes_max: int, states: Collection[str], repair: str
     ) -> None:
         self._engine, self._warehouse, self._bytes_max, self._repair = engine, warehouse, bytes_max, repair
         self._states = sorted(states)

@@ -27,6 +27,7 @@ from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.import_path import import_path
 from trident.states.core.local_copy import CopyAsOf, CopyMark, StaleCopy, copies_in, look_up
+from trident.states.core.place import Place
 from trident.states.core.storage import LockHeld
 from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.copies import copies_folder, own_folder
@@ -102,7 +103,7 @@ class _Bringer:
         self._schema = arrow_schema(sent.state.schema)
         self._keys = RowCodec(self._schema, sent.state.keys).keys
         self._copy = StateCopy(
-            LogTables(), Path(sent.warehouse), sent.state, self._base, sent.bytes_max, _NO_LIMIT, made_for
+            LogTables(), Place(sent.warehouse), sent.state, self._base, sent.bytes_max, _NO_LIMIT, made_for
         )
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -233,10 +234,10 @@ _lock = threading.Lock()
 
 
 def _bringer(sent: SentCopy, host: str, boot: str) -> _Bringer:
-    own = own_folder(Path(sent.warehouse))
+    own = own_folder(Place(sent.warehouse))
     if own is None:
         raise StaleCopy(f"there are no copies on {host}: its temporary folder cannot have them")
-    base = copies_folder(Path(sent.warehouse), host, boot, own / _EXECUTORS) / sent.state.name
+    base = copies_folder(Place(sent.warehouse), host, boot, own / _EXECUTORS) / sent.state.name
     with _lock:
         known = _bringers.get(base)
         if known is None or known.key != (sent.state, sent.repair, sent.bytes_max):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from trident.states.core.copy_rows import RowCodec
 from trident.states.core.copyable import why_not_exact
 from trident.states.core.descriptor import StateDescriptor, descriptor_signature
 from trident.states.core.local_copy import StaleCopy, look_up
+from trident.states.core.place import Place
 from trident.states.core.plain_values import python_values
 from trident.states.core.storage import Signature
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
@@ -46,7 +46,7 @@ class KeyReader:
     used by several threads.
     """
 
-    def __init__(self, warehouse: Path) -> None:
+    def __init__(self, warehouse: Place) -> None:
         self._warehouse, self._tables = warehouse, LogTables()
         self._states: dict[str, tuple[Signature, StateDescriptor]] = {}
 

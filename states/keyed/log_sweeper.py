@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 from trident.states.core import storage
+from trident.states.core.place import Place
 
 GRACE_SECS = 3600.0
 
@@ -25,7 +25,7 @@ class LogSweeper:
         incarnation: of the topology; files of others are not touched.
     """
 
-    def __init__(self, root: Path, incarnation: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, root: Place, incarnation: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._data, self._clock = root / "data" / incarnation, clock
         self._drops: deque[tuple[float, int]] = deque()  # when a floor was first seen
 

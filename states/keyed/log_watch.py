@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 from trident.states.core.control import DOMAIN
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.place import Place
 from trident.states.delta import halts, history
 from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.keyed.plain_watch import is_our_merge, is_our_publish
@@ -108,7 +108,7 @@ def check_log(state: StateDescriptor, plain: str, log: str, pinned: int, seen: i
     # The mark judges of versions that were cleaned up, at the next decision.
     seen = max(seen, min(unbroken(log, pinned), default=pinned + 1) - 1)
     for commit, reason in _foreign(state, log, seen, pinned):
-        raise halts.foreign_commit(state.topology, state.name, Path(log), commit, reason, seen)
+        raise halts.foreign_commit(state.topology, state.name, Place(log), commit, reason, seen)
 
 
 def _foreign(state: StateDescriptor, log: str, seen: int, pinned: int) -> list[tuple[history.TableCommit, str]]:

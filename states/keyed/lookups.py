@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.place import AnyPath, Place
 from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.table_files import PATHS_PER_SCAN, NotFollowed, TableFiles, scan
 from trident.states.delta.whole_files import require_whole
@@ -50,7 +50,7 @@ class StatePins:
         self._scans: dict[tuple[str, ...], "DataFrame"] = {}
 
     def _look(
-        self, spark: "SparkSession", engine: KernelEngine, root: Path, state: StateDescriptor, txid: int
+        self, spark: "SparkSession", engine: KernelEngine, root: Place, state: StateDescriptor, txid: int
     ) -> Stored:
         """The table and what waits in the log, as of txid."""
         with self._lock:
@@ -63,7 +63,7 @@ class StatePins:
                     return self._stored(spark, state, plain, log, merged, txid)
             raise NotFollowed(f"the tables of state {state.name} change all the time")
 
-    def _pair(self, engine: KernelEngine, root: Path, state: StateDescriptor) -> tuple[TableFiles, TableFiles]:
+    def _pair(self, engine: KernelEngine, root: Place, state: StateDescriptor) -> tuple[TableFiles, TableFiles]:
         """The plain table, and then the log."""
         if self._plain is not None and not self._plain.refresh():
             self._plain = self._log = None
@@ -111,7 +111,7 @@ class StatePins:
 def base_of(
     spark: "SparkSession",
     engine: KernelEngine,
-    warehouse: Path | str,
+    warehouse: AnyPath,
     name: str,
     keys_frame: "DataFrame | None",
     txid: int,
@@ -141,7 +141,7 @@ def base_of(
         ForeignTable: a table is not the state's.
         ConfigError: a Python combiner is needed and was not given.
     """
-    root, state = Path(warehouse), load_state(warehouse, name)
+    root, state = Place(warehouse), load_state(warehouse, name)
     if not state.state_kind.has_log:
         raise TableError(
             f"state {name} has no values to look up", found=f"a state of kind {state.kind!r}", expected="a keyed state"
@@ -159,7 +159,7 @@ def base_of(
 
 
 def _stored_as_of(
-    spark: "SparkSession", engine: KernelEngine, root: Path, state: StateDescriptor, txid: int, pins: StatePins
+    spark: "SparkSession", engine: KernelEngine, root: Place, state: StateDescriptor, txid: int, pins: StatePins
 ) -> Stored:
     if storage.local_path(str(root)) is not None:
         try:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Generic
 
 from trident.coordinators.errors import TableError
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor, described_states, descriptors_of_group, load_descriptor
+from trident.states.core.place import AnyPath, Place
 from trident.states.delta import history
 from trident.states.delta.kernel_errors import TableMissing
 from trident.states.delta.log_tables import Snapshot, Tables
@@ -48,7 +48,7 @@ class Pinned(Generic[Snapshot]):
         return view, TableView(-1 if self.plain is None else self.plain.version, self.merged)
 
 
-def load_state(warehouse: Path | str, name: str) -> StateDescriptor:
+def load_state(warehouse: AnyPath, name: str) -> StateDescriptor:
     try:
         return load_descriptor(warehouse, name)
     except FileNotFoundError:
@@ -62,14 +62,14 @@ def load_state(warehouse: Path | str, name: str) -> StateDescriptor:
 
 def pin(
     engine: Tables[Snapshot],
-    warehouse: Path | str,
+    warehouse: AnyPath,
     states: Sequence[StateDescriptor],
     txid: int | None,
     advanced_txid: int | None,
 ) -> tuple[dict[str, Pinned[Snapshot]], int]:
     """Pins the states' tables at versions that can be read as of one transaction; and which one."""
     for attempt in range(_TRIES):
-        controls, pinned = _look(engine, Path(warehouse), states)
+        controls, pinned = _look(engine, Place(warehouse), states)
         # A merged transaction had advanced before any log was looked at; an empty one leaves no other trace.
         merged = [table.merged or 0 for table in pinned.values() if table.plain is not None]
         known = max(advanced_txid or 0, *merged, 0)
@@ -99,7 +99,7 @@ def pin(
 
 
 def _look(
-    engine: Tables[Snapshot], root: Path, states: Sequence[StateDescriptor]
+    engine: Tables[Snapshot], root: Place, states: Sequence[StateDescriptor]
 ) -> tuple[list[int], dict[str, Pinned[Snapshot]]]:
     """The control txids of all of the group's tables, and the tables of the wanted states, pinned."""
     wanted = {state.name for state in states}
@@ -135,7 +135,7 @@ def _pinned(
     return Pinned(state, published, control, plain, merged_upto(state, plain, control.starts_at))
 
 
-def _try_load(engine: Tables[Snapshot], path: Path) -> Snapshot | None:
+def _try_load(engine: Tables[Snapshot], path: Place) -> Snapshot | None:
     try:
         return engine.load(str(path))
     except TableMissing:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from trident.coordinators.errors import TableError
 from trident.coordinators.records import TableMark
 from trident.states.core.control import DOMAIN
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts, history
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
@@ -65,12 +65,12 @@ def is_our_merge(commit: history.TableCommit, state: StateDescriptor) -> bool:
 class PlainWatch:
     """The plain tables of one batch group under one lease."""
 
-    def __init__(self, engine: KernelEngine, warehouse: Path) -> None:
+    def __init__(self, engine: KernelEngine, warehouse: Place) -> None:
         self._engine, self._warehouse = engine, warehouse
         self._seen: dict[str, tuple[StateDescriptor, _Seen]] = {}
 
     def open(
-        self, state: StateDescriptor, marks: Mapping[str, TableMark], log_path: Path, starts_at: int
+        self, state: StateDescriptor, marks: Mapping[str, TableMark], log_path: Place, starts_at: int
     ) -> TableSnapshot:
         """Opens a state's plain table, made when it is not there and never was, and checks what was done to it.
 
@@ -120,7 +120,7 @@ class PlainWatch:
         return {seen.table_id: seen.mark for _, seen in self._seen.values()}
 
     def _look(
-        self, state: StateDescriptor, path: Path, snapshot: TableSnapshot, mark: TableMark, starts_at: int
+        self, state: StateDescriptor, path: Place, snapshot: TableSnapshot, mark: TableMark, starts_at: int
     ) -> None:
         check_commits(
             state.topology,
@@ -140,7 +140,7 @@ class PlainWatch:
         )
 
 
-def check_commits(topology: str, state: str, path: Path, version: int, newest: int, is_ours: "history.IsOurs") -> None:
+def check_commits(topology: str, state: str, path: Place, version: int, newest: int, is_ours: "history.IsOurs") -> None:
     """Every commit after a table version must be ours, or leave all rows as they are.
 
     Raises:

@@ -8,11 +8,11 @@ that *every* table of the group has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TableError
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.place import AnyPath, Place
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.live_read import live_frame
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def read_state(
     spark: "SparkSession",
     engine: KernelEngine,
-    warehouse: Path | str,
+    warehouse: AnyPath,
     name: str,
     txid: int | None = None,
     aggregator: Any = None,
@@ -63,7 +63,7 @@ def read_state(
 def read_group(
     spark: "SparkSession",
     engine: KernelEngine,
-    warehouse: Path | str,
+    warehouse: AnyPath,
     names: Sequence[str],
     txid: int | None = None,
     aggregators: Mapping[str, Any] | None = None,
@@ -84,7 +84,7 @@ def read_group(
     return {name: _frame(spark, engine, views[name], asked, given.get(name)) for name in names}, asked
 
 
-def latest_txid(engine: KernelEngine, warehouse: Path | str, name: str) -> int:
+def latest_txid(engine: KernelEngine, warehouse: AnyPath, name: str) -> int:
     """The last transaction that every table of the state's group has; 0 before the first.
 
     Raises:
@@ -136,7 +136,7 @@ def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnap
 
 
 def stored_as_of(
-    spark: "SparkSession", engine: KernelEngine, warehouse: Path, state: StateDescriptor, txid: int
+    spark: "SparkSession", engine: KernelEngine, warehouse: Place, state: StateDescriptor, txid: int
 ) -> Stored:
     """A keyed state as of a transaction that is known to have advanced, or to have committed nothing.
 

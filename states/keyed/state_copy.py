@@ -28,6 +28,7 @@ from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.copy_rows import RowCodec, as_bytes
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy, StaleCopy, copies_in, new_folder
+from trident.states.core.place import Place
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta import history, log_entries
 from trident.states.delta.file_rows import rows_of
@@ -99,7 +100,7 @@ class StateCopy:
     def __init__(
         self,
         engine: KernelEngine | LogTables,
-        warehouse: Path,
+        warehouse: Place,
         state: StateDescriptor,
         base: Path,
         bytes_max: int,

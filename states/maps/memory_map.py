@@ -6,7 +6,6 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -26,6 +25,7 @@ from trident.states.core import storage
 from trident.states.core.binding import LAST, DecidedRows, InProcessKind, StateBinding
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_name
+from trident.states.core.place import Place
 from trident.states.core.plain_values import Row, frozen, python_values
 from trident.states.core.tables import DELETED_COLUMN
 
@@ -178,7 +178,7 @@ def memory_map(name: str) -> MemoryMap:
     return _maps.setdefault(name, MemoryMap())
 
 
-def staged_rows(path: Path, keys: Sequence[str], values: Sequence[str]) -> Iterator[tuple[Row, Row | None]]:
+def staged_rows(path: Place, keys: Sequence[str], values: Sequence[str]) -> Iterator[tuple[Row, Row | None]]:
     """The (key, values) of a staged file, in order; None for a key that is deleted."""
     table = pq.read_table(io.BytesIO(storage.read(path)))
     gone = table.column(DELETED_COLUMN).to_pylist() if DELETED_COLUMN in table.column_names else [None] * len(table)

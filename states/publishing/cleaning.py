@@ -6,11 +6,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from trident.coordinators import faults
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.delta.manifest import ManifestStore, ManifestTable
 from trident.states.delta.staging import drop_attempts_up_to
 from trident.states.publishing.group_tables import GroupTables
@@ -31,7 +31,7 @@ class Cleaner:
         last_published: the attempt whose manifest stays.
     """
 
-    def __init__(self, tables: GroupTables, manifests: ManifestStore, roots: Callable[[], Iterable[Path]]) -> None:
+    def __init__(self, tables: GroupTables, manifests: ManifestStore, roots: Callable[[], Iterable[Place]]) -> None:
         self._tables, self._manifests, self._roots = tables, manifests, roots
         self.last_published: TransactionAttempt | None = None
         self._tables_of: dict[TransactionAttempt, Iterable[ManifestTable]] = {}  # of those not cleaned up after yet

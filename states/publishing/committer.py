@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
@@ -40,7 +40,7 @@ class DeltaCommitter:
     def __init__(
         self,
         engine: KernelEngine,
-        warehouse: Path,
+        warehouse: Place,
         topology: str,
         group: str,
         incarnation: str,
@@ -65,7 +65,7 @@ class DeltaCommitter:
         return self._tables.epoch
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         """Of the group: manifests, and staged rows of states without a table."""
         return self._tables.folder
 
@@ -97,7 +97,7 @@ class DeltaCommitter:
                 )
         return targets
 
-    def _own_root(self, name: str) -> Path:
+    def _own_root(self, name: str) -> Place:
         root = self.folder / "states" / name
         storage.make_folder(root, self._tables.warehouse)
         return root
@@ -135,7 +135,7 @@ class DeltaCommitter:
     def _part(self, binding: StateBinding, files: list[StagedFile], record: GroupRecord) -> ManifestTable:
         spec = binding.published_table
         if spec is None:
-            path = self._own_root(binding.name).relative_to(self._tables.warehouse).as_posix()
+            path = self._own_root(binding.name).relative_to(self._tables.warehouse)
             details = {"keys": list(binding.keys), "values": list(binding.value_fields), "merging": binding.merging}
             return ManifestTable(binding.name, binding.kind, path, "", "", tuple(files), details)
         snapshot = self._tables.check_unchanged(binding.name, self._tables.warehouse / spec.path, record)

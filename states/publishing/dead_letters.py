@@ -11,7 +11,6 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +22,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.beside import DEAD_LETTERS, MESSAGES, SIDE_TABLES, BesideKind
 from trident.states.delta.log_entries import has_log, newest_version, read_commit
@@ -88,7 +88,7 @@ def _spark_schema(schema: pa.Schema) -> "StructType":
     return StructType([StructField(field.name, kinds[field.type], True) for field in schema])
 
 
-def check_names_apart(warehouse: Path, topology: str, bindings: Iterable[StateBinding]) -> None:
+def check_names_apart(warehouse: Place, topology: str, bindings: Iterable[StateBinding]) -> None:
     """Tables beside the states have a name of two parts, and the parts may have "__" in them too.
 
     Topology ``a`` with stream ``x__y`` and topology ``a__x`` with stream ``y`` both mean ``a__x__y__messages``.
@@ -102,7 +102,7 @@ def check_names_apart(warehouse: Path, topology: str, bindings: Iterable[StateBi
             raise same_name(warehouse / binding.name, topology, owner[0])
 
 
-def same_name(path: Path, topology: str, owner: str) -> ForeignTable:
+def same_name(path: Place, topology: str, owner: str) -> ForeignTable:
     """Two topologies mean one table by what are different names for them."""
     kind = kind_beside(path) or DEAD_LETTERS
     mine, theirs = (repr(path.name[len(one) + 2 : -len(kind.name) - 2]) for one in (topology, owner))
@@ -117,14 +117,14 @@ def same_name(path: Path, topology: str, owner: str) -> ForeignTable:
     )
 
 
-def kind_beside(path: Path) -> BesideKind | None:
+def kind_beside(path: Place) -> BesideKind | None:
     """The kind of a table beside the states, by its name; None for another table."""
     return next((kind for kind in SIDE_TABLES if path.name.endswith(f"__{kind.name}")), None)
 
 
 def tables_beside(
-    warehouse: Path, topology: str, kinds: Collection[BesideKind] = SIDE_TABLES
-) -> list[tuple[Path, str]]:
+    warehouse: Place, topology: str, kinds: Collection[BesideKind] = SIDE_TABLES
+) -> list[tuple[Place, str]]:
     """The folders of a topology's tables of these kinds, each with the batch group that writes it.
 
     Their names alone do not say whose they are: a topology's name may begin with another's.
@@ -139,13 +139,13 @@ def tables_beside(
     return found
 
 
-def belongs_to(path: Path, topology: str) -> bool:
+def belongs_to(path: Place, topology: str) -> bool:
     """Tells whether a table beside the states is this topology's, and not another's of the same name."""
     owner = _owner(path)
     return owner is not None and owner[0] == topology
 
 
-def _owner(path: Path) -> tuple[str, str] | None:
+def _owner(path: Place) -> tuple[str, str] | None:
     """Topology and batch group of a table, by the newest commit that says so."""
     if not has_log(path):
         return None
@@ -160,7 +160,7 @@ def _owner(path: Path) -> tuple[str, str] | None:
 
 
 def stage_letters(
-    root: Path, incarnation: str, attempt: TransactionAttempt, letters: Sequence[Mapping[str, Any]]
+    root: Place, incarnation: str, attempt: TransactionAttempt, letters: Sequence[Mapping[str, Any]]
 ) -> list[StagedFile]:
     """Stages dead letters; durable when this returns.
 
@@ -187,7 +187,7 @@ class Ends:
     attempts: Sequence[int] | pa.Array
 
 
-def stage_ends(root: Path, incarnation: str, attempt: TransactionAttempt, ends: Ends) -> list[StagedFile]:
+def stage_ends(root: Place, incarnation: str, attempt: TransactionAttempt, ends: Ends) -> list[StagedFile]:
     """Stages how messages ended; durable when this returns."""
     count = len(ends.messages)
     columns = [
@@ -200,7 +200,7 @@ def stage_ends(root: Path, incarnation: str, attempt: TransactionAttempt, ends: 
     return _stage(root, incarnation, attempt, MESSAGES.name, pa.table(columns, schema=_ENDS))
 
 
-def _stage(root: Path, incarnation: str, attempt: TransactionAttempt, name: str, table: pa.Table) -> list[StagedFile]:
+def _stage(root: Place, incarnation: str, attempt: TransactionAttempt, name: str, table: pa.Table) -> list[StagedFile]:
     if not table.num_rows:
         return []
     folder = attempt_folder(incarnation, attempt)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from trident.coordinators.records import GroupRecord
 from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
@@ -39,7 +39,7 @@ class GroupTables:
     def __init__(
         self,
         engine: KernelEngine,
-        warehouse: Path,
+        warehouse: Place,
         topology: str,
         group: str,
         incarnation: str,
@@ -55,21 +55,21 @@ class GroupTables:
         self.engine_info = f"trident/{incarnation}"
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         """Of the group: manifests, and staged rows of states without a table."""
         return self.warehouse / "_trident" / self.topology / self.group
 
     def remember(self, snapshot: TableSnapshot) -> None:
-        self.seen[str(Path(snapshot.path))] = SeenTable(snapshot, snapshot.entry)
+        self.seen[str(Place(snapshot.path))] = SeenTable(snapshot, snapshot.entry)
 
-    def check_foreign(self, state: str, path: Path, version: int, snapshot: TableSnapshot) -> None:
+    def check_foreign(self, state: str, path: Place, version: int, snapshot: TableSnapshot) -> None:
         """Every commit after the version must be ours, or leave all rows as they are: else raises Halted."""
         incarnation = self.incarnation
         check_commits(
             self.topology, state, path, version, snapshot.version, lambda commit: is_our_publish(commit, incarnation)
         )
 
-    def check_unchanged(self, state: str, path: Path, record: GroupRecord) -> TableSnapshot:
+    def check_unchanged(self, state: str, path: Place, record: GroupRecord) -> TableSnapshot:
         """The table must be as this group left it; cheap when nothing has happened to it."""
         known = self.seen[str(path)]
         version = known.snapshot.version

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from trident.coordinators.errors import SchemaMismatch
 from trident.coordinators.records import GroupRecord
@@ -13,6 +12,7 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from trident.states.core.names import other_owner
+from trident.states.core.place import Place
 from trident.states.core.tables import TableSpec
 from trident.states.delta import halts, history
 from trident.states.delta.evolution import add_columns
@@ -43,11 +43,11 @@ class TableOpener:
             if spec is not None:
                 self._open_table(binding, spec, record, loaded.get(self._tables.warehouse / spec.path))
 
-    def _check_all_there(self, record: GroupRecord) -> dict[Path, TableSnapshot]:
+    def _check_all_there(self, record: GroupRecord) -> dict[Place, TableSnapshot]:
         """Every table that ZooKeeper has a mark of must be there, before any is made anew in its place."""
         own = [spec.path for binding in self._bindings.values() for spec in binding.tables]
-        missing: list[Path] = []
-        loaded: dict[Path, TableSnapshot] = {}
+        missing: list[Place] = []
+        loaded: dict[Place, TableSnapshot] = {}
         for path in [*(self._tables.warehouse / each for each in own), *self._detached_paths(record)]:
             if not has_log(path):
                 missing.append(path)
@@ -66,7 +66,7 @@ class TableOpener:
     def _is_other_life(self, control: ControlRecord) -> bool:
         return control.topology == self._tables.topology and control.incarnation != self._tables.incarnation
 
-    def _detached_paths(self, record: GroupRecord) -> list[Path]:
+    def _detached_paths(self, record: GroupRecord) -> list[Place]:
         """Tables of states that the topology no longer has: kept, detached."""
         paths = []
         for descriptor in descriptors_of_group(self._tables.warehouse, self._tables.topology, self._tables.group):
@@ -140,7 +140,7 @@ class TableOpener:
             found = self._tables.plains.open(descriptor, record.tables, path, control.starts_at)
             self._check_schema(self._tables.warehouse / plain.path, found, plain)
 
-    def _add_columns(self, binding: StateBinding, spec: TableSpec, path: Path) -> TableSnapshot:
+    def _add_columns(self, binding: StateBinding, spec: TableSpec, path: Place) -> TableSnapshot:
         """The topology has been given further fields for this state: old rows have nulls there.
 
         The plain table first: a compactor merges the columns that both tables have.
@@ -152,7 +152,7 @@ class TableOpener:
         self._tables.remember(snapshot)
         return snapshot
 
-    def _may_adopt(self, path: Path, snapshot: TableSnapshot) -> bool:
+    def _may_adopt(self, path: Place, snapshot: TableSnapshot) -> bool:
         """A table that no topology has, or that an earlier incarnation of this one had."""
         text = snapshot.control(DOMAIN)
         if text is None:
@@ -166,7 +166,7 @@ class TableOpener:
             snapshot, [], None, {DOMAIN: control.encode()}, self._tables.engine_info
         )
 
-    def _check_owner(self, path: Path, control: ControlRecord) -> None:
+    def _check_owner(self, path: Place, control: ControlRecord) -> None:
         owner, own = (control.topology, control.group), (self._tables.topology, self._tables.group)
         if owner[0] != own[0] and kind_beside(path):
             raise same_name(path, self._tables.topology, control.topology)
@@ -175,7 +175,7 @@ class TableOpener:
         if control.incarnation != self._tables.incarnation:
             raise halts.other_incarnation(self._tables.topology, path, control, self._tables.incarnation)
 
-    def _check_schema(self, path: Path, snapshot: TableSnapshot, spec: TableSpec) -> None:
+    def _check_schema(self, path: Place, snapshot: TableSnapshot, spec: TableSpec) -> None:
         if not spec.fits(snapshot.schema_json) or tuple(snapshot.partition_columns) != tuple(spec.partition_columns):
             raise SchemaMismatch(
                 f"the table {path} does not have the schema of its state",

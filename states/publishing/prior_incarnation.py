@@ -6,16 +6,15 @@ reset` there is nothing to be found: it forgets descriptors and manifests too.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.descriptor import list_descriptors
+from trident.states.core.place import Place
 from trident.states.delta import halts
 from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.manifest import ManifestStore, groups_with_manifests, outlives_process
 
 
-def check_no_prior_incarnation(engine: KernelEngine, warehouse: Path, topology: str) -> None:
+def check_no_prior_incarnation(engine: KernelEngine, warehouse: Place, topology: str) -> None:
     """Refuses to begin at transaction 1 over tables that have transactions of this topology.
 
     Raises:
@@ -26,7 +25,7 @@ def check_no_prior_incarnation(engine: KernelEngine, warehouse: Path, topology: 
         raise halts.zookeeper_forgot(topology, warehouse, found)
 
 
-def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: str) -> None:
+def check_group_is_new(warehouse: Place, topology: str, group: str, incarnation: str) -> None:
     """Refuses to begin a batch group at transaction 1 that has manifests of this very incarnation.
 
     A group without tables leaves no other trace: its maps would get everything
@@ -41,7 +40,7 @@ def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: 
             raise halts.group_forgotten(topology, group, decision)
 
 
-def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
+def traces(engine: KernelEngine, warehouse: Place, topology: str) -> list[str]:
     """Returns what an earlier incarnation of a topology has published here, a text each."""
     found = []
     for descriptor in list_descriptors(warehouse, topology):

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Deposed, Halted, StagedFileMissing, TableError
@@ -16,6 +15,7 @@ from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.coordinators.threads import THREADS, Threads
 from trident.states.core.binding import DecidedRows, StateBinding, TablelessKind, UserCode
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.core.place import Place
 from trident.states.delta import halts
 from trident.states.delta.evolution import columns_only_added
 from trident.states.delta.kernel import CommitOutcomeUnknown, TableMissing, TableSnapshot, TxnAlreadyApplied
@@ -216,7 +216,7 @@ class Publisher:
             self._led_at = now
 
     def _load_for_publish(
-        self, path: Path, table: ManifestTable, mark: TableMark | None, decision: Decision
+        self, path: Place, table: ManifestTable, mark: TableMark | None, decision: Decision
     ) -> TableSnapshot:
         """Loads the table anew, and checks that all commits since ``mark`` are ours."""
         try:
@@ -233,7 +233,7 @@ class Publisher:
         return snapshot
 
     def _check_identity(
-        self, path: Path, snapshot: TableSnapshot, control: ControlRecord, table: ManifestTable
+        self, path: Place, snapshot: TableSnapshot, control: ControlRecord, table: ManifestTable
     ) -> None:
         if snapshot.table_id != table.table_id or control.incarnation != self._tables.incarnation:
             self._tables.check_fence()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +25,7 @@ from trident.spark.session import make_session, spark_settings
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from trident.states.core.names import check_name
+from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor
@@ -55,7 +55,7 @@ def compact(name: str, config: TridentConfig | None = None, force: bool = False)
     """
     check_name("topology", name)
     config = as_config(config)
-    warehouse = Path(config.warehouse).resolve()
+    warehouse = config.warehouse_place()
     descriptors = _descriptors(warehouse, name)
     if not force:
         with own_zookeeper(config, warehouse, name, "compact"):
@@ -96,7 +96,7 @@ def skip(
     """
     check_name("topology", name)
     config = as_config(config)
-    warehouse = Path(config.warehouse).resolve()
+    warehouse = config.warehouse_place()
     with own_zookeeper(config, warehouse, name, "skip", force) as zk:
         registered = Registration(zk, name).read()
         if registered is None:
@@ -118,7 +118,7 @@ def _skip(
     engine: KernelEngine,
     zk: ZooKeeper,
     lease: Lease,
-    warehouse: Path,
+    warehouse: Place,
     name: str,
     group: str,
     spouts: dict[str, str],
@@ -174,7 +174,7 @@ def _skip(
     )
 
 
-def _binding(engine: KernelEngine, warehouse: Path, descriptor: StateDescriptor) -> StateBinding:
+def _binding(engine: KernelEngine, warehouse: Place, descriptor: StateDescriptor) -> StateBinding:
     """Returns what a descriptor and its table say of a state: enough to commit nothing to it."""
     partitions = engine.load(str(warehouse / descriptor.published_path)).partition_columns
     state = SimpleNamespace(name=descriptor.name, partition_columns=tuple(partitions), adopt=False)
@@ -191,7 +191,7 @@ def _binding(engine: KernelEngine, warehouse: Path, descriptor: StateDescriptor)
     )
 
 
-def _attached(warehouse: Path, name: str, group: str) -> list[StateDescriptor]:
+def _attached(warehouse: Place, name: str, group: str) -> list[StateDescriptor]:
     return [found for found in descriptors_of_group(warehouse, name, group) if found.ends_at is None]
 
 
@@ -225,7 +225,7 @@ class _SkipRunner:
     def __init__(
         self,
         committer: DeltaCommitter,
-        warehouse: Path,
+        warehouse: Place,
         incarnation: str,
         spouts: dict[str, str],
         metadata: dict[str, Any],
@@ -266,7 +266,7 @@ class _Advanced:
         """The driver keeps the error."""
 
 
-def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:
+def _descriptors(warehouse: Place, name: str) -> list[StateDescriptor]:
     found = list_descriptors(warehouse, name)
     if not found:
         raise TopologyError(
@@ -276,7 +276,7 @@ def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:
     return found
 
 
-def _last_error(warehouse: Path, name: str, group: str) -> str:
+def _last_error(warehouse: Place, name: str, group: str) -> str:
     try:
         status = read_status(warehouse, name)
     except TridentError:

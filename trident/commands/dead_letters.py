@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -18,6 +17,7 @@ from trident.running.own_zookeeper import own_zookeeper
 from trident.spark.session import make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.names import check_name
+from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS, MESSAGES
 from trident.states.delta.whole_files import require_whole_log
 from trident.states.publishing.dead_letters import belongs_to, tables_beside
@@ -169,9 +169,9 @@ def replay(
     return "\n".join(lines)
 
 
-def _warehouse(name: str, config: TridentConfig) -> Path:
+def _warehouse(name: str, config: TridentConfig) -> Place:
     check_name("topology", name)
-    warehouse = Path(config.warehouse).resolve()
+    warehouse = config.warehouse_place()
     if not storage.is_folder(warehouse / "_trident" / name):
         raise TopologyError(
             f"the warehouse {warehouse} has no topology {name!r}",
@@ -180,12 +180,12 @@ def _warehouse(name: str, config: TridentConfig) -> Path:
     return warehouse
 
 
-def _read(spark: "SparkSession", path: Path) -> "DataFrame":
+def _read(spark: "SparkSession", path: Place) -> "DataFrame":
     require_whole_log(str(path))
     return spark.read.format("delta").load(str(path))
 
 
-def _replays(spark: "SparkSession", warehouse: Path, name: str) -> dict[tuple[str, str], list[tuple[float, str]]]:
+def _replays(spark: "SparkSession", warehouse: Place, name: str) -> dict[tuple[str, str], list[tuple[float, str]]]:
     """(stream, message) → its replays: in which transaction one ended, and how; the last of them may be asked for."""
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     streams = warehouse / "_trident" / name / "streams"

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, TridentError, ZooKeeperUnreachable
@@ -21,6 +20,7 @@ from trident.running.executor_look import LIBRARIES, LIBRARIES_OF_COPIES, Found
 from trident.spark.session import make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
+from trident.states.core.place import Place
 
 _DRIVERS = ("trident-spark", "pyspark", "delta-spark", *LIBRARIES, *LIBRARIES_OF_COPIES)
 
@@ -61,7 +61,7 @@ def doctor(config: TridentConfig, cluster: bool) -> Report:
         )
     report = Report()
     _this_machine(report)
-    warehouse = Path(config.warehouse).resolve()
+    warehouse = config.warehouse_place()
     _warehouse(report, warehouse)
     _zookeeper(report, config, warehouse, master)
     if cluster:
@@ -86,7 +86,7 @@ def _version(package: str) -> str:
     return "(missing)"
 
 
-def _warehouse(report: Report, warehouse: Path) -> None:
+def _warehouse(report: Report, warehouse: Place) -> None:
     if not storage.is_folder(warehouse):
         report.say("warehouse", f"{warehouse} (not there yet: a start makes it)")
         return
@@ -100,11 +100,11 @@ def _warehouse(report: Report, warehouse: Path) -> None:
         return
     finally:
         storage.try_delete(probe)
-    free = shutil.disk_usage(warehouse).free
-    report.say("warehouse", f"{warehouse} ({'writable' if written else 'reads back other bytes'}, {_size(free)} free)")
+    free = f", {_size(shutil.disk_usage(warehouse).free)} free" if warehouse.is_local else ""
+    report.say("warehouse", f"{warehouse} ({'writable' if written else 'reads back other bytes'}{free})")
 
 
-def _zookeeper(report: Report, config: TridentConfig, warehouse: Path, master: str) -> None:
+def _zookeeper(report: Report, config: TridentConfig, warehouse: Place, master: str) -> None:
     if config.zookeeper == "embedded":
         report.say("ZooKeeper", "embedded: this machine's own server")
         if not is_local_master(master):
@@ -121,7 +121,7 @@ def _zookeeper(report: Report, config: TridentConfig, warehouse: Path, master: s
         report.problems.append(str(problem))
 
 
-def _cluster(report: Report, config: TridentConfig, warehouse: Path) -> None:
+def _cluster(report: Report, config: TridentConfig, warehouse: Place) -> None:
     storage.make_warehouse(warehouse)
     spark = make_session("trident doctor", spark_settings(config))
     try:

@@ -6,8 +6,6 @@ until it has ended ZooKeeper has a mark of it, and no process starts the topolog
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TableError, TopologyError
 from trident.coordinators.resetting import delete_topology, finish_reset
@@ -15,6 +13,7 @@ from trident.running.own_zookeeper import own_zookeeper
 from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.names import check_name
+from trident.states.core.place import Place
 from trident.states.delta.beside import MESSAGES, SIDE_TABLES
 from trident.states.delta.incarnations import incarnations_in
 from trident.states.publishing.dead_letters import tables_beside
@@ -37,7 +36,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     """
     check_name("topology", name)  # it becomes a folder that is deleted
     config = as_config(config)
-    warehouse = Path(config.warehouse).resolve()
+    warehouse = config.warehouse_place()
     descriptors = list_descriptors(warehouse, name)
     folder = warehouse / "_trident" / name
     with own_zookeeper(config, warehouse, name, "reset", force) as zk:
@@ -72,7 +71,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     return f"{name}: its transactions are forgotten; tables ({tables}): {what}"
 
 
-def _forget_state(removed: _Removed, warehouse: Path, descriptor: StateDescriptor, drop_tables: bool) -> None:
+def _forget_state(removed: _Removed, warehouse: Place, descriptor: StateDescriptor, drop_tables: bool) -> None:
     """The descriptor goes last, and only when the tables that it names have gone."""
     paths = sorted({warehouse / descriptor.published_path, warehouse / descriptor.plain_path}) if drop_tables else []
     if all([removed.folder(path) for path in paths]):
@@ -89,7 +88,7 @@ class _Removed:
         self.gone: list[str] = []
         self.failed: list[str] = []
 
-    def folder(self, path: Path) -> bool:
+    def folder(self, path: Place) -> bool:
         """Deletes a folder with all that is in it; True when it is not there afterwards."""
         try:
             if storage.delete(path):

@@ -19,7 +19,6 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
@@ -35,6 +34,7 @@ from trident.spark.jobs import cancel_group
 from trident.spark.rows import to_dataframe
 from trident.states.core.binding import InProcessKind, StateBinding
 from trident.states.core.host_bound import is_local_master
+from trident.states.core.place import Place
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.frames import StoredFrames
@@ -101,7 +101,7 @@ class DrpcRequests:
         self,
         spark: "SparkSession",
         engine: "KernelEngine",
-        warehouse: Path,
+        warehouse: Place,
         topology: str,
         plans: Mapping[str, DrpcPlan],
         advanced: Mapping[str, Callable[[], int]],

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.coordinators.errors import FailedException, UserFunctionError
@@ -18,6 +17,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.executor import MessageSpoutExecutor
 from trident.messages.ledger import BatchLedger, Failure, drop_old
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.delta.staging import StagingTarget
 from trident.states.publishing.dead_letters import stage_ends, stage_letters
 from trident.udf.signatures import translate_failure
@@ -70,7 +70,7 @@ class TrackedBatches:
         to_input: Callable[[str, Any, bool], "DataFrame | Slot"],
         targets: Sequence[StagingTarget],
         tables: Mapping[str, str],
-        folder: Path,
+        folder: Place,
         ackers: int,
         incarnation: str,
     ) -> None:

@@ -36,6 +36,7 @@ from trident.spark.rows import arrow_rows
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext
 from trident.spouts.executors import BeginContext
 from trident.spouts.rich import Message, RichSpout, SpoutCollector, message_key
+from trident.states.core.place import Place
 from trident.states.core.plain_values import python_values
 from trident.states.core.stored_values import dumps
 from trident.states.publishing.dead_letters import Ends
@@ -130,7 +131,7 @@ class MessageSpoutExecutor:
         self._untold: deque[Any] = deque()  # ids that are settled and could not be acknowledged yet
         self._tell_at = 0.0  # not before
         self._tables: dict[int, pa.Table] = {}  # txid → the rows of its batch
-        self._requests = ReplayRequests(context.state_folder)
+        self._requests = ReplayRequests(Place(context.state_folder))
 
     # --- taking messages -----------------------------------------------------------------------
 

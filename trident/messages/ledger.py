@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from trident.coordinators.errors import TableError
 from trident.spark.rows import parquet_reader
 from trident.states.core import storage
 from trident.states.core.local_properties import local_properties
+from trident.states.core.place import Place
 from trident.workers.anchors import sums_by_root
 from trident.workers.ledger import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA, sums_table, write_table
 
@@ -77,7 +77,7 @@ class BatchLedger:
         ackers: Spark tasks that add it up.
     """
 
-    def __init__(self, spark: "SparkSession", folder: Path, ackers: int) -> None:
+    def __init__(self, spark: "SparkSession", folder: Place, ackers: int) -> None:
         self._spark, self._ackers = spark, ackers
         self._begun: list[tuple[np.ndarray, np.ndarray]] = []  # the roots of the batch, and their ids
         self._folder = folder / uuid.uuid4().hex
@@ -108,13 +108,13 @@ class BatchLedger:
                 write_table(begun, newest[-1])
             return self._by_spark(newest, others)
 
-    def _files(self) -> tuple[list[Path], list[Path]]:
+    def _files(self) -> tuple[list[Place], list[Place]]:
         """The files that count, and those of tries that a later one has replaced: only their failures do.
 
         A try that was given up for lost may still end, and a function may fail in one try and not in the
         other: whatever counted, a row that failed in any of them has failed.
         """
-        newest: dict[str, Path] = {}
+        newest: dict[str, Place] = {}
         others = []
         for name in sorted(storage.list_names(self._folder)):
             if name != _BEGUN and name[0] not in "_.":  # a draft
@@ -123,7 +123,7 @@ class BatchLedger:
                 newest[place] = self._folder / name
         return list(newest.values()), others
 
-    def _by_spark(self, newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
+    def _by_spark(self, newest: Sequence[Place], others: Sequence[Place]) -> dict[int, Failure]:
         for path in [*newest, *others]:
             if not _size(path):  # Spark would leave it out, and acknowledge what it tells
                 raise TableError(
@@ -149,12 +149,12 @@ class BatchLedger:
         storage.try_delete(self._folder)
 
 
-def _size(path: Path) -> int:
+def _size(path: Place) -> int:
     found = storage.stat(path)
     return found.size if found is not None and found.is_file else 0
 
 
-def _read(path: Path) -> pa.Table:
+def _read(path: Place) -> pa.Table:
     return pq.read_table(io.BytesIO(storage.read(path)), schema=LEDGER_SCHEMA)
 
 
@@ -163,7 +163,7 @@ def _joined(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
 
 
 def _added_up(
-    begun: Sequence[tuple[np.ndarray, np.ndarray]], newest: Sequence[Path], others: Sequence[Path]
+    begun: Sequence[tuple[np.ndarray, np.ndarray]], newest: Sequence[Place], others: Sequence[Place]
 ) -> dict[int, Failure]:
     pairs, found = list(begun), {}
     failed: list[dict[str, Any]] = []
@@ -186,7 +186,7 @@ def _failure(told: Mapping[str, Any] | None) -> Failure:
     return Failure("the ledger", "its sum", _LOST) if told is None else Failure(**told)
 
 
-def drop_old(folder: Path) -> None:
+def drop_old(folder: Place) -> None:
     """Removes ledgers that a process which is gone has left."""
     for name in storage.list_names(folder):
         storage.try_delete(folder / name)

@@ -14,13 +14,13 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trident.coordinators.errors import TridentError
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored, plain, shown
 from trident.spouts.rich import Message
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.core.stored_values import loads
 
 log = logging.getLogger("trident.messages")
@@ -44,7 +44,7 @@ class _Letter:
         return Message(parse_stored(self.message, halves=True), tuple(tuple(row) for row in loads(self.tuples)))
 
 
-def _read_request(path: Path) -> list[_Letter]:
+def _read_request(path: Place) -> list[_Letter]:
     """Raises Unreadable where it is no request, FileNotFoundError where it is finished."""
     letters = parse_stored(storage.read(path))
     if not isinstance(letters, list):
@@ -52,7 +52,7 @@ def _read_request(path: Path) -> list[_Letter]:
     return [as_record(letter, _Letter) for letter in letters]
 
 
-def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> str:
+def request_replay(state_folder: Place, letters: Sequence[Mapping[str, Any]]) -> str:
     """Asks for dead letters to be tried again; durable when this returns.
 
     Args:
@@ -66,7 +66,7 @@ def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> 
     return name
 
 
-def _requests_in(folder: Path) -> list[str]:
+def _requests_in(folder: Place) -> list[str]:
     names = storage.list_names(folder)
     return [name.removesuffix(".json") for name in names if name.endswith(".json") and name[0] != "."]
 
@@ -74,7 +74,7 @@ def _requests_in(folder: Path) -> list[str]:
 class ReplayRequests:
     """The requests of one stream, as its executor sees them."""
 
-    def __init__(self, state_folder: Path) -> None:
+    def __init__(self, state_folder: Place) -> None:
         self._folder = state_folder / _FOLDER
         self._left: dict[str, set[str]] = {}  # request → keys of messages that are not settled
         self._looked_at = -_LOOK_SECS
@@ -88,7 +88,7 @@ class ReplayRequests:
         return sorted(_requests_in(self._folder))
 
     @staticmethod
-    def asked(state_folder: Path) -> list[str]:
+    def asked(state_folder: Place) -> list[str]:
         """The ids, as JSON, of the messages of requests that are not finished."""
         found = []
         for path in (state_folder / _FOLDER / f"{name}.json" for name in _requests_in(state_folder / _FOLDER)):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection
-from pathlib import Path
 
 from pyspark.sql import functions as F
 
 from trident.spouts.contracts import SpoutContext
+from trident.states.core.place import Place
 from trident.states.delta.beside import MESSAGES
 from trident.states.delta.log_entries import has_log
 from trident.states.delta.whole_files import require_whole_log
@@ -56,7 +56,7 @@ def settled_messages(
         remember_secs: the window, counted back from the last message that was settled.
         requests: replay requests that are not finished: their messages are wanted however old they are.
     """
-    path = Path(context.options["warehouse"]) / MESSAGES.table_name(context.topology, context.tx_id)
+    path = Place(context.options["warehouse"]) / MESSAGES.table_name(context.topology, context.tx_id)
     settled = Settled(remember_secs)
     attempts: dict[str, int] = {}
     if not has_log(path):

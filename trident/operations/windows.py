@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Union
 
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
@@ -27,6 +26,7 @@ from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Node
 from trident.states.core.binding import LAST, StateBinding
 from trident.states.core.descriptor import load_descriptor
+from trident.states.core.place import Place
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
 from trident.workers.open_windows import LATE_ROWS, NEXT, POSITION
 
@@ -170,7 +170,7 @@ def _window(
     )
 
 
-def windows_with_rows(warehouse: Path, names: Iterable[str]) -> set[str]:
+def windows_with_rows(warehouse: Place, names: Iterable[str]) -> set[str]:
     """Those of the states that are there already and hold the rows of a window: an older version has made them.
 
     Raises:

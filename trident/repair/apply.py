@@ -13,7 +13,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
@@ -45,6 +44,7 @@ from trident.repair.steps import (
 from trident.running.connecting import open_zookeeper
 from trident.running.own_zookeeper import leading, refuse_leader_elsewhere
 from trident.spark.session import make_session, spark_settings
+from trident.states.core.place import Place
 from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_lock import table_lock
@@ -97,7 +97,7 @@ def repair(
         CoordinationError: the topology runs, by this ZooKeeper or, as its status says, by another.
     """
     config, choices = as_config(config), choices or Choices()
-    warehouse = Path(config.warehouse).resolve()
+    warehouse = config.warehouse_place()
     with closing(open_zookeeper(config, warehouse)) as zk:
         refuse_unfinished_reset(zk, name)
         engine = KernelEngine(spark or make_session(f"trident repair {name}", spark_settings(config)))
@@ -139,7 +139,7 @@ class _Repair:
     """Carries out steps under one lease."""
 
     def __init__(
-        self, zk: ZooKeeper, engine: KernelEngine, lease: Lease, warehouse: Path, facts: TopologyFacts
+        self, zk: ZooKeeper, engine: KernelEngine, lease: Lease, warehouse: Place, facts: TopologyFacts
     ) -> None:
         self._zk, self._engine, self._lease, self._warehouse, self._facts = zk, engine, lease, warehouse, facts
         self._versions: dict[str, int] = {}  # table id → the version that restoring has made

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trident.coordinators import faults
@@ -22,12 +21,13 @@ from trident.spouts.files.ledger import SCHEMA, FileLedger, LedgerBook, line_of
 from trident.spouts.files.listing import FileListing
 from trident.spouts.files.parquet import count_rows
 from trident.states.core import storage
+from trident.states.core.place import Place
 
 _PINNED = {"path", "size", "mtime_ns", "digest"}
 WRITE = faults.register("repair.ledger", "writing a ledger of files again")
 
 
-def look_at_ledger(folder: Path, incarnation: str, pins: Mapping[int, Any], spout: str) -> LedgerDamage | None:
+def look_at_ledger(folder: Place, incarnation: str, pins: Mapping[int, Any], spout: str) -> LedgerDamage | None:
     """Returns what is wrong with the ledger of a stream; None for other streams than a FileSpout's.
 
     Args:
@@ -84,7 +84,7 @@ def write_ledger(damage: LedgerDamage) -> str:
     return f"{damage.path} is as it was again; the file that was there instead is {aside}"
 
 
-def _as_it_was(path: Path, unit: str, number: int, pinned: Mapping[str, Any]) -> bytes | None:
+def _as_it_was(path: Place, unit: str, number: int, pinned: Mapping[str, Any]) -> bytes | None:
     book, lines = LedgerBook(unit), list[bytes]()
     there = storage.stat(path)
     for line in storage.read(path).splitlines(keepends=True) if there is not None and there.is_file else ():

@@ -10,7 +10,6 @@ import datetime
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import functions as F
@@ -40,6 +39,7 @@ from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.names import backquoted
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import UPTO_COLUMN
 from trident.states.delta import history
@@ -59,7 +59,7 @@ from trident.states.keyed.tables import merged_upto
 from trident.states.publishing.dead_letters import tables_beside
 
 
-def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> TopologyFacts:
+def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Place, name: str) -> TopologyFacts:
     """Everything that is known of a topology.
 
     Raises:
@@ -101,7 +101,7 @@ def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> Top
     return TopologyFacts(name, incarnation, identity, tuple(groups), states, epoch)
 
 
-def _of_others(engine: KernelEngine, warehouse: Path, name: str, states: list[str]) -> Iterator[TableFacts]:
+def _of_others(engine: KernelEngine, warehouse: Place, name: str, states: list[str]) -> Iterator[TableFacts]:
     """Tables that have the names of this topology's states and belong to another topology."""
     for state in states:
         for role, relative in ((APPEND, state), (LOG, f"{state}__log")):
@@ -115,7 +115,7 @@ def _of_others(engine: KernelEngine, warehouse: Path, name: str, states: list[st
                 yield TableFacts(state, role, relative, True, snapshot.table_id, snapshot.version, control)
 
 
-def _status_epoch(warehouse: Path, name: str) -> int:
+def _status_epoch(warehouse: Place, name: str) -> int:
     try:
         return read_status(warehouse, name).epoch
     except TridentError:
@@ -128,7 +128,7 @@ class _Look:
 
     zk: ZooKeeper
     engine: KernelEngine
-    warehouse: Path
+    warehouse: Place
     topology: str
     group: str
     descriptors: list[StateDescriptor]
@@ -253,7 +253,7 @@ class _Look:
     def _with_changes(
         self,
         table: TableFacts,
-        path: Path,
+        path: Place,
         snapshot: TableSnapshot,
         control: ControlRecord,
         descriptor: StateDescriptor | None,
@@ -311,7 +311,7 @@ class _Look:
         since, from_the_start = start_of(path, table.version, control.incarnation)
         return since, 0 if from_the_start else since + 1
 
-    def _odd_rows(self, path: Path, table: TableFacts, descriptor: StateDescriptor | None) -> str:
+    def _odd_rows(self, path: Place, table: TableFacts, descriptor: StateDescriptor | None) -> str:
         """Why a MERGE could not go on with the rows of a plain table."""
         if descriptor is None:
             return ""
@@ -328,7 +328,7 @@ class _Look:
         return f"{doubled} keys have several rows" if doubled else ""
 
 
-def _is_there(root: Path, file: StagedFile) -> bool:
+def _is_there(root: Place, file: StagedFile) -> bool:
     try:
         verify_staged(root, [file])
     except StagedFileMissing:
@@ -336,7 +336,7 @@ def _is_there(root: Path, file: StagedFile) -> bool:
     return True
 
 
-def _change(path: Path, commit: history.TableCommit, reason: str) -> ForeignChange:
+def _change(path: Place, commit: history.TableCommit, reason: str) -> ForeignChange:
     info: dict[str, Any] = next(
         (a["commitInfo"] for a in read_actions(str(path), commit.version) if a.get("commitInfo")), {}
     )

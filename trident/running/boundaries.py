@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from trident.planning.operation import Fields
 from trident.spark.rows import parquet_reader
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.whole_files import require_whole
 from trident.workers.late_pass import rows_of
@@ -35,7 +35,7 @@ class StagedBoundary:
     """
 
     name: str
-    root: Path
+    root: Place
     fields: Fields
 
     @cached_property

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trident.coordinators.errors import ClusterProblem
@@ -22,6 +21,7 @@ from trident.running.executor_look import DRIVERS, LIBRARIES, LIBRARIES_OF_COPIE
 from trident.spark.cluster_files import send_framework, send_python, send_user_modules
 from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
+from trident.states.core.place import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ class Looked:
     modules: list[str]
 
 
-def prepare_cluster(spark: "SparkSession", warehouse: Path | None, python_archive: str | None = None) -> None:
+def prepare_cluster(spark: "SparkSession", warehouse: Place | None, python_archive: str | None = None) -> None:
     """Sends what executors need, and asks them whether they have the rest. Nothing with a local master.
 
     Args:
@@ -69,7 +69,7 @@ def prepare_cluster(spark: "SparkSession", warehouse: Path | None, python_archiv
             )
 
 
-def look_at_cluster(spark: "SparkSession", warehouse: Path | None, python_archive: str | None = None) -> Looked:
+def look_at_cluster(spark: "SparkSession", warehouse: Place | None, python_archive: str | None = None) -> Looked:
     """Sends what executors need, and tells what each of them has and lacks; see :func:`prepare_cluster`.
 
     Raises:
@@ -86,6 +86,7 @@ def look_at_cluster(spark: "SparkSession", warehouse: Path | None, python_archiv
             storage.write(folder / DRIVERS, nonce.encode())
         task = {
             "folder": None if folder is None else str(folder),
+            "store": (folder.root, dict(storage.settings_of(folder.root))) if folder and not folder.is_local else None,
             "nonce": nonce,
             "modules": modules,
             "libraries": (*LIBRARIES, *LIBRARIES_OF_COPIES),
@@ -134,7 +135,7 @@ def _problems(found: Found, framework: str) -> Iterator[ClusterProblem]:
         )
 
 
-def _unshared(found: Sequence[Found], folder: Path, nonce: str, warehouse: Path | None) -> Iterator[ClusterProblem]:
+def _unshared(found: Sequence[Found], folder: Place, nonce: str, warehouse: Place | None) -> Iterator[ClusterProblem]:
     """That each sees what the other wrote: a folder of the same name on another disk would do for one of them."""
     deadline = time.monotonic() + _SEEN_SECS
     for one in found:
@@ -153,14 +154,14 @@ def _unshared(found: Sequence[Found], folder: Path, nonce: str, warehouse: Path 
                 time.sleep(0.1)
 
 
-def _holds(path: Path, text: str) -> bool:
+def _holds(path: Place, text: str) -> bool:
     try:
         return storage.read(path) == text.encode()
     except (OSError, Unreadable):
         return False
 
 
-def _not_shared(warehouse: Path | None, host: str, found: str) -> ClusterProblem:
+def _not_shared(warehouse: Place | None, host: str, found: str) -> ClusterProblem:
     return ClusterProblem(
         f"the warehouse {warehouse} is not one folder for the driver and the executors on {host}",
         found=found,

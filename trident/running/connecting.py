@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trident.config import TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.running.zookeeper_acl import warn_if_open
+from trident.states.core.place import Place
 
 
-def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
+def open_zookeeper(config: TridentConfig, warehouse: Place) -> ZooKeeper:
     """Connects to ZooKeeper as the settings say; starts the embedded server when it is to be.
 
     Raises:
@@ -36,6 +35,6 @@ def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
     return zk
 
 
-def server_folder(warehouse: Path) -> Path:
+def server_folder(warehouse: Place) -> Place:
     """The data folder of a warehouse's embedded ZooKeeper server."""
     return warehouse / "_trident" / "zookeeper"

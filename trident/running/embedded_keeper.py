@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.states.core import storage
+from trident.states.core.place import Place
 
 _POLL_SECS = 0.5
 # The supervisor has a server that was killed back in less.
@@ -34,7 +34,7 @@ class EmbeddedKeeper:
     def __init__(
         self,
         zk: ZooKeeper,
-        folder: Path,
+        folder: Place,
         tell: Callable[[str], None],
         explain: Callable[[BaseException], BaseException],
     ) -> None:

@@ -41,7 +41,6 @@ def look(task: Found, tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
     """Tells, on an executor, what is there: a plain dict for each task number."""
     # The function is sent by value: an executor that lacks the framework runs it too.
     import importlib.util
-    import pathlib
     import shutil
     import socket
     import sys
@@ -81,9 +80,10 @@ def look(task: Found, tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
             wrote = f"task-{number}-{socket.gethostname()}-{os.getpid()}"
             try:
                 storage = importlib.import_module("trident.states.core.storage")
-                folder = pathlib.Path(task["folder"])
-                found["read"] = storage.read(folder / "driver").decode()
-                storage.write(folder / wrote, task["nonce"].encode(), durable=False)
+                if task.get("store"):
+                    storage.configure(*task["store"])
+                found["read"] = storage.read(storage.join(task["folder"], "driver")).decode()
+                storage.write(storage.join(task["folder"], wrote), task["nonce"].encode(), durable=False)
                 found["wrote"] = wrote
             except Exception as problem:
                 found["error"] = f"{type(problem).__name__}: {problem}"

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trident.config import TridentConfig
@@ -30,6 +29,7 @@ from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.status import TopologyStatus, read_status, status_path
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.delta.incarnations import incarnations_in
 
 _FRESH_SECS = 10.0
@@ -56,7 +56,7 @@ def leads_elsewhere(status: TopologyStatus, epoch: int, now: float, incarnation:
 
 @contextmanager
 def own_zookeeper(
-    config: TridentConfig, warehouse: Path, name: str, command: str, force: bool = False
+    config: TridentConfig, warehouse: Place, name: str, command: str, force: bool = False
 ) -> Iterator[ZooKeeper]:
     """A connection to ZooKeeper, for a command that changes something of a topology.
 
@@ -85,7 +85,7 @@ def own_zookeeper(
         zk.close()
 
 
-def refuse_leader_elsewhere(zk: ZooKeeper, config: TridentConfig, warehouse: Path, name: str, command: str) -> None:
+def refuse_leader_elsewhere(zk: ZooKeeper, config: TridentConfig, warehouse: Place, name: str, command: str) -> None:
     """The half of the guard that holds for a command too that mends what ZooKeeper has forgotten.
 
     Raises:
@@ -113,7 +113,7 @@ class _Known:
 @dataclass(frozen=True)
 class _Guard:
     config: TridentConfig
-    warehouse: Path
+    warehouse: Place
     name: str
     command: str
 

@@ -9,12 +9,12 @@ one, and, when empty ones came behind it, of which streams must have one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from trident.coordinators.ports import StoredGroup
 from trident.coordinators.positions import Misplaced, contradiction, digest_of
 from trident.coordinators.records import Decision, GroupRecord
+from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest, ManifestStore
 
 
@@ -41,7 +41,7 @@ def misplaced_by_manifest(
     return list(_contradicted(record, pins, partitions, found[0])) if found else []
 
 
-def check_by_manifest(store: StoredGroup, warehouse: Path) -> None:
+def check_by_manifest(store: StoredGroup, warehouse: Place) -> None:
     """For a leader that has loaded its group, before it goes on.
 
     Raises:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TableError, TopologyError
 from trident.running.site import SparkSite
 from trident.spark.session import check_session
 from trident.states.core.binding import StateBinding, TablelessKind
+from trident.states.core.place import warehouse_place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.frames import own_snapshot, values_by_spark
 from trident.states.keyed.key_reads import KeyReader, NotByKey, Values, held_values
@@ -52,7 +52,7 @@ def read(
         SparkSessionProblem: the session lacks what is needed.
     """
     check_session(spark)
-    return read_state(spark, KernelEngine(spark), Path(warehouse).resolve(), state, txid=txid, aggregator=aggregator)
+    return read_state(spark, KernelEngine(spark), warehouse_place(warehouse), state, txid=txid, aggregator=aggregator)
 
 
 def get(
@@ -96,7 +96,7 @@ def get(
         FieldError: a key has other columns or types than the state's.
         ConfigError: a Python combiner is needed and was not given.
     """
-    reader = _reader(str(Path(warehouse).resolve()))
+    reader = _reader(str(warehouse_place(warehouse)))
 
     def values(asked: list[Any]) -> list[Values | None]:
         return reader.get(state, reader.asked(state, asked), txid, aggregator)
@@ -106,7 +106,7 @@ def get(
 
 @lru_cache(maxsize=16)
 def _reader(warehouse: str) -> KeyReader:
-    return KeyReader(Path(warehouse))
+    return KeyReader(warehouse_place(warehouse))
 
 
 def _one_or_all(values: Callable[[list[Any]], list[Values | None]], keys: Any) -> Any:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 from typing import Protocol
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TridentError
+from trident.states.core.place import Place
 
 log = logging.getLogger("trident.query")
 # A topology, as its processes meet: by its name, in one ZooKeeper, under one root.
-Place = tuple[str, str, str]
+Meeting = tuple[str, str, str]
 
 
 class Query(Protocol):
@@ -33,16 +33,16 @@ class Query(Protocol):
 
 
 _lock = threading.Lock()
-_queries: dict[Place, list[Query]] = {}
+_queries: dict[Meeting, list[Query]] = {}
 
 
-def place_of(name: str, config: TridentConfig, warehouse: Path) -> Place:
+def place_of(name: str, config: TridentConfig, warehouse: Place) -> Meeting:
     """Where a topology of this name contends for leadership."""
     zookeeper = str(warehouse) if config.zookeeper == "embedded" else config.zookeeper
     return name, zookeeper, config.zookeeper_root
 
 
-def make_room(place: Place, *, replace: bool, standby: bool) -> None:
+def make_room(place: Meeting, *, replace: bool, standby: bool) -> None:
     """Sees to it that a start does not wait, without a word, for a query of this very process.
 
     Args:
@@ -67,13 +67,13 @@ def make_room(place: Place, *, replace: bool, standby: bool) -> None:
         query.stop()
 
 
-def running_at(place: Place) -> list[Query]:
+def running_at(place: Meeting) -> list[Query]:
     """The queries of a topology that have not ended."""
     with _lock:
         return [query for query in _queries.get(place, ()) if query.is_active]
 
 
-def add(place: Place, query: Query) -> None:
+def add(place: Meeting, query: Query) -> None:
     """A query runs, until it ends."""
     with _lock:
         # Those that have ended are forgotten, wherever they ran: each holds its topology and its tables' plans.

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame
@@ -34,6 +33,7 @@ from trident.spouts.executors import spout_kind
 from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.host_copies import HostCopies
@@ -79,7 +79,7 @@ class SparkBatchRunner:
         plan: "GroupPlan",
         host: TridentSpoutHost,
         targets: Sequence[StagingTarget],
-        folder: Path,
+        folder: Place,
         reader: Callable[..., "DataFrame"],
         incarnation: str,
         epoch: int,

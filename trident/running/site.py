@@ -25,6 +25,7 @@ from trident.spouts.rich import is_rich_spout
 from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.host_bound import is_local_master
+from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
@@ -64,7 +65,7 @@ class SparkSite:
         plans: Sequence[GroupPlan],
         spark: SparkSession,
         config: TridentConfig,
-        warehouse: Path,
+        warehouse: Place,
         compaction_failed: Callable[[str, str, BaseException], None],
         asked: Mapping[str, Collection[str]],
     ) -> None:
@@ -207,7 +208,8 @@ class SparkOpening:
         storage.make_folder(folder, site.warehouse)
         settings = {name: getattr(site.config, name) for name in _SPOUT_SETTINGS}
         known = {"epoch": term.epoch, "warehouse": str(site.warehouse), **settings}
-        context = SpoutContext(site.spark, site.topology, tx_id, folder, term.incarnation, known)
+        own: Path | Place = Path(folder) if folder.is_local else folder
+        context = SpoutContext(site.spark, site.topology, tx_id, own, term.incarnation, known)
         return make_executor(self._plan.spouts[tx_id], context)
 
     def _compactor(self) -> BackgroundCompactor:

@@ -7,11 +7,9 @@ import signal
 import sys
 import threading
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.config import TridentConfig, as_config
-from trident.coordinators.errors import TopologyError
 from trident.coordinators.master import Limits
 from trident.coordinators.recovery import Settings, Supervised
 from trident.coordinators.registration import IdentityDict, Registration
@@ -36,6 +34,7 @@ from trident.running.site import SparkSite
 from trident.running.status import StatusWriter, status_path
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.publishing.dead_letters import check_names_apart
 
 if TYPE_CHECKING:
@@ -82,15 +81,9 @@ def start_topology(
     """
     last_resort.install()
     config = as_config(config).replace(**settings)
-    warehouse = Path(config.warehouse).resolve()
+    warehouse = config.warehouse_place()
     topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
     plans = plan(topology.graph, tracking=config.ackers > 0)
-    if "://" in config.warehouse:
-        raise TopologyError(
-            "the warehouse must be a folder of a file system that all processes share",
-            found=config.warehouse,
-            expected="a path such as ./trident-warehouse",
-        )
     check_topology(topology.graph, config, master_of(spark, config))
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
     place = place_of(topology.name, config, warehouse)
@@ -111,7 +104,7 @@ def _make_query(
     plans: list[GroupPlan],
     spark: SparkSession,
     config: TridentConfig,
-    warehouse: Path,
+    warehouse: Place,
     show_progress: bool,
 ) -> TopologyQuery:
     """The query, whose threads run."""
@@ -148,7 +141,7 @@ def _make_query(
 
 
 def _make_reporter(
-    name: str, plans: list[GroupPlan], config: TridentConfig, warehouse: Path, show_progress: bool
+    name: str, plans: list[GroupPlan], config: TridentConfig, warehouse: Place, show_progress: bool
 ) -> Reporter:
     shown = show_progress or config.origin("progress") != "default"
     display = make_display(config.progress, interval_secs=config.progress_interval_secs) if shown else None

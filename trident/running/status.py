@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from trident.coordinators import processes
@@ -26,6 +25,7 @@ from trident.coordinators.errors import TridentError
 from trident.coordinators.stored_json import MAY_BE_MISSING, as_record, parse_stored
 from trident.running.progress import describe_backlog
 from trident.states.core import storage
+from trident.states.core.place import AnyPath, Place, warehouse_place
 
 STATUS_SCHEMA = 1
 _log = logging.getLogger(__name__)
@@ -150,8 +150,8 @@ class TopologyStatus:
 # --- the file -----------------------------------------------------------------------------
 
 
-def status_path(warehouse: str | os.PathLike[str], topology: str) -> Path:
-    return Path(warehouse) / "_trident" / topology / "status.json"
+def status_path(warehouse: AnyPath, topology: str) -> Place:
+    return warehouse_place(warehouse) / "_trident" / topology / "status.json"
 
 
 class StatusWriter:
@@ -166,8 +166,8 @@ class StatusWriter:
         clock: seconds since the epoch.
     """
 
-    def __init__(self, path: Path, interval_secs: float = 1.0, *, clock: Callable[[], float] = time.time) -> None:
-        self._path, self._interval, self._clock = Path(path), interval_secs, clock
+    def __init__(self, path: Place, interval_secs: float = 1.0, *, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._interval, self._clock = path, interval_secs, clock
         self._lock = threading.Lock()
         self._wanted: TopologyStatus | None = None
         self._on_disk: TopologyStatus | None = None
@@ -237,7 +237,7 @@ class StatusWriter:
                 storage.delete(folder / draft)
 
 
-def read_status(warehouse: str | os.PathLike[str], topology: str) -> TopologyStatus:
+def read_status(warehouse: AnyPath, topology: str) -> TopologyStatus:
     """The last status that was written.
 
     Raises:
@@ -265,9 +265,9 @@ def read_status(warehouse: str | os.PathLike[str], topology: str) -> TopologySta
         ) from None
 
 
-def topologies_with_status(warehouse: str | os.PathLike[str]) -> list[str]:
+def topologies_with_status(warehouse: AnyPath) -> list[str]:
     """The names of the topologies of a warehouse that have ever written a status."""
-    names = storage.list_names(Path(warehouse) / "_trident")
+    names = storage.list_names(warehouse_place(warehouse) / "_trident")
     return sorted(name for name in names if storage.exists(status_path(warehouse, name)))
 
 

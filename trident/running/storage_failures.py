@@ -26,6 +26,7 @@ from trident.coordinators.errors import (
     TridentError,
     UserFunctionError,
 )
+from trident.states.core.place import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,10 +95,11 @@ class FailureExplainer:
         return None
 
 
-def written_folders(spark: "SparkSession", warehouse: Path) -> list[Path]:
+def written_folders(spark: "SparkSession", warehouse: Place) -> list[Path]:
     """The folders that a topology writes to on this machine."""
     local = spark.sparkContext.getConf().get("spark.local.dir", "") or os.environ.get("SPARK_LOCAL_DIRS", "/tmp")
-    return [warehouse, *(Path(part) for part in local.split(",") if part)]
+    here = [Path(warehouse)] if warehouse.is_local else []
+    return [*here, *(Path(part) for part in local.split(",") if part)]
 
 
 def _memory(text: str) -> BatchOutOfMemory | None:

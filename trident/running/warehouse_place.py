@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from trident.coordinators.errors import Halted
 from trident.states.core import storage
+from trident.states.core.place import Place
 
 _LOOK_SECS = 0.5
 
@@ -14,7 +14,7 @@ _LOOK_SECS = 0.5
 class WarehousePlace:
     """Looks for the topology's own folder in the warehouse, which is there from the start."""
 
-    def __init__(self, warehouse: Path, topology: str) -> None:
+    def __init__(self, warehouse: Place, topology: str) -> None:
         self._warehouse, self._topology = warehouse, topology
         self._folder = warehouse / "_trident"
         self._looked_at = -_LOOK_SECS

@@ -25,7 +25,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import parquet
@@ -44,6 +43,7 @@ from trident.spark.rows import parquet_reader, to_dataframe
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.place import Place
 from trident.states.core.tables import PROPERTIES
 from trident.states.delta.log_entries import has_log
 from trident.states.delta.staging import StagingTarget, stage
@@ -84,7 +84,7 @@ class WarmUp:
         self,
         spark: SparkSession,
         engine: "KernelEngine",
-        warehouse: Path,
+        warehouse: Place,
         topology: str,
         plans: Sequence[GroupPlan],
         on_warm: Callable[[float], None],

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spark.rows import Data
+from trident.states.core.place import Place
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,7 +49,7 @@ class SpoutContext:
     spark: Any
     topology: str
     tx_id: str
-    state_folder: Path
+    state_folder: Path | Place
     incarnation: str
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trident.coordinators import faults
@@ -23,6 +22,7 @@ from trident.spark.slots import FilesSlot
 from trident.spouts.contracts import Emitted, Json, SpoutContext
 from trident.spouts.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.delta.parquet_files import FileTarget
 from trident.states.delta.staging import attempt_folder, drop_attempts_up_to
 from trident.states.delta.whole_files import require_whole
@@ -75,8 +75,8 @@ class PartitionEmission:
     _closed: bool = False
 
     @property
-    def _root(self) -> Path:
-        return self.context.state_folder / "emitted"
+    def _root(self) -> Place:
+        return Place(self.context.state_folder) / "emitted"
 
     def run(
         self,

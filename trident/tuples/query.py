@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.config import TridentConfig, as_config
@@ -113,7 +112,7 @@ class TupleQuery(OtherNames):
     def __init__(self, plan: TuplePlan, spark: "SparkSession", config: TridentConfig, ackers: Ackers) -> None:
         self._plan, self._spark, self._config, self._ackers = plan, spark, config, ackers
         self._run_id = uuid.uuid4().hex
-        resets = Path(config.warehouse).resolve() / "_trident" / plan.topology / "resets"
+        resets = config.warehouse_place() / "_trident" / plan.topology / "resets"
         storage.make_warehouse(resets.parent.parent.parent)
         self._runner = RoundRunner(spark, plan, config.message_timeout_secs, resets)
         self._tracker = Tracker(make_tasks(plan.spouts, self._spout_context), ackers, config.max_pending_messages)
@@ -363,7 +362,7 @@ class TupleQuery(OtherNames):
 
     def _spout_context(self, spout: str, task: int, tasks: int) -> SpoutContext:
         tx_id = spout if tasks == 1 else f"{spout}-{task}"
-        folder = Path(self._config.warehouse).resolve() / "_trident" / self.name / "streams" / tx_id
+        folder = self._config.warehouse_place() / "_trident" / self.name / "streams" / tx_id
         storage.make_folder(folder, storage.anchor_of(folder))
         # There is no registration, so no reset: the topology has one incarnation.
         return SpoutContext(self._spark, self.name, tx_id, folder, self.name, {"task": task, "tasks": tasks})

@@ -13,13 +13,13 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
 
 from trident.spark.jobs import JobWatch
 from trident.states.core import storage
+from trident.states.core.place import Place
 
 # However often it is told, a round takes no longer than this many times message_timeout_secs.
 EXTENSIONS_MAX = 10
@@ -69,17 +69,17 @@ class RoundResets:
         folder: of the topology, in the warehouse; made here.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Place) -> None:
         self.folder = folder
         storage.make_folder(folder, storage.anchor_of(folder))
 
-    def begin(self, job_group: str) -> Path:
+    def begin(self, job_group: str) -> Place:
         """A round begins; its folder, which is empty."""
         path = self.folder / job_group
         storage.make_folder(path, self.folder)
         return path
 
-    def end(self, path: Path) -> None:
+    def end(self, path: Place) -> None:
         """The round is over."""
         storage.try_delete(path)
 
@@ -95,7 +95,7 @@ class RoundWatch(JobWatch):
         extended: whether the time was begun anew at least once.
     """
 
-    def __init__(self, context: Any, job_group: str, timeout_secs: float, path: Path) -> None:
+    def __init__(self, context: Any, job_group: str, timeout_secs: float, path: Place) -> None:
         super().__init__(context, job_group, timeout_secs)
         self._path, self._told = path, 0
         self._until: float | None = None

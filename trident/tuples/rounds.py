@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from pyspark.util import PythonEvalType
 
 from trident.coordinators.errors import BatchError, BatchTimeout, TridentError
 from trident.spark.jobs import JobWatch, cancel_group
+from trident.states.core.place import Place
 from trident.tuples.collectors import Report
 from trident.tuples.plan import TuplePlan
 from trident.tuples.round_resets import EXTENSIONS_MAX, RoundResets, RoundWatch
@@ -59,7 +59,7 @@ class RoundRunner:
         resets: a folder that the executors share with the driver: by it bolts tell of ``reset_timeout``.
     """
 
-    def __init__(self, spark: "SparkSession", plan: TuplePlan, timeout_secs: float | None, resets: Path) -> None:
+    def __init__(self, spark: "SparkSession", plan: TuplePlan, timeout_secs: float | None, resets: Place) -> None:
         self._plan, self._timeout_secs, self._context = plan, timeout_secs, spark.sparkContext
         # A session of its own for one setting: plans that are planned again while they run have nothing to gain
         # where every partition is given, and cost a small round a tenth of its time.

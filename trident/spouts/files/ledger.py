@@ -32,7 +32,6 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from trident.coordinators import faults
@@ -40,6 +39,7 @@ from trident.coordinators.errors import PositionLost, SourceError
 from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, parse_stored
 from trident.spouts.files.tasks import shown
 from trident.states.core import storage
+from trident.states.core.place import Place
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class FileLedger:
         SourceError: the file cannot be read.
     """
 
-    def __init__(self, path: Path, unit: str, source: Sequence[str] = ()) -> None:
+    def __init__(self, path: Place, unit: str, source: Sequence[str] = ()) -> None:
         self.path = path
         self._source = tuple(source)
         self.book = LedgerBook(unit)

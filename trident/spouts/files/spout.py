@@ -25,6 +25,7 @@ from trident.spouts.files.listing import FileListing, as_paths
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
 from trident.spouts.files.source import accept_source
+from trident.states.core.place import Place
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class FileSpout:
     def open_ledger(self, context: SpoutContext) -> FileLedger:
         """The ledger of this stream's incarnation; `trident reset` begins another."""
         unit = "rows" if self.format == "parquet" else "bytes"
-        return FileLedger(context.state_folder / f"files-{context.incarnation}.jsonl", unit, self.paths)
+        return FileLedger(Place(context.state_folder) / f"files-{context.incarnation}.jsonl", unit, self.paths)
 
     def get_coordinator(self, context: SpoutContext) -> "FileCoordinator":
         """Opens the ledger, and looks whether it is the one that belongs to the path.

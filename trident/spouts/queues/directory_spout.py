@@ -162,7 +162,7 @@ class _Intake(Intake[_Taken]):
         super().__init__(context)
         self._max_bytes = spout.max_bytes
         self.directory = DirectoryQueue(spout.folder, spout.done, spout.min_age_secs)
-        self._copies = context.state_folder / "copies"
+        self._copies = Path(context.state_folder) / "copies"
         # Fixed width: the order of the names is that of the epochs.
         self._mine = self._copies / f"{context.options.get('epoch') or 0:012d}-{uuid.uuid4().hex}"
         self._started = False

@@ -375,7 +375,9 @@ def _server_folder(settings: tuple[str, ...]) -> Place:
             found=f"zookeeper={config.zookeeper} ({config.origin('zookeeper')})",
             expected="zookeeper=embedded",
         )
-    return config.warehouse_place() / "_trident" / "zookeeper"
+    from trident.running.connecting import server_folder  # Spark's modules take a while
+
+    return server_folder(config.warehouse_place())
 
 
 @zookeeper.command("start", short_help="Start the server unless it runs.")

@@ -165,7 +165,16 @@ class TridentConfig(Settings):
     )
 
     warehouse: str = _setting(
-        "./trident-warehouse", path(), "Folder of the tables, the manifests and the status. Not Spark's own warehouse."
+        "./trident-warehouse",
+        path(),
+        "Folder of the tables, the manifests and the status: a path, `s3a://BUCKET/PREFIX` or `hdfs://HOST:PORT/PATH`."
+        " Not Spark's own warehouse.",
+    )
+    single_writer: bool = _setting(
+        False,
+        flag(),
+        "The warehouse's store may be one that lets two writers both win a name; you vouch for there never being two, a"
+        " coordinator that was stopped and wakes up among them.",
     )
 
     zookeeper: str = _setting(

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import posixpath
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO, cast
 from hdfs_native import Client, WriteOptions
 
 from trident.states.core.appended_parts import AppendedParts
-from trident.states.core.local_storage import AnyPath, OutcomeUnknown, Signature, Stat
+from trident.states.core.local_storage import AnyPath, LocalStorage, OutcomeUnknown, Signature, Stat
 
 _READ_BYTES = 4 << 20
 
@@ -81,6 +82,9 @@ class HdfsStorage:
             self.make_folder(path, posixpath.dirname(os.fspath(path)))
         yield AppendedParts(self, path)
 
+    def read_appended(self, path: AnyPath, start: int = 0) -> bytes | None:
+        return AppendedParts(self, path).read(start) if self.stat(path) is not None else None
+
     def move(self, path: AnyPath, other: AnyPath) -> None:
         """Gives a file another name, which is free.
 
@@ -109,6 +113,9 @@ class HdfsStorage:
             return bool(self._client.delete(self._at(path), recursive=True))
 
     def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
+        found = self.stat(folder)
+        if found is not None and found.is_folder:
+            return
         at, above = self._at(folder), self._at(anchor)
         with _told(anchor):
             if at == above or above == "/":
@@ -124,7 +131,7 @@ class HdfsStorage:
         """Nothing: the name node keeps the names, and files were flushed when they were written."""
 
     def draft(self, folder: AnyPath, name: str) -> str:
-        return f"{os.fspath(folder)}/{name}"
+        return os.path.join(tempfile.gettempdir(), f"trident-{uuid.uuid4().hex}{name}")
 
     def hold(self, folder: AnyPath) -> HdfsFolder:
         return HdfsFolder(self, os.fspath(folder))
@@ -143,6 +150,8 @@ class HdfsStorage:
 class HdfsFolder:
     """Implements ``Folder``; there is no handle: a folder that was deleted and made again is the same one."""
 
+    renames, drafts = False, True
+
     def __init__(self, storage: HdfsStorage, path: str) -> None:
         self._storage, self._path = storage, path.rstrip("/")
         if (found := storage.stat(path)) is None or not found.is_folder:
@@ -160,30 +169,36 @@ class HdfsFolder:
         return self._storage.stat(f"{self._path}/{name}")
 
     def claim(self, draft: AnyPath, name: str) -> Signature:
-        """By a rename, which fails where the name is taken: the draft's own name is gone."""
-        own = self._storage.stat(draft)
-        if own is None:
-            raise FileNotFoundError(errno.ENOENT, "no such file", os.fspath(draft))
+        """By a rename, which fails where the name is taken, of a copy that is flushed."""
+        copy = f"{self._path}/.{name}.{uuid.uuid4().hex}.trident.tmp"
         try:
-            self._storage.move(draft, f"{self._path}/{name}")
-        except FileExistsError:
-            # A name node that was asked before may have done it: then the draft is gone.
-            if not self._is(name, own.signature) or self._storage.stat(draft) is not None:
-                raise
-        except FileNotFoundError:
-            if not self._is(name, own.signature):
+            self._storage.create(copy, LocalStorage().read(draft))
+            own = self._storage.stat(copy)
+            if own is None:
+                raise FileNotFoundError(errno.ENOENT, "another writer has removed the draft", copy)
+            self._take(copy, name, own.signature)
+        except BaseException:
+            with suppress(OSError):
+                self._storage.delete(copy)
+            raise
+        return own.signature
+
+    def _take(self, copy: str, name: str, own: Signature) -> None:
+        try:
+            self._storage.move(copy, f"{self._path}/{name}")
+        except (FileExistsError, FileNotFoundError):
+            # A name node that was asked before may have done it: then the copy is gone.
+            if not self._is(name, own) or self._storage.stat(copy) is not None:
                 raise
         except OSError as error:
-            # Once the draft is deleted, a request that is still under way finds nothing to rename.
+            # Once the copy is deleted, a request that is still under way finds nothing to rename.
             try:
-                undone = self._storage.delete(draft)
-                done = not undone and self._is(name, own.signature)
+                done = not self._storage.delete(copy) and self._is(name, own)
             except OSError as second:
                 text = f"{error.strerror}; then {second.strerror}"
                 raise OutcomeUnknown(errno.EIO, text, f"{self._path}/{name}") from error
             if not done:
                 raise
-        return own.signature
 
     def _is(self, name: str, signature: Signature) -> bool:
         there = self.stat(name)

@@ -169,6 +169,12 @@ class LocalStorage:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
             yield LocalAppending(file, path)
 
+    def read_appended(self, path: AnyPath, start: int = 0) -> bytes | None:
+        found = self.stat(path)
+        if found is None:
+            return None
+        return b"" if found.is_file and found.size <= start else self.read(path, start)
+
     def list(self, folder: AnyPath) -> list[str]:
         try:
             return os.listdir(local(folder))
@@ -242,6 +248,8 @@ class LocalStorage:
 
 class LocalFolder:
     """Implements ``Folder`` by a handle: nothing can be made in a folder that was removed."""
+
+    renames = drafts = True
 
     def __init__(self, path: str) -> None:
         self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

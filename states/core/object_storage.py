@@ -1,7 +1,7 @@
 """An object store as a storage: S3, and what speaks its protocol, by obstore; one PUT makes a file, whole and durable.
 
 There are no folders, renames, locks or flushes here. Two writers are told from each other by a conditional PUT
-(``If-None-Match: *``), which the store must honour: ``exclusive`` looks whether it does.
+(``If-None-Match: *``), which the store must honour: ``storage.is_exclusive`` looks whether it does.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import tempfile
-import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -164,6 +164,9 @@ class ObjectStorage:
     def append(self, path: AnyPath) -> Iterator[AppendedParts]:
         yield AppendedParts(self, path)
 
+    def read_appended(self, path: AnyPath, start: int = 0) -> bytes | None:
+        return AppendedParts(self, path).read(start) if self.stat(path) is not None else None
+
     # --- names --------------------------------------------------------------------------------
 
     def objects(self, folder: AnyPath) -> list[tuple[str, int]]:
@@ -221,36 +224,6 @@ class ObjectStorage:
         """Nothing: machines share the store."""
         return nullcontext()
 
-    def exclusive(self, folder: AnyPath, writers: int = 4) -> bool:
-        """Looks whether one of several writers that make the same file at once gets it, and no other.
-
-        Args:
-            folder: where two files are made, and deleted.
-        """
-        for number in range(2):
-            path = f"{os.fspath(folder)}/exclusive-{uuid.uuid4().hex}-{number}"
-            won: list[int] = []
-            barrier = threading.Barrier(writers)
-
-            def claim(writer: int, path: str = path, won: list[int] = won, barrier: Any = barrier) -> None:
-                barrier.wait()
-                try:
-                    self._claim(path, str(writer).encode())
-                    won.append(writer)
-                except FileExistsError:
-                    pass
-
-            threads = [threading.Thread(target=claim, args=(each,), daemon=True) for each in range(writers)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            found = self.read(path)
-            self.delete(path)
-            if [str(each).encode() for each in won] != [found]:
-                return False
-        return True
-
     def _key(self, path: AnyPath) -> str:
         text = os.fspath(path)
         if text != self._root and not text.startswith(f"{self._root}/"):
@@ -260,6 +233,8 @@ class ObjectStorage:
 
 class ObjectFolder:
     """Implements ``Folder``; there is no handle: a folder that was deleted and made again is the same one."""
+
+    renames = drafts = False
 
     def __init__(self, storage: ObjectStorage, path: str) -> None:
         self._storage, self._path = storage, path.rstrip("/")
@@ -392,4 +367,7 @@ def _no_bucket(path: str) -> OSError:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:500]
+    """The store's own code and message where it gave them."""
+    text = str(error)
+    said = [found[1] for part in ("Code", "Message") if (found := re.search(rf"<{part}>([^<]*)</{part}>", text))]
+    return (": ".join(said) or text.strip().partition("\n")[0])[:500]

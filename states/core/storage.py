@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import posixpath
+import threading
 import time
+import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
@@ -27,6 +30,9 @@ from trident.states.core.local_storage import Signature as Signature
 
 class Folder(AbstractContextManager["Folder"], Protocol):
     """A folder as it was when it was held, whatever takes its place meanwhile: see ``hold``. Names are those in it."""
+
+    renames: bool  # whether a writer that does not ask may rename a file over another one here
+    drafts: bool  # whether a writer that was killed may leave a draft here
 
     def names(self) -> list[str]:
         """The names in the folder, in any order."""
@@ -118,6 +124,9 @@ class Storage(Protocol):
 
     def append(self, path: AnyPath) -> AbstractContextManager[Appending]:
         """Opens a file to append to, made if it is not there; others that do the same wait until this one ends."""
+
+    def read_appended(self, path: AnyPath, start: int = 0) -> bytes | None:
+        """The part of a file that was appended to, from the byte ``start`` on; None where there is none."""
 
     def list(self, folder: AnyPath) -> list[str]:
         """The names in a folder, in any order; none where there is no such folder."""
@@ -222,7 +231,7 @@ _settings: dict[str, dict[str, str]] = {}
 
 
 def _opened(root: str, scheme: str) -> Storage:
-    if scheme in ("s3a", "s3"):
+    if scheme == "s3a":
         try:
             from trident.states.core.object_storage import ObjectStorage, store_settings  # an optional dependency
         except ImportError as error:
@@ -269,6 +278,10 @@ def output(path: AnyPath, durable: bool = True) -> BinaryIO:
 
 def append(path: AnyPath) -> AbstractContextManager[Appending]:
     return storage_for(path).append(path)
+
+
+def read_appended(path: AnyPath, start: int = 0) -> bytes | None:
+    return storage_for(path).read_appended(path, start)
 
 
 def list_names(folder: AnyPath) -> list[str]:
@@ -337,7 +350,10 @@ _TICK_NS = 1_000_000_000
 
 def make_warehouse(warehouse: AnyPath) -> None:
     """Makes the folder of the framework's own in a warehouse, and all above it; only a start may."""
-    make_folder(join(warehouse, "_trident"), "/")
+    folder = join(warehouse, "_trident")
+    make_folder(folder, "/" if local_path(folder) is not None else "/".join(folder.split("/", 3)[:3]))
+    if not is_folder(folder):  # a store without folders: one is there when something lies in it
+        write(join(folder, ".warehouse"), b"")
 
 
 def exists(path: AnyPath) -> bool:
@@ -359,12 +375,51 @@ def anchor_of(root: AnyPath) -> str:
     return f"{inside}/_trident" if own else posixpath.dirname(text)
 
 
+def is_exclusive(folder: AnyPath, writers: int = 4) -> bool:
+    """Looks whether one of several writers that make the same file at once gets it, and no other.
+
+    Args:
+        folder: where two files are made, and deleted.
+
+    Raises:
+        OSError: the storage refused.
+    """
+    for _ in range(2):
+        path = join(folder, f".exclusive-{uuid.uuid4().hex}")
+        begin = threading.Barrier(writers)
+
+        def make(writer: int, path: str = path, begin: threading.Barrier = begin) -> bool:
+            begin.wait()
+            try:
+                create(path, str(writer).encode())
+            except FileExistsError:
+                return False
+            return True
+
+        try:
+            with ThreadPoolExecutor(writers) as pool:
+                made = list(pool.map(make, range(writers)))
+            if [str(each).encode() for each in range(writers) if made[each]] != [read(path)]:
+                return False
+        finally:
+            try_delete(path)
+    return True
+
+
 # --- places ---------------------------------------------------------------------------------------
 
 
 def join(root: AnyPath, *names: str) -> str:
     """The path of something below a root, which may be a URL."""
     return "/".join([os.fspath(root).rstrip("/"), *names])
+
+
+def reached_path(path: str) -> str | None:
+    """The path on this machine's file system, or the URL of a store that has a storage; None for any other."""
+    return path.rstrip("/") if path.partition("://")[0] in STORES else local_path(path)
+
+
+STORES = ("hdfs", "s3a")
 
 
 def local_path(path: str) -> str | None:

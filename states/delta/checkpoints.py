@@ -91,7 +91,7 @@ def _parquet_actions(root: str, name: str) -> Iterator[Action]:
 
 
 def _local(path: str) -> str:
-    root = storage.local_path(path)
+    root = storage.reached_path(path)
     if root is None:
-        raise TableError(f"the log of table {path} is not on this machine's file system", expected="a path")
+        raise TableError(f"the framework cannot read the log of table {path}", expected="a path, s3a: or hdfs:")
     return root

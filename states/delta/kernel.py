@@ -73,7 +73,10 @@ FILES = faults.register("delta.files", "reading which files a Delta table has")
 CHECKPOINT = faults.register("delta.checkpoint", "writing a checkpoint or a checksum of a Delta table")
 
 RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
-_LOG_STORE = "io.delta.kernel.logStore.file.impl"
+_LOG_STORES = {
+    "io.delta.kernel.logStore.file.impl": "io.delta.storage.LocalLogStore",
+    "io.delta.kernel.logStore.s3a.impl": "trident.stores.ConditionalLogStore",  # for checkpoints and checksums
+}
 # A snapshot that a commit gave back remembers every log entry since it was
 # loaded: it grows, and the entries may be cleaned up one day. So it is loaded
 # again after this many commits or seconds.
@@ -166,8 +169,8 @@ class TableSnapshot:
         """Tells whether Python may write the entry of a commit that adds or removes files."""
         if self._chain.plain is None:
             protocol = guard(self.path, lambda: self._engine.row_text(self._java.getProtocol().toRow()))
-            local = storage.local_path(self.path) is not None
-            self._chain.plain = local and is_plain(json.loads(protocol), self.schema_json)
+            reached = storage.reached_path(self.path) is not None
+            self._chain.plain = reached and is_plain(json.loads(protocol), self.schema_json)
         return self._chain.plain
 
     def control(self, domain: str) -> str | None:
@@ -214,8 +217,9 @@ class KernelEngine:
         # one that runs a `chmod` process for every file: 25 ms a commit. This
         # one uses the session's. It writes drafts, checkpoints and checksums
         # here; Spark's own commits keep the default.
-        if not conf.get(_LOG_STORE):
-            conf.set(_LOG_STORE, "io.delta.storage.LocalLogStore")
+        for setting, log_store in _LOG_STORES.items():
+            if not conf.get(setting):
+                conf.set(setting, log_store)
         try:
             self.java = kernel.defaults.engine.DefaultEngine.create(conf)
         except (TypeError, Py4JError) as error:
@@ -307,7 +311,7 @@ class KernelEngine:
     def _load(self, path: str, version: int | None) -> TableSnapshot:
         def build() -> Any:
             builder = self._tables.loadSnapshot(path)
-            if storage.local_path(path) is not None:
+            if storage.reached_path(path) is not None:
                 builder = builder.withCommitter(self._committer)
             return (builder if version is None else builder.atVersion(version)).build(self.java)
 
@@ -362,7 +366,7 @@ class KernelEngine:
                 path, self._types.deserializeStructType(schema_json), engine_info
             ).withMaxRetries(0)
             builder.withTableProperties(self._java_map({**properties, "delta.feature.domainMetadata": "supported"}))
-            if storage.local_path(path) is not None:
+            if storage.reached_path(path) is not None:
                 builder.withCommitter(self._committer)
             if partition_columns:
                 columns = self._java_list([self._column(name) for name in partition_columns])
@@ -545,7 +549,7 @@ class KernelEngine:
         self, path: str, version: int, base: TableSnapshot | None, call: Callable[[], Any]
     ) -> tuple[Any, Signature | None]:
         """Kernel's commit; on a local disk Kernel writes a draft, and its link is the commit."""
-        if storage.local_path(path) is None:
+        if storage.reached_path(path) is None:
             return guard_commit(path, version, call, None)
         expected = guard(path, lambda: self._drafts.expect(path, version))
         return self._claim(path, version, base, expected.draft, lambda: self._drafts.written(expected, call))

@@ -138,7 +138,7 @@ def write_draft(path: str, version: int, draft: str, entry: bytes) -> None:
 
 def draft_of(path: str, version: int) -> str:
     """A name for a draft of a table version, which no other draft has."""
-    return storage.join(_log_of(path), f".{version:020d}.json.{uuid.uuid4().hex}{_OWN}")
+    return storage.draft(_log_of(path), f".{version:020d}.json.{uuid.uuid4().hex}{_OWN}")
 
 
 def remove_draft(draft: str) -> None:
@@ -166,7 +166,8 @@ def publish_draft(path: str, version: int, draft: str, base: Signature | None) -
         EntryMayBeLost: the commit was there; the disk then refused something, or it is gone again.
     """
     try:
-        storage.flush(draft)
+        if storage.local_path(path) is not None:
+            storage.flush(draft)
         held = storage.hold(_log_of(path))
     except FileNotFoundError as error:
         raise _lost(path, version, error) from error
@@ -184,8 +185,12 @@ def publish_draft(path: str, version: int, draft: str, base: Signature | None) -
             own = folder.claim(draft, f"{version:020d}.json")
         except (FileExistsError, FileNotFoundError) as error:
             raise _lost(path, version, error) from error
+        except storage.OutcomeUnknown as error:
+            raise EntryMayBeLost(error) from error
         except OSError as error:
             raise _refused(path, version, error) from error
+        if not folder.renames:
+            return own  # the entry stays as it is, and outlives a power cut
         try:
             _turn_rivals_away(folder, version)
             there = signature_in(folder, version)
@@ -225,9 +230,11 @@ def remove_drafts(path: str, version: int) -> list[str]:
     A writer that is killed, or meets a full disk, leaves one. Entry N exists, so no draft of it may become one: who
     still holds it has a moment to find that out, and then loses it, which does what it must be told anyway.
     """
-    if storage.local_path(path) is None:
+    if storage.reached_path(path) is None:
         return []
     with storage.hold(_log_of(path)) as folder:
+        if not folder.drafts:
+            return []
         removed = _turn_rivals_away(folder, version)
         left = [*drafts_in(folder, version, own=True), *_old_others(folder)]
         return [*removed, *(name for name in left if folder.delete(name))]
@@ -248,7 +255,7 @@ def signature_in(folder: Folder, version: int) -> Signature | None:
 
 def hold_log_folder(path: str) -> AbstractContextManager[Folder | None]:
     """The table's log folder as it is now, whatever takes its place meanwhile; None when there is none."""
-    if storage.local_path(path) is None:
+    if storage.reached_path(path) is None:
         return nullcontext()
     try:
         return storage.hold(_log_of(path))
@@ -257,7 +264,7 @@ def hold_log_folder(path: str) -> AbstractContextManager[Folder | None]:
 
 
 def _log_of(path: str) -> str:
-    root = storage.local_path(path)
+    root = storage.reached_path(path)
     assert root is not None
     return storage.join(root, "_delta_log")
 

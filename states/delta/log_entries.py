@@ -354,9 +354,10 @@ def entry_of(path: str, version: int) -> str:
 
 
 def _root(path: str) -> str:
-    root = storage.local_path(path)
+    root = storage.reached_path(path)
     if root is None:
         raise TableError(
-            f"the log of table {path} is not on this machine's file system", expected="a path, or a file: URI"
+            f"the framework cannot read the log of table {path}",
+            expected="a path, a file: URI, or a URL that is s3a: or hdfs:",
         )
     return root

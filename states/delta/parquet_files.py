@@ -66,7 +66,7 @@ class FileTarget:
     """
 
     name: str
-    root: str
+    root: storage.AnyPath
     folder: str = ""
     partition_columns: Sequence[str] = ()
     constants: Mapping[str, int] = field(default_factory=dict)

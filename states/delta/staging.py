@@ -118,7 +118,7 @@ def file_target(target: StagingTarget, codec: str) -> FileTarget:
     """The target as a writer takes it, for whichever attempt."""
     return FileTarget(
         target.name,
-        str(target.root),
+        target.root,
         partition_columns=tuple(target.partition_columns),
         codec=codec,
         sorted_by=tuple(target.sorted_by),
@@ -171,7 +171,7 @@ def reports_of(frames: Mapping[str, "DataFrame"], targets: Sequence[StagingTarge
 def _written(frame: Any, target: StagingTarget, codec: str) -> "DataFrame":
     """``frame.mapInArrow(…)``, which looks its columns up by name and finds none with a dot in it."""
     columns, order = tuple(target.partition_columns), tuple(target.sorted_by)
-    table = _Table(target.name, str(target.root), columns, order, target.txid_column, codec, target.durable)
+    table = _Table(target.name, target.root, columns, order, target.txid_column, codec, target.durable)
     udf = _writer(frame.sparkSession.sparkContext, table, tuple(frame.columns))
     return ClassicDataFrame(frame._jdf.mapInArrow(udf._jc, False, None), frame.sparkSession)
 
@@ -181,7 +181,7 @@ class _Table:
     """All that a writer depends on but the attempt; two of them may be compared."""
 
     name: str
-    root: str
+    root: Place
     partition_columns: tuple[str, ...]
     sorted_by: tuple[str, ...]
     txid_column: str | None

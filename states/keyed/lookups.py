@@ -161,7 +161,7 @@ def base_of(
 def _stored_as_of(
     spark: "SparkSession", engine: KernelEngine, root: Place, state: StateDescriptor, txid: int, pins: StatePins
 ) -> Stored:
-    if storage.local_path(str(root)) is not None:
+    if storage.reached_path(str(root)) is not None:
         try:
             return pins._look(spark, engine, root, state, txid)
         except (NotFollowed, TableMissing):

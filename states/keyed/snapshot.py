@@ -186,7 +186,7 @@ def _few(path: str, files: list[LiveFile]) -> list[LiveFile]:
 
 
 def _require_plain_files(table: TableSnapshot) -> None:
-    if storage.local_path(table.path) is None or table.properties.get("delta.enableDeletionVectors") != "false":
+    if storage.reached_path(table.path) is None or table.properties.get("delta.enableDeletionVectors") != "false":
         raise NotFollowed(f"the files of table {table.path} are not all that there is to it")
 
 

@@ -70,6 +70,12 @@ def write_ledger(damage: LedgerDamage) -> str:
     assert damage.data is not None
     aside = f"{damage.path}.damaged"
     with faults.fault_point(WRITE):
+        if storage.local_path(damage.path) is None:
+            raise SourceError(
+                f"the ledger of files {damage.path} is written again on a disk alone",
+                found="a store, where it is a folder of parts",
+                action="bring the parts back from the store's own versions, then run this again",
+            )
         there = storage.stat(damage.path)
         if there is not None and not there.is_file:
             raise SourceError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trident.config import TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.errors import ConfigError
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.running.zookeeper_acl import warn_if_open
@@ -36,5 +37,17 @@ def open_zookeeper(config: TridentConfig, warehouse: Place) -> ZooKeeper:
 
 
 def server_folder(warehouse: Place) -> Place:
-    """The data folder of a warehouse's embedded ZooKeeper server."""
+    """The data folder of a warehouse's embedded ZooKeeper server.
+
+    Raises:
+        ConfigError: the warehouse is in a store, and the server's data must be on a disk.
+    """
+    if not warehouse.is_local:
+        raise ConfigError(
+            f"the warehouse {warehouse} is in a store, and the embedded ZooKeeper server is bound to "
+            "one machine's disk",
+            found="zookeeper=embedded",
+            expected="an ensemble that outlives this machine",
+            action="set zookeeper to its hosts: HOST:PORT,HOST:PORT",
+        )
     return warehouse / "_trident" / "zookeeper"

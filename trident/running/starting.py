@@ -32,6 +32,7 @@ from trident.running.registry import add, make_room, place_of
 from trident.running.reporting import Reporter
 from trident.running.site import SparkSite
 from trident.running.status import StatusWriter, status_path
+from trident.spark import stores
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.place import Place
@@ -82,16 +83,23 @@ def start_topology(
     last_resort.install()
     config = as_config(config).replace(**settings)
     warehouse = config.warehouse_place()
+    if not warehouse.is_local:
+        stores.refuse_secrets(dict(config.spark_conf))
+        stores.configure(warehouse, spark, dict(config.spark_conf))
+        stores.check_store(warehouse, config.single_writer)
     topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
     plans = plan(topology.graph, tracking=config.ackers > 0)
     check_topology(topology.graph, config, master_of(spark, config))
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
     place = place_of(topology.name, config, warehouse)
     make_room(place, replace=replace, standby=standby)
-    storage.make_warehouse(warehouse)
+    if warehouse.is_local:
+        storage.make_warehouse(warehouse)
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
+    if not warehouse.is_local:
+        stores.configure_by_session(warehouse, spark)
     prepare_cluster(spark, warehouse, config.python_archive)
     query = _make_query(topology, plans, spark, config, warehouse, show_progress)
     add(place, query)

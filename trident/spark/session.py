@@ -27,7 +27,7 @@ from trident.config import TridentConfig
 from trident.coordinators.environment import is_secret
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
 from trident.coordinators.java import find_java
-from trident.spark import class_archive, kept_plans_jar
+from trident.spark import class_archive, kept_plans_jar, stores
 from trident.spark.cluster_files import PYTHON_ARCHIVE, send_framework, send_python
 from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package
 from trident.spark.log4j import has_own_log4j, log4j_file
@@ -115,7 +115,10 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
     """
     given = {**_kept_defaults(), **given}
     cores = local_cores(given.get("spark.master"))
-    jars = [*delta_jars({key: given[key] for key in RESOLVER_CONFS if key in given}), *kept_plans_jar.jars()]
+    resolver = {key: given[key] for key in RESOLVER_CONFS if key in given}
+    jars = [*delta_jars(resolver), *kept_plans_jar.jars()]
+    if given.get(stores.STORE) == "s3a":
+        jars += stores.s3_jars(resolver)
     confs = {
         # Batches of the window run side by side, and share the cores fairly.
         "spark.scheduler.mode": "FAIR",
@@ -123,6 +126,7 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         **({} if UNIX_SOCKETS in given else socket_settings(cores)),
+        **({stores.LOG_STORE_SETTING: stores.LOG_STORE} if given.get(stores.STORE) == "s3a" else {}),
     }
     if cores is not None:
         confs |= {
@@ -180,7 +184,7 @@ def spark_settings(config: TridentConfig) -> dict[str, str]:
         settings[class_archive.SETTING] = "false"
     if config.python_archive is not None:
         settings[PYTHON_ARCHIVE] = config.python_archive
-    return settings | dict(config.spark_conf)
+    return settings | stores.session_settings(config.warehouse_place()) | dict(config.spark_conf)
 
 
 def make_session(app_name: str, config: Mapping[str, str] | None = None) -> SparkSession:

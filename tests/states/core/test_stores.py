@@ -71,6 +71,10 @@ def test_one_of_many_creates_a_file(root: str) -> None:
         assert [f"{each}".encode() * 100 for each in won] == [storage.read(f"{root}/entry-{number}")]
 
 
+def test_it_is_found_to_let_one_writer_win(root: str) -> None:
+    assert storage.is_exclusive(root) and storage.list_names(root) == []
+
+
 def test_names_below_a_folder(root: str) -> None:
     storage.make_folder(f"{root}/t/p=a b/c%20d", root)
     for name in ("t/p=a b/x", "t/p=a b/c%20d/ü", "t/y"):
@@ -174,10 +178,8 @@ def test_a_name_whose_taking_was_not_answered_is_looked_at(
 
 
 def test_a_store_that_lets_two_writers_win_is_found_out(proxy: store_servers.Proxy) -> None:
-    store = storage.storage_for("s3a://behind/w")
-    assert store.exclusive("s3a://behind/w")
     proxy.ignores_conditions = True
-    assert not store.exclusive("s3a://behind/w")
+    assert not storage.is_exclusive("s3a://behind/w")
     assert storage.list_names("s3a://behind/w") == []
 
 

@@ -254,9 +254,8 @@ class FileLedger:
         """Reads what was appended since, perhaps by another process."""
         with self._lock:
             try:
-                found = storage.stat(self.path)
-                if found is not None and (not found.is_file or found.size > self._read_to):
-                    self._read_on(storage.read(self.path, self._read_to))
+                if data := storage.read_appended(self.path, self._read_to):
+                    self._read_on(data)
             except FileNotFoundError:
                 return
             except (OSError, Unreadable) as error:

@@ -188,7 +188,7 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
     """
     from trident.running.status import condition, format_status, read_status, topologies_with_status
 
-    warehouse = _config(settings).warehouse
+    warehouse = _config(settings).warehouse_place()
     names = [name] if name else topologies_with_status(warehouse)
     if not names:
         raise ConfigError(

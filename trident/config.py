@@ -35,6 +35,7 @@ from trident.config_kinds import (
 from trident.coordinators.errors import ConfigError, described
 from trident.settings import Settings, accepted, from_environment, named
 from trident.settings_file import ABOUT_SOURCES, SPARK_PREFIX, read_settings_file, spark_conf_of
+from trident.states.core import storage
 from trident.states.core.place import Place, warehouse_place
 
 # Spark settings that have a setting of ours.
@@ -45,6 +46,7 @@ def _setting(default: Any, kind: Kind, doc: str, unit: str = "", secret: bool = 
     return field(default=default, metadata={"kind": kind, "doc": doc, "unit": unit or kind.unit, "secret": secret})
 
 
+_HADOOP = "spark.hadoop."
 # The sections of docs/configuration.md, by their first setting.
 _SECTIONS = {
     "max_spout_pending": "Transactions",
@@ -352,12 +354,19 @@ class TridentConfig(Settings):
         return self._with({"spark_conf": (given, "--conf")}) if given != dict(self.spark_conf) else self
 
     def warehouse_place(self) -> Place:
-        """The warehouse as an absolute path without links, or as a URL.
+        """The warehouse as an absolute path without links, or as a URL of a store.
+
+        This process then reaches the store as the Spark settings that begin with ``spark.hadoop.`` say; the rest comes
+        from the store's own chain of settings and credentials.
 
         Raises:
             ConfigError: it is a URL of a kind that the framework cannot keep files in.
         """
-        return warehouse_place(self.warehouse)
+        place = warehouse_place(self.warehouse)
+        if not place.is_local:
+            hadoop = {key[len(_HADOOP) :]: value for key, value in self.spark_conf if key.startswith(_HADOOP)}
+            storage.configure(place.root, {**storage.settings_of(place.root), **hadoop})
+        return place
 
     @property
     def authenticates(self) -> bool:

@@ -71,9 +71,7 @@ class HostCopies:
         if any(one.log.control.txid > txid or now < one.off_until for one in followed.values()):
             return None
         return {
-            state: SentCopy(
-                one.state, str(self._warehouse), txid, commit_of(one.log.control), self._repair, self._bytes_max
-            )
+            state: SentCopy(one.state, self._warehouse, txid, commit_of(one.log.control), self._repair, self._bytes_max)
             for state, one in followed.items()
         }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.place import Place
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class SentCopy:
     """
 
     state: StateDescriptor
-    warehouse: str
+    warehouse: Place
     txid: int
     commit: str
     repair: str

@@ -54,7 +54,7 @@ class UserStatePublisher:
         self._tried = {other for other in self._tried if other[1].txid == attempt.txid} | {tried}
         if again and getattr(binding.state, "skip_replays", False):
             return
-        files = tuple(str(rows.root / file.path) for file in rows.files)
+        files = tuple(rows.root / file.path for file in rows.files)
         if not files:
             return
         info = BatchInfo(attempt, self._incarnation, self._epoch, self._config)

@@ -134,7 +134,7 @@ class PublishTask:
     aggregator: Any
     keys: tuple[str, ...]
     values: tuple[str, ...]
-    files: tuple[str, ...]
+    files: tuple[storage.AnyPath, ...]
     info: BatchInfo
 
     def __call__(self, batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -144,7 +144,7 @@ class PublishTask:
                 rows = self.publish(self.files[number])
                 yield pa.RecordBatch.from_pylist([{"file": number, "rows": rows}], schema=schema)
 
-    def publish(self, path: str) -> int:
+    def publish(self, path: storage.AnyPath) -> int:
         """Publishes one file and returns how many rows it had."""
         import pyarrow.parquet as pq  # time: 20 ms of each worker that looks values up
 

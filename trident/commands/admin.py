@@ -22,6 +22,7 @@ from trident.running.own_zookeeper import leading, own_zookeeper
 from trident.running.positions_check import check_by_manifest
 from trident.running.status import read_status
 from trident.spark.session import make_session, spark_settings
+from trident.spark.stores import configure_by_session
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from trident.states.core.names import check_name
@@ -61,6 +62,7 @@ def compact(name: str, config: TridentConfig | None = None, force: bool = False)
         with own_zookeeper(config, warehouse, name, "compact"):
             pass
     spark = make_session(f"trident compact {name}", spark_settings(config))
+    configure_by_session(warehouse, spark)
     engine = KernelEngine(spark)
     lines = []
     for descriptor in descriptors:
@@ -109,6 +111,7 @@ def skip(
         if group not in groups:
             raise TopologyError(f"{name} has no batch group {group!r}", expected=f"one of {sorted(groups)}")
         spark = make_session(f"trident skip {name}", spark_settings(config))
+        configure_by_session(warehouse, spark)
         with leading(zk, name, list(groups)) as lease:
             spouts = {tx_id: identity["streams"][tx_id] for tx_id in groups[group]}
             return _skip(KernelEngine(spark), zk, lease, warehouse, name, group, spouts, incarnation, txid)

@@ -15,6 +15,7 @@ from trident.coordinators.errors import TopologyError
 from trident.messages.replays import ReplayRequests, request_replay
 from trident.running.own_zookeeper import own_zookeeper
 from trident.spark.session import make_session, spark_settings
+from trident.spark.stores import configure_by_session
 from trident.states.core import storage
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
@@ -88,6 +89,7 @@ def dead_letters(
     if not paths:
         return []
     spark = spark or make_session(f"trident dead-letters {name}", spark_settings(config))
+    configure_by_session(warehouse, spark)
     replays = _replays(spark, warehouse, name)
     fields = [field for field in DeadLetter.__dataclass_fields__ if field != "replay"]
     rows = [row for path in sorted(paths) for row in _read(spark, path).select(fields).collect()]

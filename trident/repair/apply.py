@@ -44,6 +44,7 @@ from trident.repair.steps import (
 from trident.running.connecting import open_zookeeper
 from trident.running.own_zookeeper import leading, refuse_leader_elsewhere
 from trident.spark.session import make_session, spark_settings
+from trident.spark.stores import configure_by_session
 from trident.states.core.place import Place
 from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine
@@ -100,7 +101,9 @@ def repair(
     warehouse = config.warehouse_place()
     with closing(open_zookeeper(config, warehouse)) as zk:
         refuse_unfinished_reset(zk, name)
-        engine = KernelEngine(spark or make_session(f"trident repair {name}", spark_settings(config)))
+        spark = spark or make_session(f"trident repair {name}", spark_settings(config))
+        configure_by_session(warehouse, spark)
+        engine = KernelEngine(spark)
         facts = look(zk, engine, warehouse, name)
         _check_choices(facts, choices)
         findings = diagnose(facts, choices)

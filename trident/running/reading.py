@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from trident.config import TridentConfig
 from trident.coordinators.errors import TableError, TopologyError
 from trident.running.site import SparkSite
 from trident.spark.session import check_session
+from trident.spark.stores import configure_by_session
 from trident.states.core.binding import StateBinding, TablelessKind
-from trident.states.core.place import warehouse_place
+from trident.states.core.place import Place, warehouse_place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.frames import own_snapshot, values_by_spark
 from trident.states.keyed.key_reads import KeyReader, NotByKey, Values, held_values
@@ -52,7 +55,9 @@ def read(
         SparkSessionProblem: the session lacks what is needed.
     """
     check_session(spark)
-    return read_state(spark, KernelEngine(spark), warehouse_place(warehouse), state, txid=txid, aggregator=aggregator)
+    place = warehouse_place(warehouse)
+    configure_by_session(place, spark)
+    return read_state(spark, KernelEngine(spark), place, state, txid=txid, aggregator=aggregator)
 
 
 def get(
@@ -96,7 +101,7 @@ def get(
         FieldError: a key has other columns or types than the state's.
         ConfigError: a Python combiner is needed and was not given.
     """
-    reader = _reader(str(warehouse_place(warehouse)))
+    reader = _reader(str(TridentConfig(warehouse=os.fspath(warehouse)).warehouse_place()))
 
     def values(asked: list[Any]) -> list[Values | None]:
         return reader.get(state, reader.asked(state, asked), txid, aggregator)
@@ -106,7 +111,7 @@ def get(
 
 @lru_cache(maxsize=16)
 def _reader(warehouse: str) -> KeyReader:
-    return KeyReader(warehouse_place(warehouse))
+    return KeyReader(Place(warehouse))
 
 
 def _one_or_all(values: Callable[[list[Any]], list[Values | None]], keys: Any) -> Any:

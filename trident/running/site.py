@@ -101,9 +101,10 @@ class SparkSite:
         boot, states, base = boot_id(), {*plan.lowered.copied_states, *asked}, None
         if not states or not self.config.local_copies or boot == UNKNOWN:
             return None
-        if not is_local_master(self.spark.sparkContext.master):
+        one_host = is_local_master(self.spark.sparkContext.master)
+        if not one_host or not self.warehouse.is_local:
             base = own_folder(self.warehouse)
-            if base is None or plan.late_in_driver is None:  # a task has those of its own host
+            if base is None or (not one_host and plan.late_in_driver is None):  # a task has those of its own host
                 return None
         return StateCopies(
             self.engine, self.warehouse, self.config.local_copy_bytes_max, host_name(), boot, states, base

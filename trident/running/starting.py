@@ -25,7 +25,7 @@ from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.embedded_keeper import EmbeddedKeeper
 from trident.running.ending import Ending
 from trident.running.interrupts import prepare
-from trident.running.one_host import check_topology, master_of
+from trident.running.one_host import check_on_store, check_topology, master_of
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
 from trident.running.registry import add, make_room, place_of
@@ -90,6 +90,7 @@ def start_topology(
     topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
     plans = plan(topology.graph, tracking=config.ackers > 0)
     check_topology(topology.graph, config, master_of(spark, config))
+    check_on_store(topology.graph, plans, warehouse)
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
     place = place_of(topology.name, config, warehouse)
     make_room(place, replace=replace, standby=standby)

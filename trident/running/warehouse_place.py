@@ -9,6 +9,7 @@ from trident.states.core import storage
 from trident.states.core.place import Place
 
 _LOOK_SECS = 0.5
+_LOOK_AT_STORE_SECS = 10.0  # each look costs requests
 
 
 class WarehousePlace:
@@ -17,7 +18,8 @@ class WarehousePlace:
     def __init__(self, warehouse: Place, topology: str) -> None:
         self._warehouse, self._topology = warehouse, topology
         self._folder = warehouse / "_trident"
-        self._looked_at = -_LOOK_SECS
+        self._look_secs = _LOOK_SECS if warehouse.is_local else _LOOK_AT_STORE_SECS
+        self._looked_at = -self._look_secs
         self._missed = False
 
     def is_gone(self, sure: bool = False) -> bool:
@@ -26,7 +28,7 @@ class WarehousePlace:
         A file system that does not answer is not one that is gone.
         """
         now = time.monotonic()
-        if not sure and now - self._looked_at < _LOOK_SECS:
+        if not sure and now - self._looked_at < self._look_secs:
             return False
         self._looked_at = now
         missed_before, self._missed = self._missed, not self._is_there()

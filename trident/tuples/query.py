@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trident.config import TridentConfig, as_config
 from trident.coordinators.acker import Ackers
 from trident.coordinators.backoff import backoff_secs
-from trident.coordinators.errors import BatchError, SourceError, TridentError
+from trident.coordinators.errors import BatchError, SourceError, TopologyError, TridentError
 from trident.running import last_resort
 from trident.running.cluster_probe import prepare_cluster
 from trident.running.interrupts import prepare
@@ -78,6 +78,13 @@ def start_tuple_topology(
     config = as_config(config).replace(**settings)
     plan = topology.plan()
     check_tuple_topology(topology, master_of(spark, config))
+    if not config.warehouse_place().is_local:
+        raise TopologyError(
+            "a topology of spouts and bolts keeps its marks in a folder",
+            found=config.warehouse,
+            expected="a path; nothing that is to last is kept there",
+            action="set warehouse to a path",
+        )
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)

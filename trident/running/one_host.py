@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError
 from trident.operations.state_queries import StateQueryNode
 from trident.operations.state_writes import PersistNode
 from trident.planning.graph import TopologyGraph
-from trident.planning.groups import GroupPlan
 from trident.planning.nodes import SourceNode
 from trident.spark.session import spark_settings
-from trident.spouts.queues.directory_spout import DirectoryQueueSpout
 from trident.states.core.host_bound import check_hosts, is_local_master
-from trident.states.core.place import Place
 from trident.udf.expressions import current_session
 
 if TYPE_CHECKING:
@@ -44,26 +41,6 @@ def check_topology(graph: TopologyGraph, config: "TridentConfig", master: str) -
             expected="an ensemble that every host reaches, or a local master: local[…]",
             action="set zookeeper=host:port,host:port (TRIDENT_ZOOKEEPER, or --set zookeeper=…)",
         )
-
-
-def check_on_store(graph: TopologyGraph, plans: Sequence[GroupPlan], warehouse: Place) -> None:
-    """Raises TopologyError where a part of the topology keeps files in the warehouse that only a disk can hold."""
-    if warehouse.is_local:
-        return
-    tracked = sorted(name for plan in plans for name in plan.tracked)
-    copied = sorted(
-        node.tx_id
-        for node in graph.nodes
-        if isinstance(node, SourceNode) and isinstance(node.spout, DirectoryQueueSpout)
-    )
-    for names, what in ((copied, "the copies of a DirectoryQueueSpout's files"), (tracked, "the ledgers of messages")):
-        if names:
-            raise TopologyError(
-                f"{what} cannot be kept in {warehouse}",
-                found=f"the streams {', '.join(names)}",
-                expected="a warehouse on a disk, which all hosts share where there are several",
-                action="set warehouse to a path, or take another spout",
-            )
 
 
 def _things(graph: TopologyGraph) -> Iterator[tuple[Any, str]]:

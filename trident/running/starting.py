@@ -25,7 +25,8 @@ from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.embedded_keeper import EmbeddedKeeper
 from trident.running.ending import Ending
 from trident.running.interrupts import prepare
-from trident.running.one_host import check_on_store, check_topology, master_of
+from trident.running.on_store import check_on_store
+from trident.running.one_host import check_topology, master_of
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
 from trident.running.registry import add, make_room, place_of

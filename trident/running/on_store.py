@@ -1,4 +1,4 @@
-"""Refuses, before anything runs, parts of a topology whose files only a disk can hold, where its warehouse is a store."""
+"""Refuses, before anything runs, parts of a topology whose files a disk alone can hold, for a warehouse in a store."""
 
 from __future__ import annotations
 

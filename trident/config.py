@@ -13,7 +13,7 @@ is made from it (``python -m trident.config``).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
@@ -292,19 +292,20 @@ class TridentConfig(Settings):
     def __init__(self, **settings: Any) -> None:
         in_file, file = read_settings_file(os.environ)
         single = spark_conf_of(os.environ)
+        others = {variable: value for variable, value in os.environ.items() if not variable.startswith(SPARK_PREFIX)}
         sources = [
             named(_FIELDS, in_file, file),
-            from_environment(_FIELDS, os.environ),
+            from_environment(_FIELDS, others),
             {"spark_conf": (single, f"{SPARK_PREFIX}…")} if single else {},
             named(_FIELDS, settings, type(self).__name__),
         ]
-        # The user of a topology adds to what its author has set; each of one name has one source.
-        confs = [source["spark_conf"] for source in sources if "spark_conf" in source]
-        together = {key: one for value, origin in confs for key, one in accepted(_FIELDS["spark_conf"], value, origin)}
-        given = {name: value for source in sources for name, value in source.items()}
-        if confs:
-            given["spark_conf"] = (together, ", ".join(dict.fromkeys(origin for _, origin in confs)))
+        given: dict[str, tuple[Any, str]] = {}
+        for source in sources:
+            given = _added(given, source)
         self._fill(given)
+
+    def _with(self, given: Mapping[str, tuple[Any, str]]) -> TridentConfig:
+        return super()._with(_added({"spark_conf": (self.spark_conf, self.origin("spark_conf"))}, given))
 
     def _check(self) -> None:
         if (self.zookeeper_sasl_username or self.zookeeper_sasl_password) and not self.zookeeper_sasl_mechanism:
@@ -405,6 +406,26 @@ class TridentConfig(Settings):
                 "check_hostname": self.zookeeper_tls_verify,
             }
         return options
+
+
+def _added(
+    weaker: Mapping[str, tuple[Any, str]], stronger: Mapping[str, tuple[Any, str]]
+) -> dict[str, tuple[Any, str]]:
+    """Settings with their origins from two sources: the user of a topology adds Spark settings to its author's.
+
+    ``spark.master`` is the setting ``spark_master``, and as strong as its source.
+    """
+    together = {**weaker, **stronger}
+    if "spark_conf" in stronger:
+        value, origin = stronger["spark_conf"]
+        conf = dict(accepted(_FIELDS["spark_conf"], value, origin))
+        master = conf.get("spark.master")
+        if master is not None and stronger.get("spark_master", (master, ""))[0] == master:
+            together["spark_master"] = (conf.pop("spark.master"), origin)
+        before, earlier = weaker.get("spark_conf", ((), ""))
+        origins = [*(earlier.split(", ") if dict(before) else ()), origin]
+        together["spark_conf"] = ({**dict(before), **conf}, ", ".join(dict.fromkeys(origins)))
+    return together
 
 
 _FIELDS = TridentConfig._fields()

@@ -200,8 +200,8 @@ def test_spark_settings_of_all_sources_add_up(tmp_path, monkeypatch):
     monkeypatch.setenv("TRIDENT_SPARK__B", "single")
     monkeypatch.setenv("TRIDENT_SPARK__C", "single")
     config = TridentConfig(spark_conf={"spark.c": "code"}).with_spark_conf(["spark.d=line"])
+    assert (config.spark_master, config.origin("spark_master")) == ("spark://a:7077", str(tmp_path / "trident.toml"))
     assert dict(config.spark_conf) == {
-        "spark.master": "spark://a:7077",
         "spark.executor.memory": "2g",
         "spark.executor.cores": "2",
         "spark.executor.memoryOverhead": "9m",
@@ -214,6 +214,18 @@ def test_spark_settings_of_all_sources_add_up(tmp_path, monkeypatch):
         "spark.d": "line",
     }
     assert "TRIDENT_SPARK__" in TridentConfig().origin("spark_conf")
+    started = config.replace(spark_conf={"spark.a": "start"}).spark_conf
+    assert dict(started) == {**dict(config.spark_conf), "spark.a": "start"}
+
+
+def test_the_master_of_the_stronger_source_counts_under_either_name(tmp_path, monkeypatch):
+    settings_file(tmp_path, '[spark]\nmaster = "spark://a:7077"\n', monkeypatch)
+    assert TridentConfig().spark_master == "spark://a:7077"
+    assert TridentConfig().with_overrides(["spark_master=local[2]"]).spark_master == "local[2]"
+    config = TridentConfig(spark_master="local[3]").with_spark_conf(["spark.master=yarn"])
+    assert (config.spark_master, config.origin("spark_master"), config.spark_conf) == ("yarn", "--conf", ())
+    monkeypatch.setenv("TRIDENT_SPARK__MASTER", "local[4]")
+    assert TridentConfig().spark_master == "local[4]"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ from tests.jvm_options import start_quickly
 
 start_quickly()
 
-pytest_plugins = ["tests.zk_fixtures", "tests.spark_fixtures", "tests.redis_fixtures", "tests.zk_security"]
+pytest_plugins = [
+    "tests.zk_fixtures",
+    "tests.spark_fixtures",
+    "tests.redis_fixtures",
+    "tests.zk_security",
+    "tests.kafka_fixtures",
+]
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ _NAMES = {
     "spouts.data_source": "DataSourceSpout",
     "spouts.delta.spout": "DeltaSpout",
     "spouts.files.spout": "FileSpout",
+    "spouts.kafka.spout": "KafkaSpout OpaqueKafkaSpout",
     "spouts.fixed": "FixedBatchSpout",
     "spouts.live_attempts": "LiveAttempts TakingCoordinator",
     "spouts.queues.directory_spout": "DirectoryQueueSpout",

@@ -45,6 +45,8 @@ from trident.spouts.data_source import DataSourceSpout as DataSourceSpout
 from trident.spouts.delta.spout import DeltaSpout as DeltaSpout
 from trident.spouts.files.spout import FileSpout as FileSpout
 from trident.spouts.fixed import FixedBatchSpout as FixedBatchSpout
+from trident.spouts.kafka.spout import KafkaSpout as KafkaSpout
+from trident.spouts.kafka.spout import OpaqueKafkaSpout as OpaqueKafkaSpout
 from trident.spouts.live_attempts import LiveAttempts as LiveAttempts
 from trident.spouts.live_attempts import TakingCoordinator as TakingCoordinator
 from trident.spouts.queues.directory_spout import DirectoryQueueSpout as DirectoryQueueSpout

@@ -17,11 +17,11 @@ from tests import facade_stub
 ROOT = Path(__file__).resolve().parents[2]
 
 PUBLIC = """
-Aggregator BackingMap Backlog BasicBolt BasicOutputCollector BatchCoordinator BatchSpout BoltContext
-ChainedAggregation Combiner Commits CommitterTridentSpout Count DataSourceSpout Debug DeltaAppend DeltaMapState
-DeltaSpout DirectoryQueueSpout Emitted Emitter Equals FailedException FencedBackingMap FileSpout FilterNull FirstN
-FixedBatchSpout GeneratorSpout GroupedStream InProcessQueue InProcessQueueSpout JoinOutFieldsMode JoinType
-LRUMemoryMapState LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate NotExactlyOnceWarning
+Aggregator BackingMap Backlog BasicBolt BasicOutputCollector BatchCoordinator BatchSpout BoltContext ChainedAggregation
+Combiner Commits CommitterTridentSpout Count DataSourceSpout Debug DeltaAppend DeltaMapState DeltaSpout
+DirectoryQueueSpout Emitted Emitter Equals FailedException FencedBackingMap FileSpout FilterNull FirstN FixedBatchSpout
+GeneratorSpout GroupedStream InProcessQueue InProcessQueueSpout JoinOutFieldsMode JoinType KafkaSpout LRUMemoryMapState
+LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate NotExactlyOnceWarning OpaqueKafkaSpout
 OpaquePartitionEmitter OpaquePartitionedTridentSpout OpaqueValue OperationContext OutputCollector OwnsTable
 PartitionBatch PartitionEmitter PartitionedCoordinator PartitionedTridentSpout QueryFunction QueueSpout RateSpout
 RedisListQueue RedisListSpout RedisMap Reducer RemovableMapState RichBolt RichSpout SameBatchOnlyWarning SnapshotGet

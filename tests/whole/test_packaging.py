@@ -16,7 +16,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"trident", "coordinators", "states", "tests", "examples", "benchmarks"}
 # Module -> the distribution that brings it, where the names differ or another one depends on it.
-DISTRIBUTION = {"importlinter": "import-linter", "delta": "delta-spark", "py4j": "pyspark", "numpy": "pandas"}
+DISTRIBUTION = {
+    "importlinter": "import-linter",
+    "delta": "delta-spark",
+    "py4j": "pyspark",
+    "numpy": "pandas",
+    "confluent_kafka": "confluent-kafka",
+}
 TESTS_ONLY = {"pytest", "hypothesis", "deltalake"}
 
 

@@ -1,0 +1,1 @@
+"""KafkaSpout: the messages of topics of a Kafka cluster, each once."""

@@ -1,0 +1,217 @@
+"""The driver's look at a Kafka cluster: its topics with their ids, where their partitions begin and end."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trident.coordinators.errors import ConfigError, SourceError
+from trident.spouts.kafka.client import error_text
+from trident.spouts.kafka.ranges import At, TopicLook
+from trident.spouts.kafka.settings import Connection, kafka_module
+
+REQUEST_SECS = 5.0
+_AWAY = (
+    "_TRANSPORT",
+    "_TIMED_OUT",
+    "_ALL_BROKERS_DOWN",
+    "_RESOLVE",
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "UNKNOWN_TOPIC_OR_PART",
+    "BROKER_NOT_AVAILABLE",
+    "REQUEST_TIMED_OUT",
+    "COORDINATOR_NOT_AVAILABLE",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+)
+
+
+class BrokersAway(SourceError):
+    """No broker answers, or the leader of a partition is away: it may be back soon."""
+
+
+class KafkaCluster:
+    """Asks a cluster. Safe for threads.
+
+    Args:
+        isolation: ends are those for readers of this isolation.
+        what: the source, for messages.
+    """
+
+    def __init__(self, connection: Connection, isolation: str, what: str) -> None:
+        self._connection, self._isolation, self._what = connection, isolation, what
+        self._kafka, self._module = kafka_module(), kafka_module("confluent_kafka.admin")
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._problems: list[str] = []
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def look(self, topics: Sequence[str], pattern: str | None) -> list[TopicLook]:
+        """The topics that are there now, of those named or of all whose whole name fits the pattern.
+
+        Raises:
+            BrokersAway: no broker answers.
+            SourceError: the cluster refuses.
+        """
+        if pattern is not None:
+            names = [name for name in self._names() if re.fullmatch(pattern, name) and not name.startswith("__")]
+        else:
+            names = list(topics)
+        found = {one.name: one for one in self._described(names)}
+        ats = [At(name, number) for name in found for number in range(len(found[name].partitions))]
+        ends = self._offsets(ats, self._module.OffsetSpec.latest())
+        return [
+            TopicLook(name, str(one.topic_id), [ends.get(At(name, number)) for number in range(len(one.partitions))])
+            for name, one in found.items()
+        ]
+
+    def ids(self, topics: Iterable[str], led: Iterable[At] = ()) -> dict[str, str]:
+        """Topic → its id now, of those that are there.
+
+        Args:
+            led: partitions that must have a leader.
+
+        Raises:
+            BrokersAway: no broker answers, or a leader is away.
+            SourceError: the cluster refuses.
+        """
+        found = {one.name: one for one in self._described(sorted(set(topics)))}
+        away = [at for at in led if at.topic in found and not _is_led(found[at.topic], at.partition)]
+        if away:
+            raise BrokersAway(f"{self._what} waits: {_listed(away)} without a leader")
+        return {name: str(one.topic_id) for name, one in found.items()}
+
+    def begins(self, ats: Sequence[At]) -> dict[At, int]:
+        """The first offset that there is, of partitions whose leader is there."""
+        return self._offsets(ats, self._module.OffsetSpec.earliest())
+
+    def ends(self, ats: Sequence[At]) -> dict[At, int]:
+        """Where partitions end now, of those whose leader is there."""
+        return self._offsets(ats, self._module.OffsetSpec.latest())
+
+    def at_time(self, ats: Sequence[At], milliseconds: int) -> dict[At, int]:
+        """The offset of the first message from that time on; where there is none it is -1."""
+        return self._offsets(ats, self._module.OffsetSpec.for_timestamp(milliseconds))
+
+    def committed(self, group: str, ats: Sequence[At]) -> dict[At, int]:
+        """The offsets that a group has committed.
+
+        Raises:
+            BrokersAway: no broker answers.
+            SourceError: the cluster refuses.
+        """
+        asked = self._kafka.ConsumerGroupTopicPartitions(group, [self._kafka.TopicPartition(*at) for at in ats])
+        futures = self._admin().list_consumer_group_offsets([asked], request_timeout=REQUEST_SECS)
+        found = self._result(next(iter(futures.values())), f"the committed offsets of group {group!r}")
+        return {At(one.topic, one.partition): one.offset for one in found.topic_partitions if one.offset >= 0}
+
+    def commit(self, group: str, offsets: Mapping[At, int]) -> None:
+        """Stores offsets under a group's name.
+
+        Raises:
+            SourceError: the cluster refuses, or does not answer.
+        """
+        partitions = [self._kafka.TopicPartition(*at, offset) for at, offset in offsets.items()]
+        asked = self._kafka.ConsumerGroupTopicPartitions(group, partitions)
+        futures = self._admin().alter_consumer_group_offsets([asked], request_timeout=REQUEST_SECS)
+        found = self._result(next(iter(futures.values())), f"the offsets of group {group!r}")
+        refused = next((one for one in found.topic_partitions if one.error is not None), None)
+        if refused is not None:
+            raise SourceError(
+                f"the offsets of group {group!r} cannot be committed", found=self._connection.clean(str(refused.error))
+            )
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _admin(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                settings = {
+                    "reconnect.backoff.max.ms": 2_000,
+                    "log_level": 0,
+                    **self._connection.config,
+                    "error_cb": lambda error: self._problems.__setitem__(
+                        slice(None), [self._connection.clean(error.str())]
+                    ),
+                }
+                try:
+                    self._client = self._module.AdminClient(settings)
+                except Exception as error:  # the client's, for a setting that it does not take
+                    raise ConfigError(
+                        f"the Kafka client refuses the settings of {self._what}",
+                        found=error_text(self._connection, error),
+                        expected="settings of librdkafka in config=",
+                    ) from None
+            self._client.poll(0)  # calls error_cb
+            return self._client
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(self._admin().list_topics(timeout=REQUEST_SECS).topics)
+        except self._kafka.KafkaException as error:
+            raise self._problem(error, "its topics") from None
+
+    def _described(self, names: Sequence[str]) -> list[Any]:
+        """Those of the topics that are there."""
+        if not names:
+            return []
+        collection = self._kafka.TopicCollection(list(names))
+        futures = self._admin().describe_topics(collection, request_timeout=REQUEST_SECS)
+        found = []
+        for name, future in futures.items():
+            try:
+                found.append(future.result(2 * REQUEST_SECS))
+            except self._kafka.KafkaException as error:
+                if error.args[0].code() != self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise self._problem(error, f"topic {name!r}") from None
+        return found
+
+    def _offsets(self, ats: Sequence[At], spec: Any) -> dict[At, int]:
+        """One request for all; without the partitions whose leader is away, unless all of them are."""
+        if not ats:
+            return {}
+        level = self._kafka.IsolationLevel[self._isolation.upper()]
+        asked = {self._kafka.TopicPartition(*at): spec for at in ats}
+        futures = self._admin().list_offsets(asked, isolation_level=level, request_timeout=REQUEST_SECS)
+        found: dict[At, int] = {}
+        problem: SourceError | None = None
+        for one, future in futures.items():
+            try:
+                found[At(one.topic, one.partition)] = future.result(2 * REQUEST_SECS).offset
+            except self._kafka.KafkaException as error:
+                problem = self._problem(error, f"the offsets of {one.topic}[{one.partition}]")
+                if not isinstance(problem, BrokersAway):
+                    raise problem from None
+        if problem is not None and not found:
+            raise problem
+        return found
+
+    def _result(self, future: Any, what: str) -> Any:
+        try:
+            return future.result(2 * REQUEST_SECS)
+        except self._kafka.KafkaException as error:
+            raise self._problem(error, what) from None
+
+    def _problem(self, error: Any, what: str) -> SourceError:
+        inner, kafka = error.args[0], self._kafka.KafkaError
+        text = error_text(self._connection, error)
+        away = inner.retriable() or inner.code() in {getattr(kafka, name) for name in _AWAY}
+        said = f" ({self._problems[0]})" if self._problems else ""
+        return (BrokersAway if away else SourceError)(
+            f"{self._what} cannot ask the cluster for {what}",
+            found=f"{inner.name()}: {text}{said}",
+            expected=f"brokers that answer at {self._connection.config['bootstrap.servers']}",
+            action="it is asked again, for as long as it takes" if away else None,
+        )
+
+
+def _is_led(topic: Any, partition: int) -> bool:
+    leader = topic.partitions[partition].leader if partition < len(topic.partitions) else None
+    return leader is not None and leader.id >= 0
+
+
+def _listed(ats: Sequence[At]) -> str:
+    return ", ".join(map(str, ats[:5])) + (f" and {len(ats) - 5} others" if len(ats) > 5 else "")

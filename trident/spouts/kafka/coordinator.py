@@ -1,0 +1,272 @@
+"""Decides which offsets are in each batch: looks at the cluster, and cuts ranges."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from trident.coordinators.errors import SourceError
+from trident.spouts.batch_size import AdaptiveBatchSize
+from trident.spouts.contracts import Backlog, BatchCoordinator, Json
+from trident.spouts.kafka.cluster import KafkaCluster
+from trident.spouts.kafka.group_commits import GroupCommits
+from trident.spouts.kafka.ranges import (
+    At,
+    Batch,
+    TopicLook,
+    TopicRanges,
+    cut,
+    ends_of,
+    follow,
+    new_partitions,
+    shrunk,
+    waiting,
+)
+from trident.spouts.kafka.starts import Starts
+
+log = logging.getLogger(__name__)
+
+
+class KafkaPlan(Protocol):
+    """The part of a KafkaSpout that says how its topics are cut into batches."""
+
+    topics: tuple[str, ...]
+    pattern: str | None
+    forget: tuple[str, ...]
+    lossy: bool
+    min_rows: int
+    max_rows: int
+    poll_interval_secs: float
+
+    def selects(self, topic: str) -> bool:
+        """Tells whether the stream reads the topic."""
+
+
+class KafkaCoordinator(BatchCoordinator):
+    """Looks where the partitions end and decides where each batch ends. Metadata: as :class:`Batch`.
+
+    Args:
+        what: the source, for messages.
+        in_flight: batches that may be active at once.
+        commits: gets the offsets of batches that are durable; None: no group wants them.
+    """
+
+    def __init__(
+        self,
+        spout: KafkaPlan,
+        cluster: KafkaCluster,
+        starts: Starts,
+        what: str,
+        in_flight: int,
+        commits: GroupCommits | None,
+    ) -> None:
+        self._spout, self._cluster, self._starts, self._what = spout, cluster, starts, what
+        self._adaptive = AdaptiveBatchSize(spout.min_rows, spout.max_rows, in_flight)
+        self._commits = commits
+        self._planned: dict[int, Batch] = {}
+        self._planned_at: dict[int, float] = {}
+        self._fresh: Batch | None = None  # where the stream begins, until its first batch is pinned
+        self._look: Sequence[TopicLook] | None = None  # the latest; None: the latest has failed
+        self._failure: SourceError | None = None
+        self._next_look = 0.0
+        self._look_again = False  # asked for by refresh(), perhaps while a look was under way
+        self._lock = threading.RLock()  # the backlog is asked for from another thread
+
+    # --- looks --------------------------------------------------------------------------------
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """Told, if at all, before the first question: the greatest txid that has metadata."""
+        self._remember(txid, Batch.read(metadata))
+
+    def refresh(self) -> None:
+        """The next question is answered from a new look at the cluster, however recent the last one was."""
+        self._look_again = True
+
+    def is_ready(self, txid: int) -> bool:
+        """Tells whether messages wait.
+
+        Raises:
+            SourceError: the cluster cannot be asked, or has not what belongs to the stream. It is asked again.
+        """
+        with self._lock:
+            self._look_now()
+            before = self._planned.get(txid - 1)
+            if before is None:
+                if self._planned:
+                    return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
+                before = self._first()
+                # Where the stream begins is written down at once, before it could be another place.
+                return not self._starts.is_fixed or self._waiting(before) > 0
+            return self._waiting(before) > 0
+
+    def _look_now(self) -> Sequence[TopicLook]:
+        """Looks where partitions end, at most every poll_interval_secs."""
+        if time.monotonic() < self._next_look and not self._look_again:
+            if self._failure is not None:
+                raise self._failure
+        else:
+            self._look_again = False  # before the look: a refresh() during it asks for another
+            try:
+                self._look, self._failure = self._cluster.look(self._spout.topics, self._spout.pattern), None
+            except SourceError as error:
+                self._look, self._failure = None, error
+                raise
+            finally:
+                self._next_look = time.monotonic() + self._spout.poll_interval_secs
+        assert self._look is not None
+        return self._look
+
+    def _first(self) -> Batch:
+        """The empty batch that everything begins after.
+
+        Raises:
+            SourceError: a topic that is named is not there, or the stream cannot begin as it is told to.
+        """
+        if self._fresh is None:
+            look = self._look_now()
+            wrong = self._wrong(Batch(), look)
+            if wrong is not None:
+                raise wrong
+            self._fresh = follow(Batch(), look, self._starts.first(new_partitions(Batch(), look)))
+        return self._fresh
+
+    def _waiting(self, after: Batch) -> int:
+        """Offsets that wait behind a batch; at least 1 where something is wrong, which the transaction's begin says."""
+        look = self._look_now()
+        known, ends = after.without(self._spout.forget), ends_of(look)
+        new = sum(ends[at] for at in new_partitions(known, look))
+        return waiting(known, ends) + new + (self._wrong(known, look) is not None)
+
+    def backlog(self) -> Backlog:
+        with self._lock:
+            after = self._planned[max(self._planned)] if self._planned else self._fresh
+            if self._look is None or after is None:
+                return Backlog()
+            return Backlog(rows=waiting(after, ends_of(self._look)))
+
+    # --- planning -----------------------------------------------------------------------------
+
+    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        """Cuts a batch.
+
+        Raises:
+            SourceError: the cluster has not what belongs to the stream: a topic is gone, is another one, or has lost
+                messages at its end.
+        """
+        with self._lock:
+            if curr_metadata is not None:
+                return self._remember(txid, Batch.read(curr_metadata))
+            if prev_metadata is None:
+                before = self._first()
+            else:
+                before = Batch.read(prev_metadata).without(self._spout.forget)
+            self._planned_at[txid] = time.monotonic()
+            try:
+                look = self._look_now()
+            except SourceError as error:
+                # Streams that it shares its transactions with need not wait for its cluster.
+                log.info("transaction %d begins without messages of %s: %s", txid, self._what, error)
+                return self._remember(txid, follow(before, [], {}))
+            wrong = self._wrong(before, look)
+            if wrong is not None:
+                raise wrong
+            new = new_partitions(before, look)
+            empty = follow(self._moved_back(before, look), look, self._starts.later(new) if new else {})
+            ends = ends_of(look)
+            rows = self._adaptive.next_size(max(1, waiting(empty, ends)))
+            return self._remember(txid, cut(empty, ends, rows, txid))
+
+    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        """Half of the offsets of what timed out, but at least one."""
+        with self._lock:
+            found = Batch.read(curr_metadata)
+            rows = self._adaptive.timed_out(max(1, found.rows_estimate))
+            self._planned_at[txid] = time.monotonic()
+            return self._remember(txid, shrunk(found, rows, txid))
+
+    def _wrong(self, before: Batch, look: Sequence[TopicLook]) -> SourceError | None:
+        """The error of what is not as the stream has left it."""
+        found = {one.topic: one for one in look}
+        known_topics = {one.topic for one in before.topics}
+        missing = sorted(set(self._spout.topics) - found.keys() - known_topics)
+        if missing:
+            return SourceError(
+                f"{self._what} cannot read topic {missing[0]!r}",
+                found="no such topic in the cluster, or no right to see it",
+                expected="the topics that it names",
+                action="create it; it is looked for again",
+            )
+        for known in before.topics:
+            if not self._spout.selects(known.topic):
+                continue
+            now = found.get(known.topic)
+            if now is None or now.id != known.id:
+                return topic_is_another(self._what, known, None if now is None else now.id)
+            if len(now.ends) < len(known.end):
+                return SourceError(
+                    f"{self._what}: topic {known.topic!r} has fewer partitions than it had",
+                    found=f"{len(now.ends)}",
+                    expected=f"{len(known.end)}",
+                )
+            for number, end in enumerate(known.end):
+                newest = now.ends[number]
+                if newest is not None and newest < end and not self._spout.lossy:
+                    return SourceError(
+                        f"{self._what}: the log of {At(known.topic, number)} has lost messages that were read, as "
+                        "after an unclean election of a leader",
+                        found=f"its end at offset {newest}",
+                        expected=f"offset {end} or a later one",
+                        action="new messages get offsets that were read already, so going on would leave some out: "
+                        "begin again with `trident reset NAME`, or read the topic by an OpaqueKafkaSpout, which goes "
+                        "on from its end",
+                    )
+        return None
+
+    def _moved_back(self, before: Batch, look: Sequence[TopicLook]) -> Batch:
+        """Where a log ends before the stream has got to, a spout that takes losses goes on from its end."""
+        ends = ends_of(look)
+        topics = []
+        for one in before.topics:
+            to = [min(end, ends.get(At(one.topic, number), end)) for number, end in enumerate(one.end)]
+            if to != list(one.end):
+                log.warning(
+                    "%s: logs of topic %s end before what was read; it goes on from %s", self._what, one.topic, to
+                )
+            topics.append(TopicRanges(one.topic, one.id, to, to))
+        return Batch(tuple(topics))
+
+    def _remember(self, txid: int, planned: Batch) -> Json:
+        self._planned[txid] = planned
+        for known in [known for known in self._planned if known < txid - 100]:
+            del self._planned[known]
+            self._planned_at.pop(known, None)
+        return planned.to_json()
+
+    # --- afterwards ---------------------------------------------------------------------------
+
+    def success(self, txid: int) -> None:
+        with self._lock:
+            planned_at, planned = self._planned_at.pop(txid, None), self._planned.get(txid)
+            if planned_at is not None:
+                self._adaptive.succeeded(time.monotonic() - planned_at)
+        if planned is not None and self._commits is not None:
+            self._commits.commit(txid, planned.ends)
+
+    def close(self) -> None:
+        if self._commits is not None:
+            self._commits.close()
+
+
+def topic_is_another(what: str, known: TopicRanges, found: str | None) -> SourceError:
+    """The error for a topic that was deleted, or deleted and made again."""
+    return SourceError(
+        f"{what}: topic {known.topic!r} "
+        + ("was deleted" if found is None else "is another one: it was deleted and made again"),
+        found="no such topic" if found is None else f"topic id {found}",
+        expected=f"topic id {known.id}",
+        action="messages may be lost that were not read. To go on, with a topic of that name that there is now from "
+        f"its first message on: forget=[{known.id!r}]; to begin again: `trident reset NAME`",
+    )

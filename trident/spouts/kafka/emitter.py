@@ -1,0 +1,158 @@
+"""Turns ranges of offsets into rows: read in the driver where they are few, and by Spark's tasks."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from trident.coordinators.errors import SourceError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spark.slots import ROWS_BYTES_MAX
+from trident.spouts.contracts import Emitted, Emitter, Json
+from trident.spouts.kafka.cluster import BrokersAway, KafkaCluster
+from trident.spouts.kafka.coordinator import topic_is_another
+from trident.spouts.kafka.ranges import Batch, OffsetRange, groups, pieces
+from trident.spouts.kafka.reader import Consumers, Reading, Stopped, read_groups
+from trident.workers.reports import SOURCE, find_report
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+# One Spark partition per so many messages: a batch below that runs fastest in one.
+PARTITION_ROWS = 100_000
+# So many messages the driver reads itself: a job that reads them takes longer than they do.
+_HERE_ROWS = 5_000
+_WAIT_SECS_MAX = 5.0
+
+
+class KafkaEmitter(Emitter):
+    """Reads the ranges of a batch. Safe for threads.
+
+    Args:
+        forget: ids of topics whose ranges are left out.
+    """
+
+    def __init__(
+        self, spark: Any, cluster: KafkaCluster, reading: Reading, schema: "StructType", forget: tuple[str, ...]
+    ) -> None:
+        self._spark, self._cluster, self._reading, self._schema, self._forget = spark, cluster, reading, schema, forget
+        self._cores = max(1, spark.sparkContext.defaultParallelism)
+        self._consumers = Consumers()
+        self._changed = threading.Condition()
+        self._emitted: dict[TransactionAttempt, Batch] = {}
+        self._cancelled: set[TransactionAttempt] = set()
+        self._closed = False
+        self._message_bytes = 0.0  # of those read last
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        """The messages of a batch; waits while the brokers that have them are away.
+
+        Raises:
+            SourceError: they cannot be read as they were planned.
+        """
+        batch = Batch.read(metadata).without(self._forget)
+        with self._changed:
+            self._emitted[attempt] = batch
+        ranges = batch.ranges
+        if not ranges:
+            return Emitted([], partitions=1)
+        self._check(self._when_led(attempt, ranges), batch)
+        rows = sum(one.end - one.begin for one in ranges)
+        if rows <= _HERE_ROWS and rows * self._message_bytes <= ROWS_BYTES_MAX:
+            table = self._read_here(attempt, ranges)
+            if table is not None:
+                return Emitted(table, partitions=1)
+        partitions = max(1, min(-(-rows // PARTITION_ROWS), 2 * self._cores))
+        grouped = groups(pieces(ranges, PARTITION_ROWS), partitions)
+        task = functools.partial(read_groups, self._reading, grouped)
+        frame = self._spark.range(0, len(grouped), 1, len(grouped)).mapInArrow(task, self._schema)
+        return Emitted(frame, partitions=len(grouped))
+
+    def _read_here(self, attempt: TransactionAttempt, ranges: list[OffsetRange]) -> pa.Table | None:
+        """The messages of some ranges; None: they are many bytes, and so the tasks' work."""
+        batches: list[pa.RecordBatch] = []
+        try:
+            for batch in self._consumers.read(self._reading, ranges, lambda: self._is_unwanted(attempt)):
+                batches.append(batch)
+                size = sum(one.nbytes for one in batches)
+                self._message_bytes = size / max(1, sum(one.num_rows for one in batches))
+                if size > ROWS_BYTES_MAX:
+                    return None
+        except Stopped:
+            raise SourceError(f"{self._reading.what}: attempt {attempt} is wanted no more") from None
+        except Exception as error:
+            report = find_report(error, SOURCE)
+            if report is None:
+                raise
+            facts = {key: report.get(key) for key in ("found", "expected", "action")}
+            raise SourceError(report["message"], **facts) from None
+        return pa.Table.from_batches(batches) if batches else None
+
+    def _is_unwanted(self, attempt: TransactionAttempt) -> bool:
+        with self._changed:
+            return self._closed or attempt in self._cancelled
+
+    # --- topics that are other ones -------------------------------------------------------------
+
+    def prepare(self, attempt: TransactionAttempt) -> None:
+        """Looks again, once the rows are staged, whether they were those of the topics that were to be read.
+
+        An id never comes again, so a topic that has it now had it all the time.
+
+        Raises:
+            SourceError: a topic was deleted since the batch was planned; the cluster does not answer.
+        """
+        with self._changed:
+            batch = self._emitted.get(attempt)
+        if batch is not None and batch.ranges:
+            self._check(self._cluster.ids({one.topic for one in batch.ranges}), batch)
+
+    def _check(self, found: dict[str, str], batch: Batch) -> None:
+        used = {one.topic for one in batch.ranges}
+        for known in batch.topics:
+            if known.topic in used and found.get(known.topic) != known.id:
+                raise topic_is_another(self._reading.what, known, found.get(known.topic))
+
+    def _when_led(self, attempt: TransactionAttempt, ranges: list[OffsetRange]) -> dict[str, str]:
+        """Topic → its id, as soon as all partitions have leaders: an attempt without them would fail."""
+        pause = 0.1
+        while True:
+            try:
+                found = self._cluster.ids({one.topic for one in ranges}, [one.at for one in ranges])
+                if pause > 0.1:
+                    log.info("%s: the brokers are back", self._reading.what)
+                return found
+            except BrokersAway as error:
+                if pause == 0.1:
+                    log.warning("attempt %s waits for its brokers: %s", attempt, error)
+            pause = min(_WAIT_SECS_MAX, 2 * pause)
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed or attempt in self._cancelled, pause):
+                    raise SourceError(f"{self._reading.what}: attempt {attempt} is wanted no more")
+
+    # --- its end --------------------------------------------------------------------------------
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """The attempt is given up: it waits and reads no more."""
+        with self._changed:
+            self._cancelled.add(attempt)
+            self._emitted.pop(attempt, None)
+            self._changed.notify_all()
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        with self._changed:
+            for known in [one for one in self._emitted if one.txid <= attempt.txid]:
+                del self._emitted[known]
+            self._cancelled = {one for one in self._cancelled if one.txid > attempt.txid}
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._consumers.close()

@@ -1,0 +1,312 @@
+"""Reads ranges of offsets into Arrow: in Spark's Python workers, and few of them in the driver; workers import it.
+
+A range ends where a message at or behind its end arrives, or where the broker says that the log ends there or later:
+compaction, control records and aborted transactions leave holes. A log that ends before, or no longer has the
+beginning, is an error, never fewer rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from trident.spouts.files.tasks import SourceFailure
+from trident.spouts.kafka.client import consumer_of, error_text
+from trident.spouts.kafka.ranges import At, OffsetRange
+from trident.spouts.kafka.rows import Rows
+from trident.spouts.kafka.settings import Connection, kafka_module
+
+log = logging.getLogger(__name__)
+
+# One Arrow batch has about so much; and a message may be as large as it is.
+_BATCH_ROWS, _BATCH_BYTES = 10_000, 4 << 20
+_CHUNK = 2_000
+_POLL_SECS = 0.25
+# After an election the new leader may not yet know that messages are replicated: its log seems to end earlier.
+_SETTLE_SECS = 5.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How ranges are read; it travels to the tasks.
+
+    Attributes:
+        group: the consumer's name towards the cluster.
+        columns: those of COLUMNS that are made, in this order.
+        lossy: read what is left of a range of which messages are gone.
+        patience_secs: without an answer of the brokers for so long the read fails.
+        what: the source, for messages.
+    """
+
+    connection: Connection
+    group: str
+    isolation: str
+    columns: tuple[str, ...]
+    lossy: bool
+    patience_secs: float
+    what: str
+
+
+class Stopped(Exception):
+    """The rows are wanted no more."""
+
+
+def read_groups(
+    reading: Reading, groups: Sequence[Sequence[OffsetRange]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The function of a mapInArrow over task numbers: the messages of each task's ranges."""
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from CONSUMERS.read(reading, groups[number])
+
+
+class Consumers:
+    """The idle consumers of a process: connecting takes longer than reading a small batch. Safe for threads."""
+
+    def __init__(self, most: int = 4) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._idle: list[tuple[tuple[Any, ...], Any, list[str]]] = []
+
+    def read(
+        self, reading: Reading, ranges: Sequence[OffsetRange], stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[pa.RecordBatch]:
+        """The messages of some ranges, of each partition in the order of its offsets.
+
+        Raises:
+            SourceFailure: they cannot be read; or not all of them are there.
+            Stopped: as ``stopped`` says.
+        """
+        names = (
+            reading.group,
+            reading.isolation,
+            *sorted((key, str(value)) for key, value in reading.connection.config.items()),
+        )
+        consumer, problems = self._take(names, reading)
+        try:
+            yield from _Read(reading, consumer, problems, ranges, stopped).batches()
+            consumer.unassign()
+        except BaseException:  # a generator that is closed early, too
+            consumer.close()
+            raise
+        with self._lock:
+            self._idle.append((names, consumer, problems))
+            over = self._idle[: -self._most]
+            del self._idle[: -self._most]
+        for _, old, _ in over:
+            old.close()
+
+    def _take(self, names: tuple[Any, ...], reading: Reading) -> tuple[Any, list[str]]:
+        with self._lock:
+            for number, (key, consumer, problems) in enumerate(self._idle):
+                if key == names:
+                    del self._idle[number]
+                    problems.clear()
+                    return consumer, problems
+        problems = []
+        try:
+            return consumer_of(reading.connection, reading.group, reading.isolation, problems), problems
+        except Exception as error:  # the client's, for a setting that it does not take
+            raise SourceFailure(
+                f"{reading.what} cannot be read: the Kafka client refuses its settings",
+                found=error_text(reading.connection, error),
+                expected="settings of librdkafka in config=",
+            ) from None
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, consumer, _ in idle:
+            consumer.close()
+
+
+CONSUMERS = Consumers()
+
+
+class _Early(NamedTuple):
+    """A log that ended before a range did: at which offset, seen first and last when."""
+
+    offset: int
+    first: float
+    last: float
+
+
+class _Read:
+    """One read of some ranges by one consumer."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        consumer: Any,
+        problems: list[str],
+        ranges: Sequence[OffsetRange],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._reading, self._consumer, self._problems, self._stopped = reading, consumer, problems, stopped
+        self._open = {one.at: one for one in ranges}
+        self._early: dict[At, _Early] = {}
+        self._kafka = kafka_module()
+        assert len(self._open) == len(ranges), "a partition is there twice"
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        rows = Rows(self._reading.columns)
+        partition = self._kafka.TopicPartition
+        self._consumer.assign([partition(one.topic, one.partition, one.begin) for one in self._open.values()])
+        heard = time.monotonic()
+        while self._open:
+            if self._stopped():
+                raise Stopped
+            first = self._consumer.poll(_POLL_SECS if not self._early else 0.05)
+            if first is None:
+                self._wait(heard)
+                continue
+            self._take([first, *self._consumer.consume(_CHUNK, 0)], rows)
+            if rows.count >= _BATCH_ROWS or rows.bytes >= _BATCH_BYTES:
+                yield rows.taken()
+            heard = time.monotonic()
+        if rows.count:
+            yield rows.taken()
+
+    def _wait(self, heard: float) -> None:
+        """Nothing came for a moment."""
+        now = time.monotonic()
+        for at, early in list(self._early.items()):
+            if now - early.first >= _SETTLE_SECS:
+                self._ends_early(at, early.offset)
+            elif now - early.last >= _SETTLE_SECS / 20:
+                self._early[at] = early._replace(last=now)
+                self._go_to(at, early.offset)  # asks the broker again
+        if not self._early and now - heard > self._reading.patience_secs:
+            raise SourceFailure(
+                f"{self._reading.what} cannot be read: no broker has sent anything of "
+                f"{', '.join(map(str, list(self._open)[:5]))} for {self._reading.patience_secs:g} s",
+                found=self._problems[0] if self._problems else "no answer",
+                expected="the leaders of its partitions, and the right to read them",
+                action="the batch is tried again; it waits for the brokers",
+            )
+
+    def _take(self, messages: list[Any], rows: Rows) -> None:
+        by_partition: dict[tuple[str, int], list[Any]] = {}
+        for message in messages:
+            if message.error() is None:
+                by_partition.setdefault((message.topic(), message.partition()), []).append(message)
+            else:  # behind the messages before it
+                for key, some in by_partition.items():
+                    self._add(At(*key), some, rows)
+                by_partition = {}
+                self._event(message)
+        for key, some in by_partition.items():
+            self._add(At(*key), some, rows)
+
+    def _add(self, at: At, messages: list[Any], rows: Rows) -> None:
+        wanted = self._open.get(at)
+        if wanted is None:
+            return  # read ahead
+        offsets = [message.offset() for message in messages]
+        first, last = bisect_left(offsets, wanted.begin), bisect_left(offsets, wanted.end)
+        if first < last:
+            rows.add(at, messages[first:last], offsets[first:last])
+            self._early.pop(at, None)
+        if offsets[-1] >= wanted.end - 1:
+            self._end(at)
+
+    def _event(self, message: Any) -> None:
+        error = message.error()
+        at = At(message.topic(), message.partition()) if message.topic() is not None else None
+        wanted = self._open.get(at) if at is not None else None
+        if error.code() == self._kafka.KafkaError._PARTITION_EOF:
+            if wanted is None or at is None:
+                return
+            if message.offset() >= wanted.end:
+                self._end(at)
+                return
+            now, known = time.monotonic(), self._early.get(at)
+            first = now if known is None or known.offset != message.offset() else known.first
+            self._early[at] = _Early(message.offset(), first, now)
+            return
+        if error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and at is not None:
+            if wanted is not None:
+                self._out_of_range(at, wanted)
+            return
+        if error.retriable() or error.code() in (
+            self._kafka.KafkaError._TRANSPORT,
+            self._kafka.KafkaError._ALL_BROKERS_DOWN,
+        ):
+            self._problems[:] = [self._reading.connection.clean(error.str())]
+            return
+        if at is None or wanted is not None:
+            raise SourceFailure(
+                f"{self._reading.what} cannot be read{f', at {at}' if at else ''}",
+                found=self._reading.connection.clean(f"{error.name()}: {error.str()}"),
+                action="the batch is tried again up to max_attempts",
+            )
+
+    def _out_of_range(self, at: At, wanted: OffsetRange) -> None:
+        """The log has no message at the offset that was asked for, and none behind it that would do."""
+        low, high = self._consumer.get_watermark_offsets(self._kafka.TopicPartition(*at), 10.0, cached=False)
+        if self._reading.lossy:
+            begin = max(low, wanted.begin)
+            log.warning(
+                "%s: messages of %s from offset %d on are gone: found %d … %d",
+                self._reading.what,
+                at,
+                wanted.begin,
+                low,
+                high,
+            )
+            if begin >= wanted.end or begin > high:
+                self._end(at)
+            else:
+                self._open[at] = wanted._replace(begin=begin)
+                self._go_to(at, begin)
+            return
+        expired = low > wanted.begin
+        raise SourceFailure(
+            f"{self._reading.what}: messages of {at} that belong to this batch are gone: "
+            + (
+                "they have expired" if expired else "its log ends before them, as after an unclean election of a leader"
+            ),
+            found=f"offsets {low} … {high}",
+            expected=f"offsets {wanted.begin} … {wanted.end}",
+            action=_GONE,
+        )
+
+    def _ends_early(self, at: At, offset: int) -> None:
+        wanted = self._open[at]
+        del self._early[at]
+        if self._reading.lossy:
+            log.warning("%s: the log of %s ends at %d, before %d", self._reading.what, at, offset, wanted.end)
+            self._end(at)
+            return
+        raise SourceFailure(
+            f"{self._reading.what}: messages of {at} that belong to this batch are gone: its log ends before them, as "
+            "after an unclean election of a leader",
+            found=f"its end at offset {offset}",
+            expected=f"offsets {wanted.begin} … {wanted.end}",
+            action=_GONE,
+        )
+
+    def _go_to(self, at: At, offset: int) -> None:
+        """Reads a partition on from an offset, also one whose last fetch has failed: a seek refuses that."""
+        partition = self._kafka.TopicPartition(at.topic, at.partition, offset)
+        self._consumer.incremental_unassign([partition])
+        self._consumer.incremental_assign([partition])
+
+    def _end(self, at: At) -> None:
+        del self._open[at]
+        self._early.pop(at, None)
+        if self._open:
+            self._consumer.incremental_unassign([self._kafka.TopicPartition(*at)])
+
+
+_GONE = (
+    "bring the messages back, or give the batch up with `trident skip`; an OpaqueKafkaSpout reads what is left. Keep "
+    "messages for longer (retention.ms), and elect no leader uncleanly (unclean.leader.election.enable)"
+)

@@ -1,0 +1,95 @@
+"""The columns of Kafka's messages, as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from trident.spouts.kafka.ranges import At
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+# Name → Spark's type.
+COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "headers": "array<struct<key: string, value: binary>>",
+    "timestamp": "timestamp",
+    "topic": "string",
+    "partition": "int",
+    "offset": "long",
+}
+
+
+class Rows:
+    """Messages that have been read, until they are taken as a batch.
+
+    Attributes:
+        count: messages.
+        bytes: of their values.
+    """
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._clear()
+
+    def _clear(self) -> None:
+        self.count = self.bytes = 0
+        self._messages: list[Any] = []
+        self._offsets: list[int] = []
+        self._runs: list[tuple[At, int]] = []
+
+    def add(self, at: At, messages: list[Any], offsets: list[int]) -> None:
+        """Messages of one partition, at these offsets."""
+        self._messages += messages
+        self._offsets += offsets
+        self._runs.append((at, len(messages)))
+        self.count += len(messages)
+        self.bytes += sum(map(len, messages))
+
+    def taken(self) -> pa.RecordBatch:
+        """The messages since it was called last."""
+        made = [_MAKERS[name](self) for name in self._columns]
+        batch = pa.RecordBatch.from_arrays(made, [*self._columns])
+        self._clear()
+        return batch
+
+    def keys(self) -> pa.Array:
+        return pa.array([message.key() for message in self._messages], pa.binary())
+
+    def values(self) -> pa.Array:
+        return pa.array([message.value() for message in self._messages], pa.binary())
+
+    def headers(self) -> pa.Array:
+        headers = [message.headers() for message in self._messages]
+        return pa.array(headers, _HEADERS) if any(headers) else pa.nulls(len(headers), _HEADERS)
+
+    def timestamps(self) -> pa.Array:
+        given = [message.timestamp() for message in self._messages]
+        # Kind 0: none; the milliseconds are then -1.
+        return pa.array([ms * 1000 if kind else None for kind, ms in given], pa.timestamp("us", tz="UTC"))
+
+    def topics(self) -> pa.Array:
+        return self._repeated([at.topic for at, _ in self._runs], pa.string())
+
+    def partitions(self) -> pa.Array:
+        return self._repeated([at.partition for at, _ in self._runs], pa.int32())
+
+    def offsets(self) -> pa.Array:
+        return pa.array(self._offsets, pa.int64())
+
+    def _repeated(self, values: list[Any], kind: pa.DataType) -> pa.Array:
+        counts = (count for _, count in self._runs)
+        return pa.concat_arrays([pa.repeat(pa.scalar(value, kind), count) for value, count in zip(values, counts)])
+
+
+_MAKERS: Mapping[str, Callable[[Rows], pa.Array]] = {
+    "key": Rows.keys,
+    "value": Rows.values,
+    "headers": Rows.headers,
+    "timestamp": Rows.timestamps,
+    "topic": Rows.topics,
+    "partition": Rows.partitions,
+    "offset": Rows.offsets,
+}

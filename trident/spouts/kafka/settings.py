@@ -1,0 +1,152 @@
+"""A Kafka cluster as a process of this framework reaches it: its client, its settings, and texts without secrets."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trident.coordinators.errors import ConfigError, EnvironmentProblem, TopologyError, described
+from trident.states.core.host_bound import is_this_host
+
+KAFKA_OF_ALL = "write the names or the addresses that every host knows the brokers by"
+ISOLATIONS = ("read_committed", "read_uncommitted")
+# The settings that the spout itself decides, so that no message is lost or read twice.
+_OURS = {
+    "bootstrap.servers": "it is the first argument",
+    "metadata.broker.list": "brokers are the first argument",
+    "auto.offset.reset": "the spout says where each batch begins",
+    "enable.auto.commit": "positions are stored with each transaction",
+    "enable.auto.offset.store": "positions are stored with each transaction",
+    "enable.partition.eof": "the end of a range is found by it",
+    "isolation.level": "give it as isolation=",
+    "group.instance.id": "partitions are assigned by the spout",
+    "partition.assignment.strategy": "partitions are assigned by the spout",
+    "fetch.error.backoff.ms": "a range that has expired is an error at once",
+}
+_SECRET = re.compile(r"password|secret|token|jaas|\.pem$|sasl\.username")
+_KEPT_IN = re.compile(r"(env|file):(.+)", re.DOTALL)
+
+
+def kafka_module(name: str = "confluent_kafka") -> Any:
+    """The client package, or a module of it.
+
+    Raises:
+        EnvironmentProblem: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as problem:
+        raise EnvironmentProblem(
+            "a KafkaSpout needs the Kafka client on each machine that reads",
+            found=str(problem),
+            action="install it: pip install 'trident-spark[kafka]' (confluent-kafka)",
+        ) from problem
+
+
+@dataclass(frozen=True, repr=False)
+class Connection:
+    """The settings of a client, with its secrets: it goes to tasks, and into no text."""
+
+    config: Mapping[str, Any] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"Connection({self.config['bootstrap.servers']!r})"
+
+    def clean(self, text: str) -> str:
+        """The text with each secret struck out."""
+        secrets = {str(value) for key, value in self.config.items() if is_secret(key) and str(value)}
+        for secret in sorted(secrets, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
+
+def is_secret(setting: str) -> bool:
+    """Tells whether a setting of the client holds a credential."""
+    return _SECRET.search(setting.lower()) is not None
+
+
+class KafkaSettings:
+    """The way to a cluster, as its user gives it.
+
+    Args:
+        bootstrap: ``host:port,host:port``.
+        config: settings of librdkafka.
+        secrets: further ones by where they are kept: ``env:VARIABLE`` or ``file:/path``, read when a topology starts.
+
+    Raises:
+        TopologyError: one of them cannot be used.
+    """
+
+    def __init__(self, bootstrap: Any, config: Any, secrets: Any, user: str) -> None:
+        if not isinstance(bootstrap, str) or not bootstrap.strip() or "@" in bootstrap:
+            # Not `found`: it may hold a password by mistake.
+            raise TopologyError(
+                f"the brokers of {user} cannot be used", expected="'host:port' or 'host:port,host:port'"
+            )
+        self.bootstrap = ",".join(part.strip() for part in bootstrap.split(","))
+        self.config = _names(config, f"the config of {user}")
+        self.secrets = _names(secrets, f"the secrets of {user}")
+        for setting in (*self.config, *self.secrets):
+            if setting.lower() in _OURS:
+                raise TopologyError(
+                    f"{user} cannot be given the setting {setting}", expected=f"none: {_OURS[setting.lower()]}"
+                )
+        for setting, place in self.secrets.items():
+            if not isinstance(place, str) or not _KEPT_IN.fullmatch(place):
+                # Not `found`: it may be the secret itself.
+                raise TopologyError(
+                    f"the secret {setting} of {user} cannot be used", expected="'env:VARIABLE' or 'file:/path'"
+                )
+
+    @property
+    def is_this_host(self) -> bool:
+        """Tells whether a broker's address is a loopback one, which is another machine on each host."""
+        return any(is_this_host(f"kafka://{broker}") for broker in self.bootstrap.split(","))
+
+    def connection(self) -> Connection:
+        """The settings with their secrets.
+
+        Raises:
+            ConfigError: a secret is not where it is said to be.
+        """
+        found = {setting: _read_secret(setting, place) for setting, place in self.secrets.items()}
+        return Connection({**self.config, **found, "bootstrap.servers": self.bootstrap})
+
+
+def _names(value: Any, what: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TopologyError(
+            f"{what} cannot be used", found=type(value).__name__, expected="settings of librdkafka by name"
+        )
+    for key, one in value.items():
+        if not isinstance(one, (str, int, float, bool)):
+            raise TopologyError(
+                f"{what} cannot be used", found=f"{key}: {type(one).__name__}", expected="texts, numbers, True or False"
+            )
+    return dict(value)
+
+
+def _read_secret(setting: str, place: str) -> str:
+    kind, _, name = place.partition(":")
+    if kind == "env":
+        value = os.environ.get(name)
+        if value is None:
+            raise ConfigError(
+                f"the Kafka setting {setting} is kept in an environment variable that is not set", expected=name
+            )
+        return value
+    try:
+        return Path(name).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, ValueError) as problem:
+        raise ConfigError(
+            f"the Kafka setting {setting} is kept in a file that cannot be read",
+            found=described(problem),
+            expected=name,
+        ) from None

@@ -1,0 +1,207 @@
+"""A transactional source of the messages of Kafka topics (docs/semantics.md 3, docs/kafka.md).
+
+`coordinator.py` looks where partitions end and cuts ranges of offsets (`ranges.py`); `emitter.py` turns them into
+rows, which `reader.py` reads on executors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+from trident.coordinators.errors import TopologyError, described
+from trident.spouts import arguments as spout_arguments
+from trident.spouts.batch_size import AdaptiveBatchSize
+from trident.spouts.contracts import SpoutContext, SpoutKind
+from trident.spouts.kafka.cluster import KafkaCluster
+from trident.spouts.kafka.coordinator import KafkaCoordinator
+from trident.spouts.kafka.emitter import KafkaEmitter
+from trident.spouts.kafka.group_commits import GroupCommits
+from trident.spouts.kafka.reader import Reading
+from trident.spouts.kafka.rows import COLUMNS
+from trident.spouts.kafka.settings import ISOLATIONS, KAFKA_OF_ALL, KafkaSettings
+from trident.spouts.kafka.starts import Start, Starts, check_start
+from trident.udf.schemas import as_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class KafkaSpout:
+    """The messages of Kafka topics, each once, in the order of its partition.
+
+    A batch is a range of offsets of each partition, stored with the transaction before any message is used; a
+    replay, in another process too, reads exactly those offsets again. Kafka's own transactions are followed: with
+    ``read_committed`` a batch ends before the first message that is not yet decided, and has none that was aborted.
+
+    A row is a message: ``key`` and ``value`` (bytes; null where there is none, so a tombstone's value is null),
+    ``headers`` (null without any), ``timestamp``, ``topic``, ``partition`` and ``offset``.
+
+    New partitions, and new topics of a pattern, are read from their first message on as soon as they are seen.
+
+    Nothing is skipped silently. These end the topology with a SourceError: messages that expired before they were
+    read; a topic that was deleted, or deleted and made again under its name (its id tells); a log that ends before
+    what was read, as after an unclean election. A broker that is away ends nothing: no new batch begins without it,
+    and those in flight wait for it. Of a compacted topic a batch has the messages that are still there when it is
+    read: an :class:`OpaqueKafkaSpout` reads them once for all that is made of them.
+
+    Needs the client on each machine that reads: ``pip install 'trident-spark[kafka]'``.
+
+    Args:
+        bootstrap: brokers: ``"host:port,host:port"``.
+        topics: the name of a topic, or several; or
+        pattern: a regular expression for the whole name; internal topics (``__…``) are left out.
+        start: where the stream begins when the topology first starts: ``"earliest"``; ``"latest"``; a datetime with
+            a time zone: the first message from then on; or ``{"topic": {partition: offset}}``.
+        start_group: begin at the offsets that this consumer group has committed, and at ``start`` in partitions of
+            which it has none: to move a consumer here. Not looked at afterwards.
+        commit_group: commit the offsets of transactions that have succeeded to this group, for monitors of lag. They
+            are never read back; a failure is logged and fails nothing.
+        isolation: ``"read_committed"`` or ``"read_uncommitted"``.
+        columns: those of the row that are wanted; fewer are faster.
+        min_rows: how many messages a batch has when little waits.
+        max_rows: how many it has at most.
+        config: settings of librdkafka, such as ``{"security.protocol": "SASL_SSL"}``; in no text or stored record.
+        secrets: further settings by where they are kept: ``{"sasl.password": "env:KAFKA_PASSWORD"}`` or
+            ``"file:/run/secrets/kafka"``; read when the topology starts, and sent to the tasks.
+        poll_interval_secs: least time between two looks at where partitions end.
+        patience_secs: without a word from the brokers for so long a read fails, and is tried again.
+        forget: ids of topics, as an error names them, that were deleted: what was not read of them is given up, and
+            a topic of that name is read from its first message on. It may stay.
+
+    Raises:
+        TopologyError: an argument cannot be used.
+    """
+
+    kind = SpoutKind.TRANSACTIONAL
+    lossy = False
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topics: Union[str, Sequence[str]] = (),
+        *,
+        pattern: str | None = None,
+        start: Start = "earliest",
+        start_group: str | None = None,
+        commit_group: str | None = None,
+        isolation: str = "read_committed",
+        columns: Sequence[str] = tuple(COLUMNS),
+        min_rows: int = 1_000,
+        max_rows: int = 500_000,
+        config: Mapping[str, Any] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        poll_interval_secs: float = 0.5,
+        patience_secs: float = 60.0,
+        forget: Sequence[str] = (),
+    ) -> None:
+        user = f"a {type(self).__name__}"
+        self._settings = KafkaSettings(bootstrap, config, secrets, user)
+        self.topics = _texts(topics, f"the topics of {user}")
+        self.pattern = _pattern(pattern, user)
+        if bool(self.topics) == (pattern is not None):
+            raise TopologyError(
+                f"{user} needs topics, or a pattern of their names", found="both" if pattern is not None else "neither"
+            )
+        check_start(start, user)
+        self.start, self.forget = start, _texts(forget, f"forget of {user}")
+        for name, group in (("start_group", start_group), ("commit_group", commit_group)):
+            if group is not None and not (isinstance(group, str) and group):
+                raise TopologyError(
+                    f"{name} of {user} cannot be used", found=described(group), expected="a group's name"
+                )
+        self.start_group, self.commit_group = start_group, commit_group
+        if isolation not in ISOLATIONS:
+            raise TopologyError(
+                f"the isolation of {user} is unknown", found=described(isolation), expected=" or ".join(ISOLATIONS)
+            )
+        self.isolation = isolation
+        self.columns = _texts(columns, f"the columns of {user}")
+        unknown = [name for name in self.columns if name not in COLUMNS]
+        if unknown or not self.columns:
+            raise TopologyError(
+                f"the columns of {user} cannot be used", found=", ".join(unknown) or "none", expected=", ".join(COLUMNS)
+            )
+        AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
+        self.min_rows, self.max_rows = min_rows, max_rows
+        self.poll_interval_secs = spout_arguments.seconds(f"poll_interval_secs of {user}", poll_interval_secs)
+        self.patience_secs = spout_arguments.seconds(f"patience_secs of {user}", patience_secs, zero=False)
+
+    def __repr__(self) -> str:
+        read = repr(list(self.topics)) if self.topics else f"pattern={self.pattern!r}"
+        return f"{type(self).__name__}({self._settings.bootstrap!r}, {read})"
+
+    @property
+    def output_schema(self) -> "StructType":
+        return as_schema(", ".join(f"`{name}` {COLUMNS[name]}" for name in self.columns), type(self).__name__)
+
+    @property
+    def bound_to_one_host(self) -> "str | bool":
+        """A loopback address names other brokers on each host of a cluster."""
+        return KAFKA_OF_ALL if self._settings.is_this_host else False
+
+    def selects(self, topic: str) -> bool:
+        """Tells whether the stream reads the topic."""
+        return topic in self.topics if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
+
+    def get_coordinator(self, context: SpoutContext) -> KafkaCoordinator:
+        """Connects to nothing yet.
+
+        Raises:
+            EnvironmentProblem: the client is not installed.
+            ConfigError: a secret is not where it is said to be.
+        """
+        what = self._named(context)
+        cluster = KafkaCluster(self._settings.connection(), self.isolation, what)
+        starts = Starts(cluster, self.start, self.start_group, what)
+        commits = None if self.commit_group is None else GroupCommits(cluster, self.commit_group)
+        in_flight = context.options.get("max_spout_pending") or 3
+        return KafkaCoordinator(self, cluster, starts, what, in_flight, commits)
+
+    def get_emitter(self, context: SpoutContext) -> KafkaEmitter:
+        connection, what = self._settings.connection(), self._named(context)
+        group = str(connection.config.get("group.id", f"trident-{context.topology}-{context.tx_id}"))
+        reading = Reading(connection, group, self.isolation, self.columns, self.lossy, self.patience_secs, what)
+        cluster = KafkaCluster(connection, self.isolation, what)
+        return KafkaEmitter(context.spark, cluster, reading, self.output_schema, self.forget)
+
+    def _named(self, context: SpoutContext) -> str:
+        return f"the Kafka stream {context.tx_id!r}"
+
+
+class OpaqueKafkaSpout(KafkaSpout):
+    """The messages of Kafka topics where losses are taken: a range may come back with other messages.
+
+    As :class:`KafkaSpout`, but messages that are gone are left out, with a warning in the log, and the stream goes on
+    with what is there: behind expired messages at the first one that is left, and behind an unclean election at the
+    end of the log. Each attempt reads its messages once, also where several states are made of them, so
+    compaction between two reads does not show. Opaque: states that need the same batch at a replay are not exactly
+    once with it.
+    """
+
+    kind = SpoutKind.OPAQUE
+    lossy = True
+
+
+def _texts(value: Any, what: str) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not all(isinstance(one, str) and one for one in texts):
+        raise TopologyError(f"{what} cannot be used", found=described(value), expected="names")
+    if len(set(texts)) != len(texts):
+        raise TopologyError(f"{what} cannot be used", found=described(value), expected="each name once")
+    return tuple(texts)
+
+
+def _pattern(pattern: Any, user: str) -> str | None:
+    if pattern is None:
+        return None
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as problem:
+        raise TopologyError(
+            f"the pattern of {user} cannot be used",
+            found=f"{described(pattern)}: {problem}",
+            expected="a regular expression",
+        ) from None
+    return str(pattern)

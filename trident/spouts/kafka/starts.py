@@ -1,0 +1,108 @@
+"""Where a stream begins in a topic: earliest, latest, at a time, at given offsets, or where a group had got to."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
+
+from trident.coordinators.errors import SourceError, TopologyError, described
+from trident.spouts.kafka.cluster import KafkaCluster
+from trident.spouts.kafka.ranges import At
+from trident.spouts.metadata import is_whole
+
+EARLIEST, LATEST = "earliest", "latest"
+Offsets = Mapping[str, Mapping[int, int]]
+Start = Union[str, datetime.datetime, Offsets]
+
+
+def check_start(start: Any, user: str) -> None:
+    """Raises TopologyError where a stream cannot begin so."""
+    if isinstance(start, str) and start in (EARLIEST, LATEST):
+        return
+    if isinstance(start, datetime.datetime) and start.tzinfo is not None:
+        return
+    if isinstance(start, Mapping) and all(isinstance(topic, str) and _are_offsets(one) for topic, one in start.items()):
+        return
+    raise TopologyError(
+        f"start of {user} cannot be used",
+        found=described(start),
+        expected='"earliest", "latest", a datetime with a time zone, or {"topic": {0: offset, 1: offset, …}}',
+    )
+
+
+def _are_offsets(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(is_whole(part, 0) and is_whole(at, 0) for part, at in value.items())
+
+
+class Starts:
+    """Finds the offsets at which partitions begin that a stream has not read yet.
+
+    Args:
+        group: whose committed offsets go before ``start``; None: none.
+        what: the source, for messages.
+    """
+
+    def __init__(self, cluster: KafkaCluster, start: Start, group: str | None, what: str) -> None:
+        self._cluster, self._start, self._group, self._what = cluster, start, group, what
+
+    @property
+    def is_fixed(self) -> bool:
+        """Tells whether the stream would begin at the same offsets if it were asked later."""
+        return self._group is None and (self._start == EARLIEST or isinstance(self._start, Mapping))
+
+    def later(self, ats: Sequence[At]) -> dict[At, int]:
+        """Partitions that appeared while the stream ran are read from their first message on."""
+        return self._cluster.begins(ats)
+
+    def first(self, ats: Sequence[At]) -> dict[At, int]:
+        """The offsets of a stream that has read nothing yet; all partitions are there, or none.
+
+        Raises:
+            SourceError: a partition has no such offset, or its leader is away.
+        """
+        lows = self._cluster.begins(ats)
+        highs = self._cluster.ends(ats)
+        away = [at for at in ats if at not in lows or at not in highs]
+        if away:
+            raise SourceError(
+                f"{self._what} cannot begin: it is not known where {away[0]} begins",
+                found="no leader",
+                expected="a leader of each partition when a stream starts for the first time",
+                action="it is asked again, for as long as it takes",
+            )
+        committed = {} if self._group is None else self._cluster.committed(self._group, ats)
+        rest = [at for at in ats if at not in committed]
+        found = {**self._wanted(rest, lows, highs), **committed}
+        for at, offset in found.items():
+            if not lows[at] <= offset <= highs[at]:
+                raise SourceError(
+                    f"{self._what} cannot begin at offset {offset} of {at}"
+                    + (f", which group {self._group!r} has committed" if at in committed else ""),
+                    found=f"offsets {lows[at]} … {highs[at]}",
+                    expected="an offset that is still there",
+                    action='give the offsets to begin at: start={"topic": {partition: offset}}',
+                )
+        return found
+
+    def _wanted(self, ats: Sequence[At], lows: Mapping[At, int], highs: Mapping[At, int]) -> dict[At, int]:
+        start = self._start
+        if not ats:
+            return {}
+        if start == EARLIEST:
+            return {at: lows[at] for at in ats}
+        if start == LATEST:
+            return {at: highs[at] for at in ats}
+        if isinstance(start, datetime.datetime):
+            found = self._cluster.at_time(ats, int(start.timestamp() * 1000))
+            # A partition without a message from then on begins where it ends.
+            return {at: highs[at] if found.get(at, -1) < 0 else found[at] for at in ats}
+        assert isinstance(start, Mapping)
+        missing = [at for at in ats if at.partition not in start.get(at.topic, {})]
+        if missing:
+            raise SourceError(
+                f"{self._what} is not told where {missing[0]} begins",
+                found=f"start= without {', '.join(map(str, missing[:10]))}",
+                expected="an offset for each partition that is there",
+            )
+        return {at: start[at.topic][at.partition] for at in ats}

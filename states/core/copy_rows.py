@@ -14,7 +14,7 @@ others; the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any, TypedDict, cast
@@ -94,25 +94,43 @@ class RowCodec:
             raise TypeError(f"column {column} of type {kinds[column]} is no position")
         if column in self.keys:
             at = self.keys.index(column)
-            return lambda keys, values: self._key_columns(keys)[at].to_pylist()
+            return lambda keys, values: self._key_columns(keys, {at})[0].to_pylist()
         at = self.values.index(column)
         return lambda keys, values: self._columns(values)[at].to_pylist()
 
-    def _key_columns(self, keys: Sequence[bytes]) -> list[pa.Array]:
-        """The key columns of encoded keys, in the types that are written."""
+    def _key_columns(self, keys: Sequence[bytes], wanted: Collection[int] | None = None) -> list[pa.Array]:
+        """The key columns of encoded keys, in the types that are written.
+
+        Args:
+            wanted: the numbers of some of them, in ascending order; None: all.
+        """
         widths = [_width(kind) for kind in self._key_types]
-        behind = _LENGTH.itemsize * max(widths.count(None) - 1, 0)  # the lengths
-        fixed = len(widths) + sum(width for width in widths if width is not None)
-        pieces: list[list[bytes | None]] = [[] for _ in widths]
-        for key in keys:
-            at, end = 0, len(key) - behind
-            known = np.frombuffer(key, _LENGTH, offset=end).tolist() if behind else []
-            lengths = iter([*known, end - fixed - sum(known)])
-            for width, column in zip(widths, pieces, strict=True):
-                start = at + 1
-                at = start + (next(lengths) if width is None else width)
-                column.append(None if key[start - 1] else key[start:at])
-        return [_key_array(column, kind) for column, kind in zip(pieces, self._key_types, strict=True)]
+        count = len(keys)
+        text, sizes = b"".join(keys), np.fromiter(map(len, keys), np.int64, count)
+        ends = np.cumsum(sizes)
+        whole, at = np.frombuffer(text, np.uint8), ends - sizes
+        several = max(widths.count(None) - 1, 0)
+        ends = ends - several * _LENGTH.itemsize  # behind it the lengths
+        known = _view_rows(whole[ends[:, None] + np.arange(several * _LENGTH.itemsize)], _LENGTH, several)
+        columns, seen = [], 0
+        for number, (width, kind) in enumerate(zip(widths, self._key_types, strict=True)):
+            is_wanted = wanted is None or number in wanted
+            nulls, start = whole[at].astype(bool), at + 1
+            if width is not None:
+                if is_wanted:
+                    columns.append(_key_array(whole[start[:, None] + np.arange(width)], nulls, kind))
+                at = start + width
+                continue
+            if seen < several:
+                at = start + known[:, seen]
+            else:  # the length of the last one is what is left
+                behind = sum(1 + (other or 0) for other in widths[number + 1 :])
+                at = ends - behind
+            seen += 1
+            if is_wanted:
+                places = zip(start.tolist(), at.tolist(), nulls.tolist(), strict=True)
+                columns.append(_unpacked([None if null else text[a:b] for a, b, null in places], kind))
+        return columns
 
     # --- values ---------------------------------------------------------------------------------------
 
@@ -305,18 +323,17 @@ def _array(matrix: _Matrix, nulls: Any, kind: pa.DataType) -> pa.Array:
     return pa.array(given, wire, mask=nulls, from_pandas=False) if nulls.any() else pa.array(given, wire)
 
 
+def _view_rows(matrix: _Matrix, form: Any, count: int) -> Any:
+    """Of each row of bytes so many numbers."""
+    return np.ascontiguousarray(matrix).view(form).reshape(len(matrix), count).astype(np.int64)
+
+
 def _view(matrix: _Matrix, form: Any) -> Any:
     return np.ascontiguousarray(matrix).view(form).reshape(len(matrix))
 
 
-def _key_array(pieces: list[bytes | None], kind: pa.DataType) -> pa.Array:
-    """A key column from the bytes of each row, as :func:`_key_bytes` gives them; None where it is null."""
-    width = _width(kind)
-    if width is None:
-        return _unpacked(pieces, kind)
-    nulls = np.fromiter((piece is None for piece in pieces), bool, len(pieces))
-    text = b"".join(bytes(width) if piece is None else piece for piece in pieces)
-    matrix = np.frombuffer(text, np.uint8).reshape(len(pieces), width).copy()
+def _key_array(matrix: _Matrix, nulls: Any, kind: pa.DataType) -> pa.Array:
+    """A key column from the bytes of each row, as :func:`_key_bytes` gives them."""
     if _dtype(kind).kind == "i":
         matrix[:, 0] ^= 0x80
         matrix = np.ascontiguousarray(matrix[:, ::-1])

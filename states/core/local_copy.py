@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import lmdb
 import msgspec
@@ -118,13 +119,14 @@ class LocalCopy:
         folder: of the copy, on a local disk. Made where it is missing.
         bytes_max: the greatest size of its file.
         order: the position of a row; the same one for as long as the copy is there. None: it has no index.
+        stays: whether a key has the same position with each value.
 
     Raises:
         StaleCopy: another process writes it, or it cannot be opened.
     """
 
-    def __init__(self, folder: Path, bytes_max: int, order: Order | None = None) -> None:
-        self.folder, self._order = folder, order
+    def __init__(self, folder: Path, bytes_max: int, order: Order | None = None, stays: bool = False) -> None:
+        self.folder, self._order, self._stays = folder, order, stays
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._owner = open(folder / "owner.lock", "ab")
@@ -211,28 +213,35 @@ class LocalCopy:
             _require(txn, before, self.folder, self._opened.file)
             changed = dict(rows) if combine is None else self._combined(txn, rows, combine)
             keys = sorted(changed)  # neighbours share pages
-            if self._order is not None:
-                old = [_value(self.folder, key, txn.get(_name(key))) for key in keys]
-                for name, _ in self._index([(key, value) for key, value in zip(keys, old) if value is not None]):
+            gone = [key for key in keys if changed[key] is None]
+            kept = [(key, value) for key in keys if (value := changed[key]) is not None]
+            with txn.cursor() as cursor:
+                if self._order is not None:
+                    moved = gone if self._stays else keys
+                    old = zip(moved, _stored(self.folder, txn, moved))
+                    for name, _ in self._index([(key, value) for key, value in old if value is not None]):
+                        txn.delete(name)
+                    cursor.putmulti(self._index(kept))
+                for name in _names(gone):
                     txn.delete(name)
-                for name, check in self._index([(key, value) for key in keys if (value := changed[key]) is not None]):
-                    txn.put(name, check)
-            for key in keys:
-                value = changed[key]
-                if value is None:
-                    txn.delete(_name(key))
-                else:
-                    txn.put(*_entry(key, value))
+                cursor.putmulti(_pairs(kept))
             txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))
 
     def _index(self, rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The entries of the index for some rows, in their order."""
         if self._order is None or not rows:
             return []
-        positions = self._order([key for key, _ in rows], [value for _, value in rows])
-        placed = zip(positions, rows, strict=True)
-        names = [_placed(position) + _name(key) for position, (key, _) in placed if position is not None]
-        return [(name, _check(name)) for name in sorted(names)]
+        keys = [key for key, _ in rows]
+        positions = self._order(keys, [value for _, value in rows])
+        placed = [
+            (position, name) for position, name in zip(positions, _names(keys), strict=True) if position is not None
+        ]
+        # As _placed.
+        numbers = np.array([position for position, _ in placed], np.int64).view(np.uint64) ^ np.uint64(_HALF)
+        heads, width = numbers.astype(">u8").tobytes(), _POSITION_BYTES
+        starts = range(0, len(heads), width)
+        names = sorted([_INDEX + heads[at : at + width] + name for at, (_, name) in zip(starts, placed)])
+        return list(zip(names, _each(_crcs(names))))
 
     def _index_of(self, entries: pa.Table) -> list[tuple[bytes, bytes]]:
         if self._order is None:
@@ -247,7 +256,7 @@ class LocalCopy:
             assert part is not None, "a part is a value"
             parts.setdefault(key, []).append(part)
         keys = sorted(parts)
-        stored = [_value(self.folder, key, txn.get(_name(key))) for key in keys]
+        stored = _stored(self.folder, txn, keys)
         return dict(zip(keys, combine(stored, [parts[key] for key in keys]), strict=True))
 
     def get(self, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
@@ -286,9 +295,9 @@ def look_up(folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes |
 
 
 def _look_up(opened: _Opened, folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
-    with _refused(folder), opened as env, env.begin(buffers=True) as txn:
+    with _refused(folder), opened as env, env.begin() as txn:
         _require(txn, mark, folder, opened.file)
-        return [_value(folder, key, txn.get(_name(key))) for key in keys]
+        return _stored(folder, txn, keys)
 
 
 def in_order(
@@ -351,6 +360,31 @@ def _entry(key: bytes, value: bytes) -> tuple[bytes, bytes]:
     name = _name(key)
     check = zlib.crc32(value, zlib.crc32(key)).to_bytes(_CHECK_BYTES, "big")
     return name, check + (len(key).to_bytes(_CHECK_BYTES, "big") + key if name[:1] == _LONG else b"") + value
+
+
+def _names(keys: Sequence[bytes]) -> list[bytes]:
+    """As :func:`_name`, of many at once."""
+    if max(map(len, keys), default=0) > _KEY_BYTES_MAX:
+        return list(map(_name, keys))
+    return [_SHORT + key for key in keys]
+
+
+def _pairs(rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """As :func:`_entry`, of many at once."""
+    keys = [key for key, _ in rows]
+    if max(map(len, keys), default=0) > _KEY_BYTES_MAX:
+        return [_entry(*row) for row in rows]
+    checks = _each(_crcs([key + value for key, value in rows]))
+    return [(_SHORT + key, check + value) for check, (key, value) in zip(checks, rows)]
+
+
+def _crcs(texts: Sequence[bytes]) -> bytes:
+    """The checks of some bytes, one behind the other."""
+    return np.fromiter(map(zlib.crc32, texts), f">u{_CHECK_BYTES}", len(texts)).tobytes()
+
+
+def _each(checks: bytes) -> list[bytes]:
+    return [checks[at : at + _CHECK_BYTES] for at in range(0, len(checks), _CHECK_BYTES)]
 
 
 def _entries(rows: CopiedRows) -> pa.Table:
@@ -417,10 +451,26 @@ def _pair(folder: Path, name: bytes, entry: bytes) -> tuple[bytes, bytes]:
     return key, value
 
 
-def _value(folder: Path, key: bytes, kept: bytes | memoryview | None) -> bytes | None:
-    if kept is None:
+def _stored(folder: Path, txn: lmdb.Transaction, keys: Sequence[bytes]) -> list[bytes | None]:
+    """The values of some keys; None for a key that the state has not.
+
+    Raises:
+        StaleCopy: an entry is not what was put there.
+    """
+    entries = cast("list[bytes | None]", [txn.get(name) for name in _names(keys)])
+    if max(map(len, keys), default=0) > _KEY_BYTES_MAX:
+        return [_value(folder, key, entry) for key, entry in zip(keys, entries)]
+    start = _CHECK_BYTES
+    values = [None if entry is None else entry[start:] for entry in entries]
+    checks = b"".join([entry[:start] for entry in entries if entry is not None])
+    if checks != _crcs([key + value for key, value in zip(keys, values) if value is not None]):
+        raise StaleCopy(f"the copy in {folder} is damaged")
+    return values
+
+
+def _value(folder: Path, key: bytes, whole: bytes | None) -> bytes | None:
+    if whole is None:
         return None
-    whole = bytes(kept)
     start = _CHECK_BYTES
     if len(key) > _KEY_BYTES_MAX:
         start += _CHECK_BYTES + len(key)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from hashlib import sha256
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -114,6 +114,7 @@ class StateCopy:
         combine = None if state.merging == LAST else state_combine(self._schema, state.keys, state.aggregator)
         self._combining = None if combine is None else partial(self._combined, combine)
         self._order = self._codec.position_by(state.ordered_by) if state.ordered_by else None
+        self._stays = state.ordered_by in self._codec.keys
         self._digest = digest_of(state, boot)
         self._lock = threading.RLock()
         self._copy: LocalCopy | None = None
@@ -178,6 +179,12 @@ class StateCopy:
             except StaleCopy:
                 return None
 
+    def bring_on(self, txid: int) -> None:
+        """Brings it to a transaction that has advanced, where it is behind; raises as :meth:`as_of`."""
+        with self._lock:
+            if self._copy is None or self._txid is None or self._txid < txid:
+                self.as_of(txid)
+
     def is_still(self, copy: CopyAsOf) -> bool:
         """Tells whether that is what is kept now: it has not gone on, nor been built anew. Damaged ones count too."""
         with self._lock:
@@ -225,7 +232,7 @@ class StateCopy:
         found = None
         for folder in copies_in(self._base, storage.list_names(self._base)):
             try:
-                copy = LocalCopy(folder, self._bytes_max, self._order)
+                copy = LocalCopy(folder, self._bytes_max, self._order, self._stays)
             except StaleCopy:
                 continue  # another process writes it
             mark = copy.mark
@@ -363,7 +370,7 @@ class StateCopy:
         self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int
     ) -> tuple[LocalCopy, TableFiles]:
         """Builds a copy: the plain table, and on top the log."""
-        copy = LocalCopy(new_folder(self._base), self._bytes_max, self._order)
+        copy = LocalCopy(new_folder(self._base), self._bytes_max, self._order, self._stays)
         files = [file for file in logged.files.values() if greatest_txid(file) > merged]
         try:
             rows = chain(self._merged_rows(plain), self._logged_rows(logged.path, files, merged, mark.txid))
@@ -422,9 +429,11 @@ class StateCopy:
         there = iter(codec.plain_values([one for one in stored if one is not None]))
         values = []
         for before, ours in zip(stored, parts, strict=True):
-            held = [next(there)] if before is not None else []
-            values.append(reduce(combine, (value for (value,) in [*held, *islice(given, len(ours))])))
-        return codec.encode_plain([(value,) for value in values])
+            (value,) = next(given if before is None else there)
+            for (part,) in islice(given, len(ours) - (before is None)):
+                value = combine(value, part)
+            values.append((value,))
+        return codec.encode_plain(values)
 
     def _drop(self, reason: object = None) -> None:
         if reason is not None:

@@ -103,7 +103,7 @@ def test_sessions_give_what_all_rows_ever_give(gap: int, turns: list) -> None:
         changes = rules.changes(held, new, lists, before, now)
         found = [(start, end, key.decode(), sorted(rows)) for start, end, key, (rows,) in changes.fired]
         assert sorted(found) == sorted((start, end, key, sorted(rows)) for start, end, (key, rows) in expected.fired)
-        held.take(changes, lambda value: rules.row(value, (DUE, SESSIONS)))
+        held.take(changes, lambda value: tuple(rules.columns([value])[name][0] for name in (DUE, SESSIONS)))
         assert all(row[0] == min(one["end"] for one in row[1]) > now for row in held.rows.values())
 
 

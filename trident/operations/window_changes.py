@@ -55,12 +55,11 @@ class PaneRules:
         for key, at, parts in new:
             held = panes.get(key)
             panes[key] = (at, parts if held is None else combine(held[1], parts))
-        came, old = set(panes), set()
-        for key, row in zip(list(panes), store.get(list(panes))):
+        came, old, first = set(panes), set(), -len(self.names) or None
+        for (key, (at, parts)), row in zip(list(panes.items()), store.get(list(panes))):
             if row is not None:
                 old.add(key)
-                at, parts = panes[key]
-                panes[key] = (at, combine(self._parts(row), parts))
+                panes[key] = (at, combine(row[first:] if first else (), parts))
         fires = spec.fires_between(before, now)
         if fires and now is not None:
             closed, opened = spec.last_closed(now), None if before is None else spec.first_open(before)
@@ -69,8 +68,9 @@ class PaneRules:
                     panes[key] = (at, self._parts(row))
                     old.add(key)
             changes.fired = self._fired(panes, combine, opened, closed, store)
+        is_closed = {at: self.is_closed(at, now) for at in {at for at, _ in panes.values()}}
         for key, (at, parts) in panes.items():
-            if self.is_closed(at, now):
+            if is_closed[at]:
                 changes.gone += [key] if key in old else []
             elif key in came:
                 changes.put[key] = parts
@@ -101,9 +101,8 @@ class PaneRules:
     def _parts(self, row: Row) -> Parts:
         return row[-len(self.names) :] if self.names else ()
 
-    def row(self, value: Any, names: Sequence[str]) -> Row:
-        held = dict(zip(self.names, value))
-        return tuple(held.get(name) for name in names)
+    def columns(self, values: Sequence[Any]) -> dict[str, list[Any]]:
+        return {name: [value[at] for value in values] for at, name in enumerate(self.names)}
 
 
 @dataclass(frozen=True)
@@ -187,10 +186,12 @@ class SessionRules:
     def _sessions(self, row: Row) -> list[tuple[int, int, Parts]]:
         return [(one[START_FIELD], one[END_FIELD], tuple(one[name] for name in self.names)) for one in row[-1]]
 
-    def row(self, value: Any, names: Sequence[str]) -> Row:
-        sessions = [{START_FIELD: start, END_FIELD: end, **dict(zip(self.names, parts))} for start, end, parts in value]
-        held = {SESSIONS: sessions, DUE: min(end for _, end, _ in value)}
-        return tuple(held.get(name) for name in names)
+    def columns(self, values: Sequence[Any]) -> dict[str, list[Any]]:
+        sessions = [
+            [{START_FIELD: start, END_FIELD: end, **dict(zip(self.names, parts))} for start, end, parts in value]
+            for value in values
+        ]
+        return {SESSIONS: sessions, DUE: [min(end for _, end, _ in value) for value in values]}
 
 
 def _merged(sessions: list[tuple[int, int, Parts]], combine: Combine) -> list[tuple[int, int, Parts]]:

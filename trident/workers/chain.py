@@ -63,13 +63,13 @@ class Frame:
             self._values[name] = python_values(self._columns[name])
         return self._values[name]
 
-    def only(self, names: Sequence[str], index: Sequence[int] | None = None) -> dict[str, pa.Array]:
+    def only(self, names: Sequence[str], index: Sequence[int] | pa.Array | None = None) -> dict[str, pa.Array]:
         """The named columns, repeated or thinned by index."""
         if index is None:
             return {name: self._columns[name] for name in names}
         if not names:
             return {}
-        positions = pa.array(index, pa.int64())
+        positions = index if isinstance(index, pa.Array) else pa.array(index, pa.int64())
         return {name: self._columns[name].take(positions) for name in names}
 
 

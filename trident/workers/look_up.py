@@ -111,7 +111,7 @@ def entries_of(copy: CopyAsOf, state: str, keys: Sequence[bytes]) -> list[bytes 
     found, size = list[bytes | None](), 0
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         some = look_up(copy.folder, keys[start : start + _KEYS_AT_ONCE], copy.mark)
-        size += sum(len(value) for value in some if value is not None)
+        size += sum(map(len, filter(None, some)))
         if size > _BYTES_MAX:
             raise _too_large(state)
         found += some

@@ -129,8 +129,8 @@ class Rules(Protocol):
     ) -> Changes:
         """The changes that new parts and a new watermark make; no part is late."""
 
-    def row(self, value: Any, names: Sequence[str]) -> Row:
-        """The value fields of a changed group."""
+    def columns(self, values: Sequence[Any]) -> Mapping[str, list[Any]]:
+        """The value fields of changed groups, without those that are null."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,9 @@ class OpenWindows(Step):
     def _given(self, codec: RowCodec, table: pa.Table) -> Iterator[Frame]:
         store, table, turn = self._opened(codec, table)
         at = table.column(AT).to_pylist()
-        late = [one is None or self.rules.is_closed(one, turn.before) for one in at]
+        # Many rows are of few panes.
+        closed = {one: one is None or self.rules.is_closed(one, turn.before) for one in set(at)}
+        late = [closed[one] for one in at]
         if self.looks_up:
             turn.late += sum(n for n, is_late in zip(table.column(ROWS).to_pylist(), late) if is_late)
         if any(late):
@@ -205,10 +207,14 @@ class OpenWindows(Step):
 
     def _combining(self) -> Combine:
         each = [part.combine for part in self.parts]
+        if len(each) == 1:
+            (only,) = each
+            return lambda a, b: (only(a[0], b[0]),)
         return lambda a, b: tuple(combine(x, y) for combine, x, y in zip(each, a, b))
 
     def _encoded_keys(self, codec: RowCodec, table: pa.Table, at: Sequence[int]) -> list[bytes]:
-        panes = pa.array([self.rules.pane_of(one) for one in at], pa.int64())
+        pane_of = {one: self.rules.pane_of(one) for one in set(at)}
+        panes = pa.array([pane_of[one] for one in at], pa.int64())
         columns = [panes, *(table.column(name) for name in self.keys[1:])]
         return codec.encode_keys(pa.table(columns, names=list(self.keys)))
 
@@ -234,28 +240,29 @@ class OpenWindows(Step):
         (about,) = store.get([self._about(codec)])
         first: dict[str, Any] = {POSITION: None, NEXT: 0, LATE_ROWS: 0}
         found = first if about is None else dict(zip(codec.values, about))
-        newest = max((one for one in table.column(NEWEST).to_pylist() if one is not None), default=None)
+        newest = pc.max(table.column(NEWEST)).as_py()
         marks = [found[POSITION], None if newest is None else newest - self.rules.delay]
         now = max((mark for mark in marks if mark is not None), default=None)
-        rows = found[NEXT] + sum(table.column(ROWS).to_pylist())
+        rows = found[NEXT] + (pc.sum(table.column(ROWS)).as_py() or 0)
         return store, table, _Turn(found[POSITION], now, rows, found[LATE_ROWS])
 
     # --- what comes out ----------------------------------------------------------------------------------
 
     def _of_state(self, codec: RowCodec, changes: Changes, turn: _Turn) -> Iterator[Frame]:
         keys = [*changes.put, *changes.gone]
-        rows = [self.rules.row(value, codec.values) for value in changes.put.values()]
-        rows += [(None,) * len(codec.values)] * len(changes.gone)
+        puts, nulls = self.rules.columns(list(changes.put.values())), [None] * len(changes.put)
+        columns = {name: [*puts.get(name, nulls), *[None] * len(changes.gone)] for name in codec.values}
         gone = [False] * len(changes.put) + [True] * len(changes.gone)
         if self.looks_up:
             about = {POSITION: turn.now, NEXT: turn.rows, LATE_ROWS: turn.late}
             keys.append(self._about(codec))
-            rows.append(tuple(about.get(name) for name in codec.values))
+            for name, column in columns.items():
+                column.append(about.get(name))
             gone.append(False)
         if keys:
-            columns = dict(zip(self.keys, codec.decode_keys(keys).columns))
-            columns |= dict(zip(codec.values, codec.decode_values(codec.encode_plain(rows)).columns))
-            yield self._frame(STATE, {**columns, DELETED: pa.array(gone, pa.bool_())}, len(keys))
+            made: dict[str, Any] = dict(zip(self.keys, codec.decode_keys(keys).columns))
+            made |= {name: _array(column, self.schema.field(name).type) for name, column in columns.items()}
+            yield self._frame(STATE, {**made, DELETED: pa.array(gone, pa.bool_())}, len(keys))
 
     def _fired(self, codec: RowCodec, changes: Changes) -> Iterator[Frame]:
         fired = changes.fired
@@ -299,8 +306,8 @@ class Given(Step):
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
-            index = [at for at, tag in enumerate(frame.array(TAG).to_pylist()) if tag == self.tag]
-            if not index:
+            index = pc.indices_nonzero(pc.equal(frame.array(TAG), self.tag))
+            if not len(index):
                 continue
             taken = frame.only(tuple(dict.fromkeys((*self._taken, START, END))), index)
             if self.rows:

@@ -6,7 +6,7 @@ sum that does not fit its type, it raises ``LeftToSpark``. Imported by workers: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -399,7 +399,6 @@ class CombineStored(Step):
 
         combine = combine_of(self.aggregator, self.kind)
         assert combine is not None, f"{self.aggregator} of {self.kind} is left to Spark"
-        both: Callable[[Any, Any, Any], Any] = lambda old, has, new: combine(old, new) if has else new  # noqa: E731
         for frame in frames:
             rows = zip(
                 plain_values(frame.array(self.stored), self.kind),
@@ -408,7 +407,7 @@ class CombineStored(Step):
                 strict=True,
             )
             try:
-                values = [both(*row) for row in rows]
+                values = [combine(old, new) if has else new for old, has, new in rows]
             except Uncombinable as error:
                 raise left_to_spark(error) from error
             columns = {**frame.only(self.keep), self.value: array_of(values, self.kind)}

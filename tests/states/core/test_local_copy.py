@@ -253,7 +253,7 @@ from trident.states.core.local_copy import LocalCopy, look_up
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 reads, goes = threading.Event(), threading.Event()
-real = local_copy._value
+real = local_copy._stored
 
 def held(*args):
     if threading.current_thread() is reader:
@@ -265,7 +265,7 @@ def read():
     found.append(look_up(folder, [b"a"], mark(1)))
 
 copy, found = filled(LocalCopy(folder, BYTES_MAX), a=b"1" * 5000), []
-local_copy._value, reader = held, threading.Thread(target=read)
+local_copy._stored, reader = held, threading.Thread(target=read)
 reader.start()
 assert reads.wait(60)
 if how == "opened again":

@@ -21,7 +21,8 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.names import backquoted, check_inside
 from trident.states.core.place import Place
-from trident.states.core.staged import StagedFile
+from trident.states.core.sent_rows import rows_of_text
+from trident.states.core.staged import HandedRows, StagedFile
 from trident.states.delta.parquet_files import (
     ATTEMPT,
     REPORT_SCHEMA,
@@ -47,6 +48,7 @@ class StagingTarget:
         txid_column: a hidden bigint column that holds the txid, or None.
         sorted_by: the columns by which the rows of each file are in order.
         durable: whether its files outlive a power cut; not so those that only this attempt reads, in its turn.
+        hands_over: whether tasks hand few rows over, as HandedRows, in place of a file.
     """
 
     name: str
@@ -55,6 +57,7 @@ class StagingTarget:
     txid_column: str | None = None
     sorted_by: Sequence[str] = ()
     durable: bool = True
+    hands_over: bool = False
 
 
 def attempt_folder(incarnation: str, attempt: TransactionAttempt) -> str:
@@ -123,6 +126,7 @@ def file_target(target: StagingTarget, codec: str) -> FileTarget:
         codec=codec,
         sorted_by=tuple(target.sorted_by),
         durable=target.durable,
+        hands_over=target.hands_over,
     )
 
 
@@ -149,9 +153,9 @@ def stage_by(
             for target in targets:
                 storage.try_delete(target.root / folder)
             raise
-        staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
+        staged: dict[str, list[Any]] = {target.name: [] for target in targets}
         for report in reports:
-            staged[report["target"]].append(staged_file(report))
+            staged[report["target"]].append(_handed_rows(report) if report.get("rows") else staged_file(report))
         for target in targets:
             files = staged[target.name]
             files.sort(key=lambda file: file.path)
@@ -171,9 +175,25 @@ def reports_of(frames: Mapping[str, "DataFrame"], targets: Sequence[StagingTarge
 def _written(frame: Any, target: StagingTarget, codec: str) -> "DataFrame":
     """``frame.mapInArrow(…)``, which looks its columns up by name and finds none with a dot in it."""
     columns, order = tuple(target.partition_columns), tuple(target.sorted_by)
-    table = _Table(target.name, target.root, columns, order, target.txid_column, codec, target.durable)
-    udf = _writer(frame.sparkSession.sparkContext, table, tuple(frame.columns))
+    table = _Table(
+        target.name, target.root, columns, order, target.txid_column, codec, target.durable, target.hands_over
+    )
+    return _mapped(frame, _writer(frame.sparkSession.sparkContext, table, tuple(frame.columns)))
+
+
+def reports_by(frame: Any, function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> "DataFrame":
+    """The reports that a function gives for each Spark partition of a frame."""
+    return _mapped(frame, _udf(function, tuple(frame.columns)))
+
+
+def _mapped(frame: Any, udf: Any) -> "DataFrame":
     return ClassicDataFrame(frame._jdf.mapInArrow(udf._jc, False, None), frame.sparkSession)
+
+
+def _udf(function: Callable[..., Any], columns: Sequence[str]) -> Any:
+    make: Any = pandas_udf
+    udf = make(function, returnType=REPORT_SCHEMA, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    return udf(*(F.col(backquoted(name)) for name in columns))
 
 
 @dataclass(frozen=True)
@@ -187,12 +207,12 @@ class _Table:
     txid_column: str | None
     codec: str
     durable: bool
+    hands_over: bool
 
 
 # Pickled once for each table, and not with every batch.
 @lru_cache(maxsize=256)
 def _writer(context: Any, table: _Table, columns: tuple[str, ...]) -> Any:
-    make: Any = pandas_udf
     target = FileTarget(
         table.name,
         table.root,
@@ -200,13 +220,13 @@ def _writer(context: Any, table: _Table, columns: tuple[str, ...]) -> Any:
         codec=table.codec,
         sorted_by=table.sorted_by,
         durable=table.durable,
+        hands_over=table.hands_over,
     )
-    udf = make(
-        writer_of(target, table.txid_column),
-        returnType=REPORT_SCHEMA,
-        functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
-    )
-    return udf(*(F.col(backquoted(name)) for name in columns))
+    return _udf(writer_of(target, table.txid_column), columns)
+
+
+def _handed_rows(report: Mapping[str, Any]) -> HandedRows:
+    return HandedRows(report["path"], report["size"], report["num_records"], rows_of_text(report["rows"]))
 
 
 def staged_file(report: Mapping[str, Any]) -> StagedFile:

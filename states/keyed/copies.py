@@ -88,6 +88,17 @@ class StateCopies:
             self._failed(states, error)
         return None
 
+    def bring_on(self, states: Collection[str], txid: int) -> None:
+        """Brings the copies of some states to a transaction that has advanced, before a batch asks for them.
+
+        A failure is no one's yet: the batch that asks meets it again, or does not.
+        """
+        for state in states:
+            try:
+                self._copy(state).bring_on(txid)
+            except Exception as error:
+                log.debug("the local copy of %s is not brought on: %s", state, error)
+
     def follow(self) -> None:
         """Brings all copies to the last transactions that the states' logs have: for a process that waits to lead.
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -367,6 +368,7 @@ def _late_part(copies: Any, states: list[str], on_copies: Callable[..., Any]) ->
     made = SimpleNamespace(_copies=copies, _workers_are_here=True, _large_looks=LargeLooks(), _on_copies=on_copies)
     made._is_empty, made._by_spark = lambda staged: False, lambda *_: {}
     made._copies_for = lambda *_: ("pass", dict.fromkeys(states, 1))
+    made._could_not = partial(LateForms._could_not, made)
     return made
 
 
@@ -382,7 +384,9 @@ def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
             raise StaleCopy(look_up.told("counts", ValueError("damaged")))
         return {}
 
-    form, _ = LateForms.stage(_late_part(copies, ["counts"], late_on_copies), TransactionAttempt(3, 0), {}, INFO)
+    form, _ = LateForms.stage(
+        _late_part(copies, ["counts"], late_on_copies), TransactionAttempt(3, 0), {}, INFO, lambda: None
+    )
     assert (form, told) == (
         ("tables", [("failed", "counts", "damaged")]) if fails else ("pass", [("served", "counts")])
     )
@@ -448,7 +452,7 @@ def test_transactions_that_look_at_too_much_again_and_again_read_the_tables_at_o
     late = _late_part(copies, ["counts", "others"], late_on_copies)
 
     def form_of(txid: int) -> str:
-        return LateForms.stage(late, TransactionAttempt(txid, 0), {}, INFO)[0]
+        return LateForms.stage(late, TransactionAttempt(txid, 0), {}, INFO, lambda: None)[0]
 
     fits: set[int] = set()
     for txid in range(1, 42):

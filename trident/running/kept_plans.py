@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ log = logging.getLogger("trident.runner")
 _SHAPES_MAX = 8
 # A plan that could not be made so often in a row is not tried again.
 _FAILURES_MAX = 3
+_NOTHING: Mapping[str, str] = {}
 
 
 @dataclass
@@ -53,13 +54,21 @@ class KeptPlans:
     in flight share the plan and nothing else.
 
     Args:
-        targets: that the early part stages rows for.
+        targets: that rows are staged for.
+        reports: (the frames of the early part) → the reports on their files; None: by targets.
     """
 
     def __init__(
-        self, spark: "SparkSession", plan: "GroupPlan", targets: Sequence[StagingTarget], codec: str, enabled: bool
+        self,
+        spark: "SparkSession",
+        plan: "GroupPlan",
+        targets: Sequence[StagingTarget],
+        codec: str,
+        enabled: bool,
+        reports: Callable[[Mapping[str, "DataFrame"]], "DataFrame"] | None = None,
     ) -> None:
-        self._spark, self._plan, self._targets, self._codec = spark, plan, targets, codec
+        self._spark, self._plan, self._targets = spark, plan, targets
+        self._reports = reports or partial(reports_of, targets=targets, codec=codec)
         self._kept: Any = None
         self._lock = threading.Lock()
         self._shapes: dict[Hashable, _Shape] = {}
@@ -72,12 +81,17 @@ class KeptPlans:
             self.why_not = "nothing is staged"
 
     def stage(
-        self, slots: Mapping[str, Slot], incarnation: str, attempt: TransactionAttempt
+        self,
+        slots: Mapping[str, Slot],
+        incarnation: str,
+        attempt: TransactionAttempt,
+        told: Mapping[str, str] = _NOTHING,
     ) -> dict[str, list[StagedFile]] | None:
         """Stages a batch; None: no plan is kept for such batches, and nothing has been done.
 
         Args:
             slots: tx_id → the batch, of every stream of the group.
+            told: local properties of its job, beside those of the slots.
         """
         if self.why_not is not None:
             return None
@@ -85,7 +99,7 @@ class KeptPlans:
         shape = self._shape(tuple((tx_id, slots[tx_id].shape) for tx_id in names))
         if shape is None:
             return None
-        properties = {_property(number): slots[tx_id].rows for number, tx_id in enumerate(names)}
+        properties = {**told, **{_property(number): slots[tx_id].rows for number, tx_id in enumerate(names)}}
         while True:
             with shape.lock:
                 if shape.plan is None and shape.refusal is None:
@@ -117,7 +131,7 @@ class KeptPlans:
                 inputs[tx_id] = slots[tx_id].over(self._kept, _property(number)).coalesce(1)
             # No batch is told to anyone: a plan with an operation that is given the batch is not kept.
             with self._plan.build(inputs, _NONE, BatchInfo(_NONE)) as frames:
-                written: Any = reports_of(frames, self._targets, self._codec)
+                written: Any = self._reports(frames)
                 plan = self._kept.of(written._jdf, state)
             shape.refusal = plan.refusal()
             shape.fields = written.columns

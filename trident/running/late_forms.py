@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from trident.coordinators import faults
+from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import TridentError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.window_spec import Unit
 from trident.running.boundaries import SMALL_BYTES, Staged, StagedBoundary, bytes_of
 from trident.running.large_looks import LargeLooks
+from trident.running.late_at_once import LateAtOnce
 from trident.running.late_in_driver import LateInDriver
-from trident.running.late_in_worker import LateInWorker
+from trident.running.late_in_worker import LateInWorker, late_pass
+from trident.spark.jobs import JobWatch
+from trident.spark.kept_plans_jar import kept_plan_class
+from trident.spark.slots import Slot
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.staged import StagedFile
 from trident.states.delta.staging import StagingTarget, stage
@@ -33,14 +38,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trident.runner")
 RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and stages what depends on them")
-NOTHING, IN_DRIVER, PASS, TABLES = "nothing", "driver", "pass", "tables"
+_CLOSE_SECS = 10.0
+NOTHING, AT_ONCE, IN_DRIVER, PASS, TABLES = "nothing", "one_job", "driver", "pass", "tables"
+_BATCH = "the rows of a batch between its halves"
 
 
 class LateForms:
     """Runs the late part of each batch in the first form that can take it.
 
     Args:
-        targets: the states that it stages rows for.
+        early: the states that the early part stages rows for.
+        targets: those that the late part does.
         reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
         copies: the local copies of the states that the group looks up; None: there are none here.
         host_copies: those on the hosts of a cluster's executors; None: tasks use none, or find those of this host.
@@ -52,6 +60,7 @@ class LateForms:
         spark: "SparkSession",
         plan: "GroupPlan",
         boundaries: Sequence[StagedBoundary],
+        early: Sequence[StagingTarget],
         targets: Sequence[StagingTarget],
         incarnation: str,
         codec: str,
@@ -64,24 +73,88 @@ class LateForms:
         self._incarnation, self._codec, self._reader = incarnation, codec, reader
         self._copies, self._host_copies = copies, host_copies
         self._workers_are_here = is_local_master(spark.sparkContext.master)
-        self._large_looks, self._has_told = LargeLooks(), False
+        self._large_looks, self._large_batches, self._has_told = LargeLooks(), LargeLooks(), False
+        self._last_advanced, self._behind = -1, False
+        self._bringing = DaemonPool(1, "trident-copies")
         self._in_driver: LateInDriver | None = None
         self._in_worker: LateInWorker | None = None
+        self._at_once: LateAtOnce | None = None
         if copies is None:
             return
         if plan.late_in_driver is not None:
             self._in_driver = LateInDriver(plan.late_in_driver, boundaries, targets, incarnation, codec)
-        if keep_plans and self._workers_are_here and plan.late_on_arrow is not None and not plan.tracked:
-            made = LateInWorker(spark, plan.late_on_arrow, boundaries, targets, incarnation, codec)
-            self._in_worker = made if made.works else None
+        if not keep_plans or not self._workers_are_here or plan.late_on_arrow is None or plan.tracked:
+            return
+        late = late_pass(plan.late_on_arrow, boundaries, targets, codec)
+        if late is None or kept_plan_class(spark.sparkContext) is None:
+            return
+        self._in_worker = LateInWorker(spark, late, boundaries, targets, incarnation)
+        if self._in_driver is None and len(boundaries) == 1 and boundaries[0].name in plan.lowered.staged_boundaries:
+            for_none = not self._is_empty({one.name: [] for one in boundaries})
+            self._at_once = LateAtOnce(spark, plan, late, for_none, early, targets, incarnation, codec)
+
+    def advanced(self, txid: int) -> None:
+        """Tells that a transaction has advanced; returns at once."""
+        self._last_advanced, self._behind = txid, True
+
+    def job_begins(self) -> None:
+        """Tells that this process is about to wait for a Spark job; returns at once.
+
+        Meanwhile another thread brings the copies to the transaction that has advanced last: no turn waits for it
+        then, and it takes no time of this process's threads, which have one interpreter.
+        """
+        behind, self._behind = self._behind, False
+        if behind and self._copies is not None:
+            self._bringing.submit(self._copies.bring_on, self._plan.lowered.copied_states, self._last_advanced)
+
+    def stage_at_once(
+        self, attempt: TransactionAttempt, slots: Mapping[str, Slot], info: BatchInfo, watch: JobWatch
+    ) -> dict[str, list[StagedFile]] | None:
+        """Stages the rows of a whole batch with one Spark job, where its transaction is the one that commits next.
+
+        Args:
+            slots: tx_id → the batch, of every stream of the group.
+            watch: of the attempt; it has the time of both parts.
+
+        Returns:
+            target → its files, without the boundaries; None: nothing is staged, and the parts run one behind the other.
+        """
+        before = attempt.txid - 1
+        if self._at_once is None or self._last_advanced != before or self._large_batches.rests(_BATCH, attempt.txid):
+            return None
+        assert self._copies is not None
+        copies = self._copies.as_of(self._plan.lowered.copied_states, before)
+        if copies is None or self._large_looks.rests(copies, attempt.txid):
+            return None
+        watch.parts = 2
+        try:
+            with faults.fault_point(RESOLVE):
+                staged = self._at_once.stage(attempt, slots, info, copies)
+        except Exception as error:
+            report = find_report(error, STALE, SPARKS)
+            if report is None:
+                raise
+            self._could_not(report, attempt.txid)
+            if report["kind"] == SPARKS:
+                self._large_batches.found(_BATCH, attempt.txid)
+            staged = None
+        if staged is None:
+            watch.parts = 1
+            watch.begin_run()
+            return None
+        self._large_batches.fitted([_BATCH])
+        self._large_looks.fitted(copies)
+        self._copies.served(copies)
+        return staged
 
     def stage(
-        self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo
+        self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, begin_jobs: Callable[[], None]
     ) -> tuple[str, dict[str, list[StagedFile]]]:
         """Stages the rows of late states, in the transaction's turn.
 
         Args:
-            staged: the files of the boundaries, by name; others' are not looked at.
+            staged: the rows of the boundaries, by name; others' are not looked at.
+            begin_jobs: called before a Spark job.
 
         Returns:
             The form, and what was staged.
@@ -91,6 +164,8 @@ class LateForms:
         found = self._copies_for(attempt, staged)
         if found is not None and not self._large_looks.rests(found[1], attempt.txid):
             form, copies = found
+            if form == PASS:
+                begin_jobs()
             on_hosts = self._host_copies if form == PASS and not self._workers_are_here else None
             try:
                 late = self._on_copies(form, attempt, staged, info, copies)
@@ -98,13 +173,7 @@ class LateForms:
                 report = find_report(error, STALE, SPARKS)
                 if report is None:
                     raise
-                if report["kind"] == STALE and on_hosts is not None:
-                    on_hosts.failed(report["state"], report["error"], bool(report.get("building")))
-                elif report["kind"] == STALE:
-                    assert self._copies is not None
-                    self._copies.failed(report["state"], report["error"])
-                elif report.get("large"):
-                    self._large_looks.found(report["large"], attempt.txid)
+                self._could_not(report, attempt.txid, on_hosts)
             else:
                 self._large_looks.fitted(copies)
                 if on_hosts is not None:
@@ -113,9 +182,21 @@ class LateForms:
                     assert self._copies is not None
                     self._copies.served(copies)
                 return form, late
+        begin_jobs()
         return TABLES, self._by_spark(attempt, staged, info, None)
 
+    def _could_not(self, report: Mapping[str, Any], txid: int, on_hosts: HostCopies | None = None) -> None:
+        """Takes note of why a batch could not be computed with copies."""
+        if report["kind"] == STALE and on_hosts is not None:
+            on_hosts.failed(report["state"], report["error"], bool(report.get("building")))
+        elif report["kind"] == STALE:
+            assert self._copies is not None
+            self._copies.failed(report["state"], report["error"])
+        elif report.get("large"):
+            self._large_looks.found(report["large"], txid)
+
     def close(self) -> None:
+        self._bringing.shutdown(timeout_secs=_CLOSE_SECS)
         if self._copies is not None:
             self._copies.close()
 

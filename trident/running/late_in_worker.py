@@ -9,20 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import functions as F
-from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import BinaryType, StructField, StructType
-from pyspark.util import PythonEvalType
 
 from trident.coordinators.transactions import TransactionAttempt
 from trident.running.boundaries import Staged, StagedBoundary
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.slots import RowsSlot
 from trident.states.core.local_copy import CopyAsOf
+from trident.states.core.sent_rows import rows_as_text
 from trident.states.core.staged import StagedFile
-from trident.states.delta.parquet_files import REPORT_SCHEMA
-from trident.states.delta.staging import StagingTarget, file_target, stage_by
+from trident.states.delta.staging import StagingTarget, file_target, reports_by, stage_by
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.arrow_plan import ArrowPlan
 from trident.workers.late_pass import LateBatch, LatePass
@@ -34,38 +30,42 @@ _SENT = StructType([StructField("batch", BinaryType())])
 _PROPERTY = "trident.rows.0"
 
 
+def late_pass(
+    plan: ArrowPlan, boundaries: Sequence[StagedBoundary], targets: Sequence[StagingTarget], codec: str
+) -> LatePass | None:
+    """The work of a worker; None where that is left to Spark: it stages nothing, or has times between its segments.
+
+    Between segments Spark gives times in the session's zone, which functions of the user's see.
+    """
+    schemas = {one.name: one.schema for one in boundaries}
+    between = [*schemas.values(), *(segment.chain.schema for segment in plan.segments)]
+    if not targets or any("timestamp" in str(field.type) for schema in between for field in schema):
+        return None
+    return LatePass(plan, schemas, [(file_target(target, codec), target.txid_column) for target in targets])
+
+
 class LateInWorker:
     """How a group's late part runs in one pass whose plan is the same for each batch.
 
     Args:
-        targets: the states that it stages rows for.
+        spark: a session that has the jar of kept plans.
+        late: with the boundaries and the targets.
     """
 
     def __init__(
         self,
         spark: "SparkSession",
-        plan: ArrowPlan,
+        late: LatePass,
         boundaries: Sequence[StagedBoundary],
         targets: Sequence[StagingTarget],
         incarnation: str,
-        codec: str,
     ) -> None:
         self._spark, self._boundaries, self._targets, self._incarnation = spark, boundaries, targets, incarnation
-        schemas = {one.name: one.schema for one in boundaries}
-        files = [(file_target(target, codec), target.txid_column) for target in targets]
-        self._pass = LatePass(plan, schemas, files)
-        # Between segments Spark gives times in the session's zone, which functions of the user's see.
-        between = [*schemas.values(), *(segment.chain.schema for segment in plan.segments)]
-        self._has_times = any("timestamp" in str(field.type) for schema in between for field in schema)
-        self._kept: Any = None if self._has_times or not targets else kept_plan_class(spark.sparkContext)
+        self._pass = late
+        self._kept: Any = kept_plan_class(spark.sparkContext)
         self._plan: Any = None
         self._fields: Sequence[str] = ()
         self._lock = threading.Lock()
-
-    @property
-    def works(self) -> bool:
-        """Tells whether it takes batches at all: not those with times, nor without the jar of kept plans."""
-        return self._kept is not None
 
     def stage(
         self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Mapping[str, CopyAsOf]
@@ -76,9 +76,11 @@ class LateInWorker:
             TableError: a staged file is gone or not whole.
         """
         files = {one.name: one.paths(staged[one.name]) for one in self._boundaries}
+        handed = {one.name: one.handed(staged[one.name]) for one in self._boundaries}
+        rows = {name: rows_as_text(table) for name, table in handed.items() if table is not None}
 
         def run(attempt_property: str) -> Iterable[Mapping[str, Any]]:
-            sent = pickle.dumps(LateBatch(attempt_property, info, dict(copies), files))
+            sent = pickle.dumps(LateBatch(info, dict(copies), attempt_property, files, rows))
             slot = RowsSlot(self._spark, pa.table({"batch": pa.array([sent], pa.binary())}), _SENT)
             properties = json.dumps({_PROPERTY: slot.rows})
             while True:
@@ -97,12 +99,7 @@ class LateInWorker:
             if self._plan is None:
                 spark: Any = self._spark
                 state = self._kept.stateOf(spark._jsparkSession)
-                make: Any = pandas_udf
-                udf = make(self._pass, returnType=REPORT_SCHEMA, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-                rows: Any = slot.over(self._kept, _PROPERTY)
-                made: Any = ClassicDataFrame(
-                    rows._jdf.mapInArrow(udf(F.col("batch"))._jc, False, None), rows.sparkSession
-                )
+                made: Any = reports_by(slot.over(self._kept, _PROPERTY), self._pass)
                 self._plan, self._fields = self._kept.of(made._jdf, state), made.columns
                 assert self._plan.refusal() is None, self._plan.refusal()
             return self._plan, self._fields

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, StructType
 
 from trident.coordinators import faults
 from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
@@ -22,10 +22,11 @@ from trident.messages.batches import TrackedBatches
 from trident.planning.compiled import BuiltBatch
 from trident.planning.operation import ANCHORS_FIELD
 from trident.planning.session_frames import KEEP
+from trident.running.attempt_jobs import AttemptJobs
 from trident.running.boundaries import StagedBoundary
 from trident.running.kept_plans import KeptPlans
-from trident.running.late_forms import LateForms
-from trident.spark.jobs import JobWatch, cancel_group
+from trident.running.late_forms import AT_ONCE, LateForms
+from trident.spark.jobs import cancel_group
 from trident.spark.rows import held_rows, to_dataframe
 from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot
 from trident.spouts.contracts import Emitted, Json, SpoutKind
@@ -34,6 +35,7 @@ from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
 from trident.states.core.place import Place
+from trident.states.core.staged import StagedFile
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.host_copies import HostCopies
@@ -49,14 +51,6 @@ if TYPE_CHECKING:
     from trident.planning.groups import GroupPlan
 
 log = logging.getLogger("trident.runner")
-
-
-class _Running(JobWatch):
-    cancelled = False
-
-    @property
-    def given_up(self) -> bool:
-        return self.cancelled or self.timed_out
 
 
 class SparkBatchRunner:
@@ -114,7 +108,8 @@ class SparkBatchRunner:
             )
         self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", None) or "snappy"
-        self._kept_plans = KeptPlans(spark, plan, self._early, self._codec, keep_plans)
+        kept = [self._handing(target) for target in self._early]
+        self._kept_plans = KeptPlans(spark, plan, kept, self._codec, keep_plans)
         self._context = spark.sparkContext
         self._spouts = plan.spouts
         self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
@@ -124,6 +119,7 @@ class SparkBatchRunner:
             spark,
             plan,
             [StagedBoundary(one.name, roots[one.name], one.fields) for one in plan.lowered.boundaries.values()],
+            [target for target in self._early if target not in self._boundaries],
             [target for target in targets if target.name in plan.late_states],
             incarnation,
             self._codec,
@@ -132,33 +128,43 @@ class SparkBatchRunner:
             host_copies,
             keep_plans,
         )
-        self._running: dict[TransactionAttempt, _Running] = {}
+        self._running: dict[TransactionAttempt, AttemptJobs] = {}
         self._lock = threading.Lock()
+
+    def _handing(self, target: StagingTarget) -> StagingTarget:
+        """The target of a kept plan, whose few rows need no file where this process alone reads them, once."""
+        fields = self._plan.lowered.staged_boundaries.get(target.name, ())
+        plain = fields and not any(isinstance(one.dataType, (ArrayType, MapType, StructType)) for one in fields)
+        return replace(target, hands_over=bool(plain) and self._tracked is None)
 
     def process(
         self, attempt: TransactionAttempt, metadata: Mapping[str, Json], timeout_secs: float | None
     ) -> ProcessedBatch:
-        return self._as_job(attempt, timeout_secs, "", lambda: self._run(attempt, metadata))
+        def run() -> ProcessedBatch:
+            self._watched(attempt).begin_jobs()
+            return self._run(attempt, metadata)
+
+        return self._as_job(attempt, timeout_secs, "", run)
 
     def _as_job(
         self, attempt: TransactionAttempt, timeout_secs: float | None, part: str, run: Callable[[], ProcessedBatch]
     ) -> ProcessedBatch:
-        """Runs in a job group that can be cancelled, and is when it takes too long."""
+        """Runs; jobs that it begins are in a group that can be cancelled, and is when it takes too long."""
         job_group = f"trident-{self._topology}-{self._plan.name}-{attempt}-{uuid.uuid4().hex[:6]}"
-        running = _Running(self._context, job_group, timeout_secs)
+        text = f"{self._topology} {self._plan.name} {attempt} {part}".rstrip()
+        running = AttemptJobs(self._context, job_group, timeout_secs, text, f"trident-{attempt.txid % 16}")
         with self._lock:
             self._running[attempt] = running
         try:
-            self._context.setJobGroup(job_group, f"{self._topology} {self._plan.name} {attempt} {part}".rstrip())
-            self._context.setLocalProperty("spark.scheduler.pool", f"trident-{attempt.txid % 16}")
             with running:
                 return run()
         except Exception as error:
             if running.timed_out:
+                secs = (timeout_secs or 0.0) * running.parts
                 raise BatchTimeout(
                     f"processing attempt {attempt} took longer than message_timeout_secs",
-                    found=f"more than {timeout_secs:g} s since its first Spark task",
-                    expected=f"at most {timeout_secs:g} s",
+                    found=f"more than {secs:g} s since its first Spark task",
+                    expected=f"at most {secs:g} s",
                     action="raise message_timeout_secs, or make batches smaller; the next attempt has twice the time",
                 ) from error
             translated = source_failure(error) or translate_failure(error, attempt)
@@ -219,12 +225,16 @@ class SparkBatchRunner:
             if binding is not None:
                 rows = emitted.table_rows if emitted.table_rows is not None else []
                 tables[binding.name] = to_dataframe(self._spark, rows, binding.schema).coalesce(1)
+        self._late.job_begins()
         emitted_at = built_at = time.monotonic()
 
         def run(given: Mapping[str, "DataFrame | Slot"]) -> dict[str, list[Any]]:
             nonlocal built_at
             slots = {tx_id: one for tx_id, one in given.items() if not isinstance(one, DataFrame)}
             if len(slots) == len(given):
+                whole = self._late.stage_at_once(attempt, slots, self._info(attempt), self._watched(attempt))
+                if whole is not None:
+                    return whole
                 kept_staged = self._kept_plans.stage(slots, self._incarnation, attempt)
                 if kept_staged is not None:
                     return kept_staged
@@ -256,7 +266,7 @@ class SparkBatchRunner:
     def _info(self, attempt: TransactionAttempt) -> BatchInfo:
         return BatchInfo(attempt, self._incarnation, self._epoch, self._config)
 
-    def _watched(self, attempt: TransactionAttempt) -> _Running:
+    def _watched(self, attempt: TransactionAttempt) -> AttemptJobs:
         with self._lock:
             return self._running[attempt]
 
@@ -267,7 +277,14 @@ class SparkBatchRunner:
     ) -> ProcessedBatch:
         if not self._plan.is_late:
             return processed
+        if self._is_whole(processed):
+            parts = {"resolve": 0.0, f"resolve_by_{AT_ONCE}": 0.0}  # in the time of "stage"
+            return replace(processed, duration_ms={**processed.duration_ms, **parts})
         return self._as_job(attempt, timeout_secs, "resolves", lambda: self._resolve_or_blame(attempt, processed))
+
+    def _is_whole(self, processed: ProcessedBatch) -> bool:
+        """Tells whether the late part's rows are staged too."""
+        return any(boundary.name not in processed.staged for boundary in self._boundaries)
 
     def _resolve_or_blame(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
         try:
@@ -281,6 +298,7 @@ class SparkBatchRunner:
 
     def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame | Slot"]) -> dict[str, Any]:
         """A batch up to the end of its turn, for nothing but to see whether it fails."""
+        self._watched(attempt).begin_jobs()
         given = {tx_id: _frame_of(one) for tx_id, one in inputs.items()}
         with self._plan.build(given, attempt, self._info(attempt)) as frames:
             staged = stage(frames, self._early, self._incarnation, attempt, self._codec)
@@ -289,10 +307,11 @@ class SparkBatchRunner:
     def _resolve(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
         started = time.monotonic()
         staged = dict(processed.staged)
-        form, late = self._late.stage(attempt, staged, self._info(attempt))
+        form, late = self._late.stage(attempt, staged, self._info(attempt), self._watched(attempt).begin_jobs)
         for boundary in self._boundaries:
             for file in staged.pop(boundary.name):
-                storage.delete(boundary.root / file.path)
+                if isinstance(file, StagedFile):
+                    storage.delete(boundary.root / file.path)
         took = (time.monotonic() - started) * 1000
         duration = {"resolve": took, f"resolve_by_{form}": took}
         return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})
@@ -324,6 +343,10 @@ class SparkBatchRunner:
         if table is None or not table.num_rows or table.nbytes > ROWS_BYTES_MAX:
             return None
         return RowsSlot(self._spark, table, schema)
+
+    def advanced(self, txid: int) -> None:
+        """Tells that a transaction has advanced; returns at once."""
+        self._late.advanced(txid)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         with self._lock:

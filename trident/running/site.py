@@ -172,7 +172,7 @@ class SparkOpening:
             site.config.keep_plans,
             self._host_copies(),
         )
-        return GroupParts(spouts, runner, self._compactor())
+        return GroupParts(spouts, runner, self._upkeep(runner.advanced))
 
     def _copies(self) -> StateCopies | None:
         """Those that followed while this process waited, as far as the states are the same."""
@@ -213,9 +213,9 @@ class SparkOpening:
         context = SpoutContext(site.spark, site.topology, tx_id, own, term.incarnation, known)
         return make_executor(self._plan.spouts[tx_id], context)
 
-    def _compactor(self) -> BackgroundCompactor:
+    def _upkeep(self, tell: Callable[[int], None]) -> BackgroundCompactor:
         site = self._site
-        return BackgroundCompactor(
+        return _Upkeep(
             [
                 Compactor(
                     site.spark,
@@ -229,7 +229,29 @@ class SparkOpening:
                 if binding.state_kind.has_log
             ],
             on_error=partial(site.compaction_failed, self._plan.name),
+            tell=tell,
         )
+
+
+class _Upkeep(BackgroundCompactor):
+    """Merges a group's tables; the runner hears of advances too."""
+
+    def __init__(
+        self,
+        compactors: Sequence[Compactor],
+        on_error: Callable[[str, BaseException], None],
+        tell: Callable[[int], None],
+    ) -> None:
+        super().__init__(compactors, on_error)
+        self._tell = tell
+
+    def start(self, advanced: int = 0) -> None:
+        self._tell(advanced)
+        super().start(advanced)
+
+    def advanced(self, txid: int) -> None:
+        self._tell(txid)
+        super().advanced(txid)
 
 
 def _resume(executor: SpoutExecutor, pins: Mapping[int, Any], committed: Mapping[str, tuple[int, Any]]) -> None:

@@ -1,39 +1,50 @@
-"""The late part of a small batch in one Python worker: reads its staged rows, runs a plan over Arrow, stages rows."""
+"""The late part of a small batch in one Python worker: takes its rows, runs a plan over Arrow, stages rows."""
 
 from __future__ import annotations
 
+import base64
 import io
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 
 from trident.states.core import storage
-from trident.states.delta.parquet_files import FileTarget, of_attempt, report_batches, write_partition
+from trident.states.core.sent_rows import rows_of_text
+from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
+from trident.workers.reports import left_to_spark
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
 
+# More bytes of rows than these are staged between the two parts, and not held by a worker.
+_BYTES_MAX = 32 << 20
+# The local property of a job that runs early and late part at once: a LateBatch, pickled, in base 64.
+LATE = "trident.late"
+
 
 @dataclass(frozen=True)
 class LateBatch:
-    """One batch's late part, as the driver sends it: as the one row of the pass, pickled.
+    """One batch's late part, as the driver sends it, pickled.
 
     Attributes:
-        attempt: the value of the local property ATTEMPT.
         info: a BatchInfo.
         copies: the local copies of the states that are looked up.
+        attempt: the value of the local property ATTEMPT.
         files: boundary → the paths of its staged files, in the order of the batch.
+        rows: boundary → its rows as text, of those that are in no file.
     """
 
-    attempt: str
     info: Any
     copies: Mapping[str, "CopyAsOf"]
-    files: Mapping[str, Sequence[str]]
+    attempt: str = ""
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rows: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,19 +60,61 @@ class LatePass:
     boundaries: Mapping[str, pa.Schema]
     targets: Sequence[tuple[FileTarget, str | None]]
 
+    def staged(self, inputs: Mapping[str, pa.Table], batch: LateBatch, attempt: str) -> Iterator[dict[str, Any]]:
+        """The reports on the files of one batch."""
+        tables = self.plan.run(inputs, batch.info, batch.copies)
+        for target, txid_column in self.targets:
+            yield from write_partition(of_attempt(target, txid_column, attempt), tables[target.name].to_batches())
+
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for sent in batch.column(0).to_pylist():
                 yield from report_batches(self._reports(pickle.loads(sent)))
 
     def _reports(self, batch: LateBatch) -> Iterator[dict[str, Any]]:
-        inputs = {name: rows_of(batch.files[name], schema) for name, schema in self.boundaries.items()}
-        tables = self.plan.run(inputs, batch.info, batch.copies)
-        for target, txid_column in self.targets:
-            yield from write_partition(of_attempt(target, txid_column, batch.attempt), tables[target.name].to_batches())
+        inputs = {
+            name: rows_of_text(batch.rows[name]) if name in batch.rows else rows_of(batch.files[name], schema)
+            for name, schema in self.boundaries.items()
+        }
+        yield from self.staged(inputs, batch, batch.attempt)
+
+
+@dataclass(frozen=True)
+class LateAtOncePass:
+    """The function for mapInArrow where the early part's rows are not staged, but come in as they are made.
+
+    Attributes:
+        late: of one boundary.
+        for_none: whether something is done for a batch without rows.
+    """
+
+    late: LatePass
+    for_none: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from report_batches(self._reports(batches))
+
+    def _reports(self, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+        task: Any = TaskContext.get()
+        batch: LateBatch = pickle.loads(base64.b64decode(task.getLocalProperty(LATE)))
+        ((name, schema),) = self.late.boundaries.items()
+        held, size = [schema.empty_table()], 0
+        for one in batches:
+            held.append(as_rows(pa.Table.from_batches([one]), schema))
+            size += held[-1].nbytes
+            if size > _BYTES_MAX:
+                raise left_to_spark(f"the rows between the halves of a batch are more than {_BYTES_MAX >> 20} MB")
+        rows = pa.concat_tables(held)
+        if rows.num_rows or self.for_none:
+            yield from self.late.staged({name: rows.combine_chunks()}, batch, attempt_of_job())
 
 
 def rows_of(files: Iterable[Any], schema: pa.Schema) -> pa.Table:
     """The rows of staged files, in the order of the batch."""
     read = [pq.ParquetFile(io.BytesIO(storage.read(path))).read(schema.names, use_threads=False) for path in files]
-    return pa.concat_tables([table.select(schema.names).cast(schema) for table in read] or [schema.empty_table()])
+    return pa.concat_tables([as_rows(table, schema) for table in read] or [schema.empty_table()])
+
+
+def as_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows in the columns and types of a schema."""
+    return table.select(schema.names).cast(schema)

@@ -58,6 +58,7 @@ ALLOWED = {
     ("states/keyed/merge_worker.py", "serve"): BY_A_PIPE,
     ("trident/workers/chain.py", "SentChain.__call__"): FROM_ITS_OWN_DRIVER,
     ("trident/workers/late_pass.py", "LatePass.__call__"): FROM_ITS_OWN_DRIVER,
+    ("trident/workers/late_pass.py", "LateAtOncePass._reports"): FROM_ITS_OWN_DRIVER,
     ("trident/workers/requests.py", "Answers.__call__"): FROM_ITS_OWN_DRIVER,
     ("trident/workers/requests.py", "Answers.outcomes"): FROM_ITS_OWN_DRIVER,
     ("trident/spouts/row_tasks.py", "_read_one"): FROM_ITS_OWN_DRIVER,

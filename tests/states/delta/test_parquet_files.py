@@ -67,7 +67,7 @@ _WORKER = """
 import gc, sys
 import pyarrow as pa
 from trident.states.delta import key_order, parquet_files
-parquet_files._attempt_of_job = lambda: '{"folder": "data/i/1-0-aa", "txid": 1}'
+parquet_files.attempt_of_job = lambda: '{"folder": "data/i/1-0-aa", "txid": 1}'
 write = parquet_files.writer_of(parquet_files.FileTarget("t", sys.argv[1]))
 list(write([pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64())], ["n"])]))
 print(len(gc.get_objects()))
@@ -161,4 +161,4 @@ def test_a_job_that_does_not_name_its_attempt_is_told(monkeypatch: pytest.Monkey
     task = SimpleNamespace(getLocalProperty=lambda name: None)
     monkeypatch.setattr(parquet_files, "TaskContext", SimpleNamespace(get=lambda: task))
     with pytest.raises(AssertionError, match="no local property trident.attempt"):
-        parquet_files._attempt_of_job()
+        parquet_files.attempt_of_job()

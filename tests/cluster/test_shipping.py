@@ -200,20 +200,37 @@ def test_a_host_without_a_package_is_one_error_and_a_packed_environment_helps(
     )
 
 
-def test_a_warehouse_that_is_another_disk_on_one_host_is_one_error_before_any_znode(
+READING = """
+from trident import DeltaAppend, FileSpout, TridentTopology
+topology = TridentTopology("reading")
+topology.new_stream("lines", FileSpout("../in")).partition_persist(DeltaAppend("out"))
+topology.start()
+"""
+
+
+def test_a_warehouse_or_a_sources_folder_that_is_another_disk_on_one_host_is_one_error_before_any_znode(
     cluster: Standalone, job: Path, tmp_path: Path, zk_server: str, zk_root: str
 ) -> None:
     if not cluster.hosts:
         pytest.skip("needs mounts of a host's own")
-    worker, warehouse = cluster.workers[1], tmp_path / "warehouse"
+    worker, warehouse, source = cluster.workers[1], tmp_path / "warehouse", tmp_path / "in"
     warehouse.mkdir()
+    source.mkdir()
+    (source / "1.txt").write_text("x\n")
+    (job / "reading.py").write_text(READING)
     worker.kill()
     try:
-        cluster.start_worker(worker, mounts=f"mount -t tmpfs none '{warehouse}' && mkdir '{warehouse}/_trident'")
+        hide = (f"mount -t tmpfs none '{folder}'" for folder in (warehouse, source))
+        cluster.start_worker(worker, mounts=" && ".join([*hide, f"mkdir '{warehouse}/_trident'"]))
         cluster.wait_registered(worker)
-        refused = run(cluster, job, **cluster.environment(warehouse, zk_server, zk_root))
+        environment = cluster.environment(warehouse, zk_server, zk_root)
+        refused = run(cluster, job, **environment)
         assert refused.returncode == 1
         said = f"ClusterProblem: the warehouse {warehouse} is not one folder for the driver and the executors on node2"
+        assert said in refused.stderr, refused.stderr[-3000:]
+        refused = run(cluster, job, "reading.py", **{**environment, "TRIDENT_WAREHOUSE": str(tmp_path / "shared")})
+        assert refused.returncode == 1
+        said = "ClusterProblem: the executors on node2 do not have what the FileSpout of stream 'lines' reads"
         assert said in refused.stderr, refused.stderr[-3000:]
         assert not znodes(zk_server, zk_root)
         assert not list((warehouse / "_trident").glob(".probe-*"))

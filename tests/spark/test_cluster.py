@@ -33,6 +33,7 @@ FOUND = {
     "read": "nonce",
     "wrote": "t",
     "error": None,
+    "unseen": [],
 }
 
 
@@ -151,10 +152,12 @@ def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, mo
     (folder / "driver").write_text(nonce)
     libraries = ("pyarrow", "nothing_so")
     task = {"folder": str(folder), "nonce": nonce, "modules": [], "libraries": libraries}
+    task["sources"] = {str(tmp_path): None, str(folder / "driver"): 2, "/nowhere": None, str(folder): 5}
     found = executor_look.ask(spark, task)
     assert len(found) == 1, "the tasks of one executor are one answer"
     assert {one["read"] for one in found} == {nonce} and found[0]["versions"]["pyarrow"]
     assert all(list(one["missing"]) == ["nothing_so"] for one in found)
+    assert found[0]["unseen"] == ["/nowhere", str(folder)], "a file that is a folder, and none at all"
     assert not list(cluster_probe._unshared(found, folder, nonce, tmp_path))
     monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
     (folder / found[0]["wrote"]).unlink()  # it wrote to another disk

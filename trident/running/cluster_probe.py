@@ -11,13 +11,15 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trident.coordinators.errors import ClusterProblem
 from trident.coordinators.stored_json import Unreadable
 from trident.running.executor_look import DRIVERS, LIBRARIES, LIBRARIES_OF_COPIES, Found, ask
+from trident.running.source_folders import sample, unseen
 from trident.spark.cluster_files import send_framework, send_python, send_user_modules
 from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
@@ -40,19 +42,25 @@ class Looked:
     modules: list[str]
 
 
-def prepare_cluster(spark: "SparkSession", warehouse: Place | None, python_archive: str | None = None) -> None:
+def prepare_cluster(
+    spark: "SparkSession",
+    warehouse: Place | None,
+    python_archive: str | None = None,
+    folders: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Sends what executors need, and asks them whether they have the rest. Nothing with a local master.
 
     Args:
         warehouse: the folder that all hosts share; None: it is not used on executors.
         python_archive: as in the settings; of a session that the user has made, too.
+        folders: those that tasks read, each with its reader: see ``source_folders.py``.
 
     Raises:
         ClusterProblem: an executor lacks something; says which host, what, and what to do.
     """
     if is_local_master(spark.sparkContext.master):
         return
-    looked = look_at_cluster(spark, warehouse, python_archive)
+    looked = look_at_cluster(spark, warehouse, python_archive, folders)
     if looked.problems:
         first, *more = looked.problems
         if more:
@@ -69,7 +77,12 @@ def prepare_cluster(spark: "SparkSession", warehouse: Place | None, python_archi
             )
 
 
-def look_at_cluster(spark: "SparkSession", warehouse: Place | None, python_archive: str | None = None) -> Looked:
+def look_at_cluster(
+    spark: "SparkSession",
+    warehouse: Place | None,
+    python_archive: str | None = None,
+    folders: Mapping[str, str] = MappingProxyType({}),
+) -> Looked:
     """Sends what executors need, and tells what each of them has and lacks; see :func:`prepare_cluster`.
 
     Raises:
@@ -88,6 +101,7 @@ def look_at_cluster(spark: "SparkSession", warehouse: Place | None, python_archi
             "folder": None if folder is None else str(folder),
             "store": (folder.root, dict(storage.settings_of(folder.root))) if folder and not folder.is_local else None,
             "nonce": nonce,
+            "sources": (sources := sample(folders)),
             "modules": modules,
             "libraries": (*LIBRARIES, *LIBRARIES_OF_COPIES),
         }
@@ -95,6 +109,7 @@ def look_at_cluster(spark: "SparkSession", warehouse: Place | None, python_archi
         problems = [problem for one in executors for problem in _problems(one, framework)]
         if folder is not None:
             problems += _unshared(executors, folder, nonce, warehouse)
+        problems += unseen(executors, sources, folders)
         return Looked(executors, problems, modules)
     finally:
         if folder is not None:

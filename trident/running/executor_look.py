@@ -63,6 +63,7 @@ def look(task: Found, tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
             "read": None,
             "wrote": None,
             "error": None,
+            "unseen": [],  # of the paths that tasks read
         }
         for name in [*task["libraries"], "trident", "trident.states", "trident.coordinators", *task["modules"]]:
             try:
@@ -87,6 +88,16 @@ def look(task: Found, tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
                 found["wrote"] = wrote
             except Exception as problem:
                 found["error"] = f"{type(problem).__name__}: {problem}"
+        if "trident.states" not in found["missing"]:
+            storage = importlib.import_module("trident.states.core.storage")
+            for path, size in task["sources"].items():
+                try:
+                    seen = storage.stat(path)
+                    same = seen is not None and (seen.is_folder if size is None else seen.size == size)
+                except OSError:
+                    same = False
+                if not same:
+                    found["unseen"].append(path)
         time.sleep(task["pause"])
         yield found
 

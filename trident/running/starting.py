@@ -32,6 +32,7 @@ from trident.running.query import TopologyQuery
 from trident.running.registry import add, make_room, place_of
 from trident.running.reporting import Reporter
 from trident.running.site import SparkSite
+from trident.running.source_folders import folders_of_tasks
 from trident.running.status import StatusWriter, status_path
 from trident.spark import stores
 from trident.spark.session import check_session, make_session, spark_settings
@@ -102,7 +103,7 @@ def start_topology(
     check_session(spark)
     if not warehouse.is_local:
         stores.configure_by_session(warehouse, spark)
-    prepare_cluster(spark, warehouse, config.python_archive)
+    prepare_cluster(spark, warehouse, config.python_archive, folders_of_tasks(topology.graph))
     query = _make_query(topology, plans, spark, config, warehouse, show_progress)
     add(place, query)
     prepare()

@@ -85,6 +85,7 @@ class DeltaSpout:
             spout_arguments.whole(name, value, 1)
         poll_interval_secs = spout_arguments.seconds("poll_interval_secs", poll_interval_secs)
         self.table, self.starting_version, self.ignore_changes = path, starting_version, bool(ignore_changes)
+        self.folders_of_tasks = (str(path),)  # a cluster's hosts must have it at the same path
         self.max_files, self.max_bytes, self.poll_interval_secs = max_files, max_bytes, poll_interval_secs
         self.given_schema = None if schema is None else as_schema(schema, "DeltaSpout")
         self._schema = self.given_schema

@@ -80,6 +80,10 @@ class FileListing:
             except OSError as error:
                 raise _cannot_list(path, base, error) from error
 
+    def places(self) -> tuple[str, ...]:
+        """Each path as far as it is a folder or a file: of a glob the folder that it begins with."""
+        return tuple(path if not _is_glob(path) else _folder_of_glob(path) for path in self._paths)
+
     def new_files(self, known: Container[str]) -> list[FoundFile]:
         """The files whose path is not known, in the order (mtime, path).
 

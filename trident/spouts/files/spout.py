@@ -127,6 +127,11 @@ class FileSpout:
     def output_schema(self) -> "StructType":
         return self._schema
 
+    @property
+    def folders_of_tasks(self) -> tuple[str, ...]:
+        """Read by tasks on a cluster's hosts, which must have them at the same paths."""
+        return FileListing(self.paths).places()
+
     def open_ledger(self, context: SpoutContext) -> FileLedger:
         """The ledger of this stream's incarnation; `trident reset` begins another."""
         unit = "rows" if self.format == "parquet" else "bytes"

@@ -19,6 +19,7 @@ from tests.installed import bare_environment, site_packages
 from trident.coordinators.errors import ConfigError, EnvironmentProblem
 from trident.running import cluster_probe, executor_look
 from trident.spark import cluster_files
+from trident.states.core.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = "local-cluster[2,1,1024]"
@@ -211,9 +212,12 @@ def test_a_warehouse_that_is_another_one_on_a_host_is_named_with_it(
 ) -> None:
     monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
     (tmp_path / "t").write_text("nonce")
-    assert not list(cluster_probe._unshared([FOUND], tmp_path, "nonce", Path("/w")))
-    (problem,) = cluster_probe._unshared([{**FOUND, **more}], tmp_path, "nonce", Path("/w"))
+    assert not list(cluster_probe._unshared([FOUND], tmp_path, "nonce", Place("/w")))
+    (problem,) = cluster_probe._unshared([{**FOUND, **more}], tmp_path, "nonce", Place("/w"))
     for text in ["the warehouse /w is not one folder", "on node1", "mounted at", told]:
+        assert text in str(problem)
+    (problem,) = cluster_probe._unshared([{**FOUND, **more}], tmp_path, "nonce", Place("s3a://lake/w"))
+    for text in ["on node1 do not see the warehouse s3a://lake/w", "its credentials", told]:
         assert text in str(problem)
 
 

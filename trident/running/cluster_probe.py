@@ -177,6 +177,13 @@ def _holds(path: Place, text: str) -> bool:
 
 
 def _not_shared(warehouse: Place | None, host: str, found: str) -> ClusterProblem:
+    if warehouse is not None and not warehouse.is_local:
+        return ClusterProblem(
+            f"the executors on {host} do not see the warehouse {warehouse} as the driver does",
+            found=found,
+            expected="the same store, which every host reaches with the settings of the session",
+            action="check that host's network, its credentials, and the package of this store in its Python",
+        )
     return ClusterProblem(
         f"the warehouse {warehouse} is not one folder for the driver and the executors on {host}",
         found=found,

@@ -159,7 +159,11 @@ def _hdfs() -> str:
     cluster = HdfsCluster(jars)
     atexit.register(cluster.end)
     storage.configure(cluster.url, {})
+    hdfs_clusters.append(cluster)
     return f"{cluster.url}/tests"
+
+
+hdfs_clusters: list[HdfsCluster] = []
 
 
 _HDFS_GROUPS = ("org.apache.hadoop_", "commons-logging_", "com.google.code.findbugs_jsr305")
@@ -224,6 +228,13 @@ class HdfsCluster:
                 ):
                     raise
             time.sleep(0.1)
+
+    def admin(self, *arguments: str) -> None:
+        """Runs ``hdfs dfsadmin``."""
+        main = "org.apache.hadoop.hdfs.tools.DFSAdmin"
+        subprocess.run(
+            ["java", "-cp", self._class_path, main, *arguments], check=True, capture_output=True, timeout=120
+        )
 
     def end(self) -> None:
         for node in (self.data_node, self.name_node):

@@ -359,6 +359,8 @@ def _told(path: AnyPath) -> Iterator[None]:
     except exceptions.BaseError as error:
         if "NoSuchBucket" in str(error):
             raise _no_bucket(text) from error
+        if "403 Forbidden" in str(error) or "<Code>AccessDenied" in str(error):
+            raise PermissionError(errno.EACCES, _first_line(error), text) from error
         raise OSError(errno.EIO, _first_line(error), text) from error
 
 

@@ -161,4 +161,4 @@ def warehouse_place(warehouse: AnyPath) -> Place:
 
 
 _URLS = {"hdfs": "hdfs://HOST:PORT/PATH", "s3a": "s3a://BUCKET/PREFIX"}
-SCHEMES: tuple[str, ...] = ()
+SCHEMES: tuple[str, ...] = ("hdfs", "s3a")

@@ -1,0 +1,253 @@
+"""Topologies whose warehouse is a URL: killed and resumed on S3 and on HDFS, two processes at one table version, bad input.
+
+The lives of a topology, and HDFS, are ``make stores``: each life starts Spark anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trident
+from tests import store_servers
+from trident.coordinators.errors import ConfigError, StorageProblem, TopologyError
+from trident.spark import stores
+from trident.states.core import storage
+from trident.states.core.place import Place, warehouse_place
+
+ALL = os.environ.get("TRIDENT_STORES") == "all"
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS") or (100 if ALL else 25))
+KINDS = ["s3", *(["hdfs"] if ALL else [])]
+LIVES = [
+    "stage.write:do_then_die:2",
+    "manifest.write:do_then_die:2",
+    "zk.decide:do_then_die:3",
+    "publish.table:do_then_die:3",
+    "publish.table:do_then_die:4",
+    "compact.merge:do_then_die:1",
+]
+
+RACE = """
+import json, sys, time
+from trident.states.core import storage
+from trident.coordinators.errors import CommitConflict
+from trident.states.delta.log_commit import draft_of, publish_draft, remove_draft, write_draft
+table, settings, name, rounds = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+storage.configure("/".join(table.split("/")[:3]), settings)
+won = []
+for version in range(rounds):
+    while version and not storage.exists(f"{table}/_delta_log/{version - 1:020d}.json"):
+        time.sleep(0.001)
+    draft = draft_of(table, version)
+    write_draft(table, version, draft, f"{name} {version}".encode())
+    try:
+        publish_draft(table, version, draft, None)
+        won.append(version)
+    except CommitConflict:
+        pass
+    finally:
+        remove_draft(draft)
+print(json.dumps(won))
+"""
+
+PROGRAM = """
+import json, sys
+from collections.abc import Iterator
+from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
+
+folder, warehouse, zookeeper, root, conf = sys.argv[1:]
+
+def split(line: str) -> Iterator[str]:
+    yield from line.split()
+
+topology = TridentTopology("stored")
+lines = topology.new_stream("lines", FileSpout(folder + "/in", min_rows=60, max_rows=60))
+words = lines.each("value", split, "word")
+words.group_by("word").persistent_aggregate(DeltaMapState("counts", merge_every_txids=3), Count(), "count")
+lines.partition_persist(DeltaAppend("lines"))
+query = topology.start(
+    warehouse=warehouse, zookeeper=zookeeper, zookeeper_root=root, zookeeper_session_timeout_secs=4,
+    spark_master="local[2]", spark_conf=json.loads(conf), driver_memory="900m",
+)
+query.process_all_available(200)
+rows = {
+    "counts": {row["word"]: row["count"] for row in query.snapshot("counts").collect()},
+    "lines": [row["value"] for row in query.snapshot("lines").collect()],
+}
+query.stop()
+plain = query.spark.read.format("delta").load(warehouse + "/counts")
+print(json.dumps({**rows, "plain": {row["word"]: row["count"] for row in plain.collect()}}))
+"""
+
+
+@pytest.fixture(params=KINDS)
+def base(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A folder of its own in a store."""
+    url = f"{store_servers.running(request.param)}/{uuid.uuid4().hex[:8]}"
+    yield url
+    storage.delete(url)
+
+
+def settings_of(url: str) -> dict[str, str]:
+    return dict(storage.settings_of("/".join(url.split("/")[:3])))
+
+
+def test_of_two_processes_one_wins_each_table_version(base: str) -> None:
+    table = f"{base}/t"
+    storage.make_folder(f"{table}/_delta_log", base.rpartition("/")[0].rpartition("/")[0])
+    command = [sys.executable, "-c", RACE, table, json.dumps(settings_of(base))]
+    racers = [
+        subprocess.Popen(
+            [*command, name, str(ROUNDS)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        for name in ("one", "other")
+    ]
+    won = {name: json.loads(racer.communicate(timeout=400)[0]) for name, racer in zip(("one", "other"), racers)}
+    assert sorted(won["one"] + won["other"]) == list(range(ROUNDS)), "each version has one winner"
+    for name, versions in won.items():
+        for version in versions:
+            assert storage.read(f"{table}/_delta_log/{version:020d}.json") == f"{name} {version}".encode()
+    assert len(storage.list_names(f"{table}/_delta_log")) == ROUNDS, "no draft is left"
+    assert not ALL or min(map(len, won.values())) > 0, "one side always won, which tests nothing"
+
+
+@pytest.mark.skipif(not ALL, reason="make stores runs it (TRIDENT_STORES=all)")
+def test_killed_and_resumed_on_a_store_nothing_is_lost_or_doubled(
+    base: str, tmp_path: Path, zk_server: str, zk_root: str, monkeypatch: pytest.MonkeyPatch, rng
+) -> None:
+    (tmp_path / "in").mkdir()
+    vocabulary = [f"w{number}" for number in range(100)]
+    for number in range(12):
+        text = "".join(" ".join(rng.choices(vocabulary, k=4)) + "\n" for _ in range(30))
+        (tmp_path / "in" / f"{number:03d}.txt").write_text(text)
+    lines = [line for path in sorted((tmp_path / "in").iterdir()) for line in path.read_text().splitlines()]
+    words = Counter(word for line in lines for word in line.split())
+    given = settings_of(base)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", given.pop("fs.s3a.access.key", "a"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", given.pop("fs.s3a.secret.key", "b"))
+    conf = json.dumps({f"spark.hadoop.{key}": value for key, value in given.items()})
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path), f"{base}/w", zk_server, zk_root, conf]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for fault in [*LIVES, ""]:
+        life = subprocess.run(
+            command, env={**environment, "TRIDENT_FAULTS": fault}, capture_output=True, text=True, timeout=500
+        )
+        expected = -signal.SIGKILL if fault else 0
+        assert life.returncode == expected, f"life with {fault or 'no fault'}: {life.stderr[-3000:]}"
+        assert "b" not in life.stderr.split() and "fs.s3a.secret" not in life.stderr
+    found = json.loads(life.stdout.splitlines()[-1])
+    assert found["counts"] == found["plain"] == words
+    assert Counter(found["lines"]) == Counter(lines)
+    # Readers without Spark, and the command line.
+    monkeypatch.setenv("TRIDENT_SPARK_CONF", conf)
+    asked = sorted(words)
+    assert [value["count"] for value in trident.get(f"{base}/w", "counts", asked)] == [words[word] for word in asked]
+    told = subprocess.run(
+        [sys.executable, "-m", "trident.cli", "status", "--json", "--warehouse", f"{base}/w"],
+        env={**environment, "TRIDENT_SPARK_CONF": conf},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert json.loads(told.stdout)["name"] == "stored", told.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "program.py"], "no folder is named like a URL"
+
+
+# --- bad input --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def behind() -> Iterator[store_servers.Proxy]:
+    proxy = store_servers.Proxy(store_servers.s3_endpoint())
+    store_servers.make_bucket(proxy.endpoint, "start")
+    storage.configure("s3a://start", store_servers.s3_settings(proxy.endpoint))
+    yield proxy
+    storage.configure("s3a://start", {})
+    proxy.end()
+
+
+def test_a_store_where_two_writers_win_is_refused_unless_the_user_vouches(behind: store_servers.Proxy) -> None:
+    stores.check_store(Place("s3a://start/w"), False)
+    assert storage.exists("s3a://start/w/_trident/.warehouse")
+    behind.ignores_conditions = True
+    with pytest.raises(StorageProblem, match="does not honour If-None-Match: two writers could both win"):
+        stores.check_store(Place("s3a://start/w"), False)
+    stores.check_store(Place("s3a://start/w"), True)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (403, "AccessDenied", "the store refuses this process.*AccessDenied"),
+        (403, "RequestTimeTooSkewed", "clock is too far from the store's"),
+        (404, "NoSuchBucket", "the bucket does not exist"),
+        (400, "InvalidRequest", "cannot be written.*InvalidRequest"),
+    ],
+)
+def test_a_store_that_cannot_be_used_says_why(behind: store_servers.Proxy, status: int, code: str, said: str) -> None:
+    behind.answers = {method: (status, code) for method in ("PUT", "GET")}
+    with pytest.raises(StorageProblem, match=said):
+        stores.check_store(Place("s3a://start/w"), False)
+
+
+def test_a_read_only_store_says_so(behind: store_servers.Proxy) -> None:
+    behind.answers = {"PUT": (403, "AccessDenied")}
+    with pytest.raises(StorageProblem, match="the store refuses this process"):
+        stores.check_store(Place("s3a://start/w"), False)
+
+
+@pytest.mark.skipif(not ALL, reason="make stores runs it (TRIDENT_STORES=all)")
+def test_a_name_node_in_safe_mode_says_so() -> None:
+    warehouse = Place(store_servers.running("hdfs")) / "safe"
+    stores.check_store(warehouse, False)
+    (cluster,) = store_servers.hdfs_clusters
+    cluster.admin("-safemode", "enter")
+    try:
+        with pytest.raises(StorageProblem, match="the name node is in safe mode"):
+            stores.check_store(warehouse, False)
+    finally:
+        cluster.admin("-safemode", "leave")
+
+
+@pytest.mark.parametrize("url", ["gs://lake/w", "s3://lake/w", "s3a:///w", "hdfs:///w"])
+def test_every_command_refuses_a_url_of_another_kind(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no place for a warehouse"):
+        trident.TridentConfig(warehouse=url).warehouse_place()
+    with pytest.raises(ConfigError, match="is no place for a warehouse"):
+        trident.get(url, "counts", "a")
+
+
+def test_a_topologys_settings_hold_no_credentials() -> None:
+    with pytest.raises(ConfigError, match="hold no credentials") as raised:
+        stores.refuse_secrets({"spark.hadoop.fs.s3a.bucket.lake.secret.key": "hidden"})
+    assert "hidden" not in str(raised.value)
+    stores.refuse_secrets({"spark.hadoop.fs.s3a.endpoint": "http://here", "spark.executor.memory": "1g"})
+
+
+def test_the_embedded_server_is_refused_beside_a_store() -> None:
+    from trident.running.connecting import server_folder  # beside what it tests: the rest needs no Spark
+
+    with pytest.raises(ConfigError, match="bound to one machine's disk"):
+        server_folder(warehouse_place("s3a://start/w"))
+
+
+def test_messages_and_queues_of_files_need_a_disk(behind: store_servers.Proxy, tmp_path: Path) -> None:
+    topology = trident.TridentTopology("queued")
+    topology.new_stream("files", trident.DirectoryQueueSpout(tmp_path)).partition_persist(trident.DeltaAppend("t"))
+    from trident.planning.groups import plan  # beside what it tests
+    from trident.running.on_store import check_on_store
+
+    with pytest.raises(TopologyError, match="cannot be kept in s3a://start/w"):
+        check_on_store(topology.graph, plan(topology.graph), Place("s3a://start/w"))
+    check_on_store(topology.graph, plan(topology.graph), Place(str(tmp_path)))

@@ -11,7 +11,7 @@
 # make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
-# make stores  what each store promises, on HDFS too: a name node and a data node are started
+# make stores  what each store promises, on HDFS too; a topology that is killed and resumed on S3 and on HDFS
 # make cluster a standalone Spark cluster (master, workers) whose hosts have neither the framework nor the user's modules
 # make planted  every patch of tests/planted, with every test that must find it
 # make soak    random kills every few seconds; MINUTES=60 of them
@@ -90,7 +90,7 @@ storage: check-java $(STAMP) $(CLASSES)
 		tests/running/test_embedded_keeper.py $(PYTEST_ARGS)
 
 stores: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py $(PYTEST_ARGS)
+	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/whole/test_store_warehouses.py $(PYTEST_ARGS)
 
 cluster: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/cluster tests/spark/test_cluster.py tests/whole/test_wheel.py \

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -171,10 +171,28 @@ class ObjectStorage:
 
     def objects(self, folder: AnyPath) -> list[tuple[str, int]]:
         """(name below the folder, size) of each object below it, however deep, in the order of their names."""
-        key = self._key(folder)
         with _told(folder):
-            found = obstore.list(self._store, key or None).collect()
-        return sorted((each["path"][len(key) + 1 if key else 0 :], each["size"]) for each in found)
+            found = obstore.list(self._store, self._key(folder) or None).collect()
+        return sorted(self._objects(folder, found))
+
+    def _objects(self, folder: AnyPath, found: Iterable[Any]) -> Iterator[tuple[str, int]]:
+        """Of what was listed the objects; Hadoop's markers of folders, whose names end with a slash, are none.
+
+        The library takes the slash away: a marker is empty, and is not there by the name that is listed.
+        """
+        key = self._key(folder)
+        for each in found:
+            with _told(folder):
+                if not each["size"] and not self._is_there(each["path"]):
+                    continue
+            yield each["path"][len(key) + 1 if key else 0 :], each["size"]
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            obstore.head(self._store, key)
+        except FileNotFoundError:
+            return False
+        return True
 
     def list(self, folder: AnyPath) -> list[str]:
         key = self._key(folder)
@@ -192,8 +210,9 @@ class ObjectStorage:
         except FileNotFoundError:
             pass
         with _told(path):
-            below: list[Any] = list(next(iter(obstore.list(self._store, key or None, chunk_size=50)), []))
-        return Stat(0, 0, False, True, ()) if below else None
+            below: Any = obstore.list(self._store, key or None, chunk_size=50)
+            there = any(True for some in below for _ in self._objects(path, some))
+        return Stat(0, 0, False, True, ()) if there else None
 
     def delete(self, path: AnyPath) -> bool:
         key = self._key(path)

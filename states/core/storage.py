@@ -353,7 +353,7 @@ def make_warehouse(warehouse: AnyPath) -> None:
     folder = join(warehouse, "_trident")
     make_folder(folder, "/" if local_path(folder) is not None else "/".join(folder.split("/", 3)[:3]))
     if not is_folder(folder):  # a store without folders: one is there when something lies in it
-        write(join(folder, ".warehouse"), b"")
+        write(join(folder, ".warehouse"), b"of trident\n")
 
 
 def exists(path: AnyPath) -> bool:

@@ -654,6 +654,26 @@ PLANTED: dict[str, Caught] = {
         "DID NOT RAISE.*CommitConflict",
         "file_merge.py::test_a_commit_that_comes_while_the_files_are_written_wins",
     ),
+    # --- stores: states/core/object_storage.py, appended_parts.py, place.py, trident/spark/stores.py
+    "147-entries-are-put-over-others": pure(
+        "assert", "store_warehouses.py::test_of_two_processes_one_wins_each_table_version[s3]"
+    ),
+    "148-lost-answer-of-a-put-taken-for-a-conflict": pure(
+        "the name is taken", "stores.py::test_a_name_whose_taking_was_not_answered_is_looked_at[create]"
+    ),
+    "149-a-store-is-taken-at-its-word": pure(
+        "DID NOT RAISE",
+        "store_warehouses.py::test_a_store_where_two_writers_win_is_refused_unless_the_user_vouches",
+    ),
+    "150-a-place-leaves-its-store-behind": pure(
+        "assert", "place.py::test_a_place_takes_the_settings_of_its_store_to_another_process"
+    ),
+    "151-a-missing-part-of-a-ledger-is-passed-over": pure(
+        "DID NOT RAISE", "stores.py::test_two_appenders_with_one_end_in_view_do_not_both_append[s3]"
+    ),
+    "152-credentials-in-settings": pure(
+        "DID NOT RAISE", "store_warehouses.py::test_a_topologys_settings_hold_no_credentials"
+    ),
     # --- cluster: trident/running/cluster_probe.py, executor_look.py
     "155-executors-writes-are-not-looked-for": pure(
         "not enough values to unpack",

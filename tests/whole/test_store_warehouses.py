@@ -1,4 +1,4 @@
-"""Topologies whose warehouse is a URL: killed and resumed on S3 and on HDFS, two processes at one table version, bad input.
+"""Topologies whose warehouse is a URL: killed and resumed on S3 and HDFS, races for a table version, bad input.
 
 The lives of a topology, and HDFS, are ``make stores``: each life starts Spark anew.
 """

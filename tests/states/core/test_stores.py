@@ -9,6 +9,7 @@ import errno
 import os
 import sys
 import threading
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +182,17 @@ def test_a_store_that_lets_two_writers_win_is_found_out(proxy: store_servers.Pro
     proxy.ignores_conditions = True
     assert not storage.is_exclusive("s3a://behind/w")
     assert storage.list_names("s3a://behind/w") == []
+
+
+def test_hadoops_markers_of_folders_are_no_objects() -> None:
+    endpoint, name = store_servers.s3_endpoint(), uuid.uuid4().hex
+    store_servers.running("s3")
+    made = urllib.request.Request(f"{endpoint}/lake/{name}/log/", method="PUT", headers={"Authorization": "AWS a/b"})
+    urllib.request.urlopen(made, timeout=5)
+    assert storage.stat(f"s3a://lake/{name}") is None and storage.stat(f"s3a://lake/{name}/log") is None
+    storage.write(f"s3a://lake/{name}/log/0", b"")
+    assert storage.stat(f"s3a://lake/{name}").is_folder
+    assert storage.delete(f"s3a://lake/{name}") and storage.stat(f"s3a://lake/{name}") is None
 
 
 @pytest.mark.parametrize(

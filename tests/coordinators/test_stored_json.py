@@ -87,7 +87,7 @@ def test_the_reader_gives_a_value_or_one_kind_of_error(what: str, tmp_path: Path
 def a_status(warehouse: Path) -> Path:
     status = TopologyStatus("top", "i", "r", 1, groups=(GroupStatus("g", 7),))
     StatusWriter(status_path(warehouse, "top")).update(status)
-    return status_path(warehouse, "top")
+    return Path(status_path(warehouse, "top"))
 
 
 @pytest.mark.parametrize("what", ODD)

@@ -48,6 +48,7 @@ from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
 from trident.states.core.local_copy import StaleCopy
+from trident.states.core.place import Place
 from trident.states.keyed import state_copy
 from trident.states.keyed.copies import StateCopies, copies_folder, own_folder
 from trident.states.keyed.host_copies import HostCopies
@@ -341,7 +342,7 @@ def test_where_two_boots_cannot_be_told_apart_there_are_no_copies(monkeypatch, t
     monkeypatch.setattr("trident.running.site.boot_id", lambda: boot)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
     plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]), late_in_driver=None)
-    site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=tmp_path)
+    site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=Place(tmp_path))
     assert (SparkSite._new_copies(site, plan) is not None) == kept
 
 
@@ -472,7 +473,7 @@ def test_on_a_cluster_copies_are_on_the_drivers_own_disk_and_only_where_no_task_
     (tmp_path / "tmp").mkdir()
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
     plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]), late_in_driver=in_driver)
-    site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=tmp_path / "shared")
+    site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=Place(tmp_path / "shared"))
     copies = SparkSite._new_copies(site, plan)
     assert (copies is not None) == (in_driver is not None)
     assert copies is None or copies._folder.is_relative_to(tmp_path / "tmp")

@@ -538,7 +538,7 @@ def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tm
     with pytest.raises(Exception, match="is running"):
         admin.reset("words", config=config)
     # The guard asks the status, which is written half a second after the start, not the sooner for a quick batch.
-    file = status_path(config.warehouse, "words")
+    file = Path(status_path(config.warehouse, "words"))
     assert eventually(lambda: file.exists() and read_status(config.warehouse, "words").role == "leader", WAIT_SECS)
     # By way of a ZooKeeper that has never heard of it: while it runs, and when it was stopped.
     wrong = config.replace(zookeeper_root=f"{zk_root}-other")

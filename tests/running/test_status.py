@@ -48,15 +48,15 @@ class CountingClock:
 
 
 def test_what_is_written_is_what_is_read(tmp_path):
-    writer = StatusWriter(status_path(tmp_path, "word-count"), clock=lambda: 200.0)
+    writer = StatusWriter(Path(status_path(tmp_path, "word-count")), clock=lambda: 200.0)
     writer.update(make())
     assert read_status(tmp_path, "word-count") == replace(make(), written_at=200.0)
-    assert os.listdir(status_path(tmp_path, "word-count").parent) == ["status.json"]
+    assert os.listdir(Path(status_path(tmp_path, "word-count")).parent) == ["status.json"]
 
 
 def test_many_updates_are_one_writing_per_interval_and_the_last_one_is_on_disk(tmp_path):
     clock = CountingClock()
-    writer = StatusWriter(status_path(tmp_path, "word-count"), 0.2, clock=clock)
+    writer = StatusWriter(Path(status_path(tmp_path, "word-count")), 0.2, clock=clock)
     for txid in range(1, 200):
         writer.update(make(txid))
     assert clock.writings == 1
@@ -77,7 +77,7 @@ def test_many_updates_are_one_writing_per_interval_and_the_last_one_is_on_disk(t
 
 def test_without_a_change_nothing_is_written(tmp_path):
     clock = CountingClock()
-    writer = StatusWriter(status_path(tmp_path, "word-count"), 0.0, clock=clock)
+    writer = StatusWriter(Path(status_path(tmp_path, "word-count")), 0.0, clock=clock)
     for _ in range(5):
         writer.update(make())
     writer.close()
@@ -85,7 +85,7 @@ def test_without_a_change_nothing_is_written(tmp_path):
 
 
 def test_close_writes_at_once_and_later_updates_are_ignored(tmp_path):
-    writer = StatusWriter(status_path(tmp_path, "word-count"), 60.0)
+    writer = StatusWriter(Path(status_path(tmp_path, "word-count")), 60.0)
     writer.update(make(1))
     writer.update(make(2))
     writer.close()
@@ -95,7 +95,7 @@ def test_close_writes_at_once_and_later_updates_are_ignored(tmp_path):
 
 
 def test_a_reader_never_sees_half_a_status(tmp_path):
-    writer = StatusWriter(status_path(tmp_path, "word-count"), 0.0)
+    writer = StatusWriter(Path(status_path(tmp_path, "word-count")), 0.0)
     writer.update(make(1))
     stop = threading.Event()
 
@@ -117,7 +117,7 @@ def test_a_reader_never_sees_half_a_status(tmp_path):
 
 def test_a_status_that_cannot_be_written_does_not_fail_the_topology(tmp_path, caplog):
     (tmp_path / "_trident").write_text("a file where the folder should be")
-    writer = StatusWriter(status_path(tmp_path, "word-count"), 0.0)
+    writer = StatusWriter(Path(status_path(tmp_path, "word-count")), 0.0)
     writer.update(make(1))
     writer.update(make(2))
     writer.close()
@@ -128,7 +128,7 @@ def test_a_status_that_cannot_be_written_does_not_fail_the_topology(tmp_path, ca
 def test_no_status_names_the_topologies_that_have_one(tmp_path):
     with pytest.raises(TridentError, match="found: no topology"):
         read_status(tmp_path, "other")
-    StatusWriter(status_path(tmp_path, "word-count")).update(make())
+    StatusWriter(Path(status_path(tmp_path, "word-count"))).update(make())
     assert topologies_with_status(tmp_path) == ["word-count"]
     with pytest.raises(TridentError, match="'other' has no status.*word-count"):
         read_status(tmp_path, "other")
@@ -147,7 +147,7 @@ def test_no_status_names_the_topologies_that_have_one(tmp_path):
     ],
 )
 def test_a_damaged_status_is_an_error_that_names_the_file(tmp_path, damage):
-    path = status_path(tmp_path, "word-count")
+    path = Path(status_path(tmp_path, "word-count"))
     StatusWriter(path).update(make())
     text = path.read_text()
     assert damage(text) != text
@@ -220,13 +220,13 @@ def test_a_topology_that_failed_says_what_ended_it():
 
 
 def test_the_file_is_plain_json(tmp_path):
-    StatusWriter(status_path(tmp_path, "word-count"), clock=lambda: 200.0).update(make())
-    value = json.loads(status_path(tmp_path, "word-count").read_text())
+    StatusWriter(Path(status_path(tmp_path, "word-count")), clock=lambda: 200.0).update(make())
+    value = json.loads(Path(status_path(tmp_path, "word-count")).read_text())
     assert (value["schema"], value["written_at"], value["groups"][0]["attempts"][1]["failures"]) == (1, 200.0, 2)
 
 
 def test_the_draft_of_a_writer_that_was_killed_is_removed_and_that_of_a_living_one_is_not(tmp_path) -> None:
-    path = status_path(tmp_path, "words")
+    path = Path(status_path(tmp_path, "words"))
     path.parent.mkdir(parents=True)
     (living := path.with_name(f".status.json.{os.getppid()}")).touch()
     (dead := path.with_name(f".status.json.{2**22 + 1}")).touch()  # above the greatest pid there can be

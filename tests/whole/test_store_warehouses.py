@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS") or (100 if ALL else 25))
 KINDS = ["s3", *(["hdfs"] if ALL else [])]
 LIVES = [
-    "stage.write:do_then_die:2",
+    "stage.write:do_then_die:4",
     "manifest.write:do_then_die:2",
-    "zk.decide:do_then_die:3",
+    "zk.decide:do_then_die:2",
     "publish.table:do_then_die:3",
     "publish.table:do_then_die:4",
     "compact.merge:do_then_die:1",
@@ -127,7 +127,7 @@ def test_killed_and_resumed_on_a_store_nothing_is_lost_or_doubled(
 ) -> None:
     (tmp_path / "in").mkdir()
     vocabulary = [f"w{number}" for number in range(100)]
-    for number in range(12):
+    for number in range(36):
         text = "".join(" ".join(rng.choices(vocabulary, k=4)) + "\n" for _ in range(30))
         (tmp_path / "in" / f"{number:03d}.txt").write_text(text)
     lines = [line for path in sorted((tmp_path / "in").iterdir()) for line in path.read_text().splitlines()]

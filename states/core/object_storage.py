@@ -55,8 +55,14 @@ class StoreSettings:
     retry_secs: float = 20.0
 
 
-def store_settings(hadoop: Mapping[str, str]) -> StoreSettings:
-    """Hadoop's settings of a store in obstore's words: so that Spark and the framework's tasks reach the same one."""
+def store_settings(hadoop: Mapping[str, str], bucket: str = "") -> StoreSettings:
+    """Hadoop's settings of a store in obstore's words: so that Spark and the framework's tasks reach the same one.
+
+    Args:
+        bucket: of which settings of its own count more.
+    """
+    own = f"fs.s3a.bucket.{bucket}."
+    hadoop = {**hadoop, **{f"fs.s3a.{key[len(own) :]}": value for key, value in hadoop.items() if key.startswith(own)}}
     named = {
         "fs.s3a.endpoint": "endpoint",
         "fs.s3a.endpoint.region": "region",

@@ -236,7 +236,7 @@ def _opened(root: str, scheme: str) -> Storage:
             from trident.states.core.object_storage import ObjectStorage, store_settings  # an optional dependency
         except ImportError as error:
             raise _not_installed(root, "s3", error) from error
-        return ObjectStorage(root, store_settings(settings_of(root)))
+        return ObjectStorage(root, store_settings(settings_of(root), root.partition("://")[2]))
     if scheme == "hdfs":
         try:
             from trident.states.core.hdfs_storage import HdfsStorage  # an optional dependency

@@ -21,6 +21,7 @@ import pytest
 from tests import store_servers
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
+from trident.states.core.object_storage import store_settings
 
 STORES = ["local", "s3", *(["hdfs"] if os.environ.get("TRIDENT_STORES") else [])]
 
@@ -182,6 +183,13 @@ def test_a_store_that_lets_two_writers_win_is_found_out(proxy: store_servers.Pro
     proxy.ignores_conditions = True
     assert not storage.is_exclusive("s3a://behind/w")
     assert storage.list_names("s3a://behind/w") == []
+
+
+def test_settings_of_one_bucket_count_more() -> None:
+    given = {"fs.s3a.endpoint": "http://all", "fs.s3a.bucket.lake.endpoint": "http://lakes", "fs.s3a.access.key": "a"}
+    assert store_settings(given, "lake").options == {"endpoint": "http://lakes", "access_key_id": "a"}
+    assert store_settings(given, "pond").options["endpoint"] == "http://all"
+    assert "access_key_id" not in repr(store_settings(given, "lake")), "credentials are not shown"
 
 
 def test_hadoops_markers_of_folders_are_no_objects() -> None:

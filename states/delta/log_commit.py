@@ -280,7 +280,7 @@ def _lost(path: str, version: int, found: object) -> CommitConflict:
 def _refused(path: str, version: int, error: OSError) -> TableError:
     if isinstance(error, storage.NotExclusive) and storage.local_path(path) is None:
         return TableError(
-            f"the store of table {path} refuses conditional writes, without which two writers could both take a version",
+            f"the store of table {path} refuses conditional writes: two writers could both take a version",
             found=error,
             expected="a store that honours If-None-Match: *",
             action="put the warehouse on another store",

@@ -22,7 +22,7 @@ from tests import store_servers
 from trident.coordinators.errors import ConfigError, StorageProblem, TopologyError
 from trident.spark import stores
 from trident.states.core import storage
-from trident.states.core.place import Place, warehouse_place
+from trident.states.core.place import Place
 
 ALL = os.environ.get("TRIDENT_STORES") == "all"
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,7 +239,7 @@ def test_the_embedded_server_is_refused_beside_a_store() -> None:
     from trident.running.connecting import server_folder  # beside what it tests: the rest needs no Spark
 
     with pytest.raises(ConfigError, match="bound to one machine's disk"):
-        server_folder(warehouse_place("s3a://start/w"))
+        server_folder(Place("s3a://start/w"))
 
 
 def test_messages_and_queues_of_files_need_a_disk(behind: store_servers.Proxy, tmp_path: Path) -> None:

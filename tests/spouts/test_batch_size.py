@@ -49,6 +49,18 @@ def test_slow_batches_are_not_made_larger():
     assert size.next_size(1_000_000) == 250_000
 
 
+def test_small_first_batches_that_were_slow_in_a_cold_process_hold_no_later_one_back():
+    size = AdaptiveBatchSize(1_000, 1_000_000, in_flight=4, target_secs=5)
+    assert [size.next_size(4_004) for _ in range(4)] == [1_001] * 4
+    size.succeeded(secs=8.0)
+    assert size.next_size(400_000) == 100_000
+    for _ in range(3):  # they were planned with the first, and waited with it
+        size.succeeded(secs=8.2)
+    assert size.quick and size.next_size(800_000) == 200_000
+    size.succeeded(secs=9.0)  # that of 100,000 rows: so slow it is, warm
+    assert not size.quick and size.next_size(4_000_000) == 200_000
+
+
 def test_it_sinks_when_idle():
     size = AdaptiveBatchSize(1_000, 1_000_000, in_flight=1)
     size.next_size(64_000)

@@ -11,7 +11,9 @@ more than one batch                             stays: towards its end a backlog
 less than one batch                             half itself; the batch takes what is there
 ==============================================  ==========================================
 
-So a backlog is met at once by large batches, not after many doublings.
+So a backlog is met at once by large batches, not after many doublings. The
+first batches, planned before any has ended, run or wait in a cold process: of
+small ones the time says nothing about larger ones, and is not counted.
 A batch that timed out halves the size and puts a ceiling on it, which every
 batch that succeeds lifts by a quarter: a source that timed out at 80,000 rows
 is not asked for 80,000 again at once. The choice is pinned with the batch's
@@ -22,6 +24,9 @@ from __future__ import annotations
 
 from trident.coordinators.errors import TopologyError
 from trident.spouts.arguments import whole
+
+# A batch of up to so many times the least size is a small one.
+_SMALL = 2
 
 
 class AdaptiveBatchSize:
@@ -52,6 +57,8 @@ class AdaptiveBatchSize:
         self._size = min_rows
         self._ceiling = max_rows
         self._secs: float | None = None
+        self._first: list[int] = []  # the sizes of the batches that were planned before any had ended
+        self._ended = 0
 
     @property
     def size(self) -> int:
@@ -72,11 +79,16 @@ class AdaptiveBatchSize:
         else:
             size = self._size
         self._size = max(self.min_rows, min(size, self._ceiling, self.max_rows))
+        if not self._ended and len(self._first) < self._in_flight:
+            self._first.append(self._size)
         return self._size
 
     def succeeded(self, secs: float) -> None:
         """A batch is durable, secs after it was planned."""
-        self._secs = secs if self._secs is None else (self._secs + secs) / 2
+        first = self._first[self._ended] if self._ended < len(self._first) else None
+        self._ended += 1
+        if first is None or first > _SMALL * self.min_rows:
+            self._secs = secs if self._secs is None else (self._secs + secs) / 2
         self._ceiling = min(self.max_rows, self._ceiling + max(1, self._ceiling // 4))
 
     def timed_out(self, rows: int) -> int:

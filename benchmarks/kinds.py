@@ -98,7 +98,7 @@ def run(bench: Bench, report: Report) -> None:
         contenders[f"spout: {name}"] = _timed(bench, parts, f"spout: {name}", make, _append)
     for name in _states(""):
         contenders[f"state: {name}"] = _timed(bench, parts, f"state: {name}", kind_sources.Transactional, name)
-    values = rounds(1, contenders, bench.said)
+    values = rounds(1 if bench.quick else 3, contenders, bench.said, warm_up=not bench.quick)
     ms = {name: report.figure(name, "ms", found) for name, found in values.items()}
     for name, found in parts.items():
         spent = ", ".join(
@@ -118,7 +118,7 @@ def _by_size(bench: Bench, report: Report) -> None:
     from trident import Count, DeltaAppend, DeltaMapState, TridentConfig, TridentTopology
     from trident.commands.admin import compact
 
-    resolve = {}
+    resolve, master = {}, bench.spark.sparkContext.master
     for keys in (bench.size(20_000, 200), bench.size(1_000_000, 400)):
         spout = GatedKeys(bench.size(1_000, 50), keys, load=True)
         warehouse = bench.fresh("sized")
@@ -133,7 +133,8 @@ def _by_size(bench: Bench, report: Report) -> None:
         with bench.running(topology(), warehouse, 1, message_timeout_secs=None) as query:
             spout.allow(1)
             query.process_all_available()
-        compact("sized", TridentConfig(warehouse=str(warehouse), spark_master=bench.spark.sparkContext.master))
+        settings = {"zookeeper": bench.zookeeper, "zookeeper_root": f"/{warehouse.name}"}
+        compact("sized", TridentConfig(warehouse=str(warehouse), spark_master=master, **settings))
         with bench.running(topology(), warehouse, 1, message_timeout_secs=None) as query, Recorder(query) as recorder:
             spout.allow(bench.size(14, 3))
             query.process_all_available()

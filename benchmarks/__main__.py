@@ -38,6 +38,7 @@ NAMES = (
     "state-reads",
     "get",
     "drpc",
+    "kafka",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

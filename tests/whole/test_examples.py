@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from tests.kafka_fixtures import KafkaBroker
 from trident.cli import main
 from trident.running.query import TopologyQuery
 
@@ -130,6 +131,13 @@ def test_11_event_time(run: Run) -> None:
     assert "ann viewed the boots: bought with b1\n" in out and "bob viewed the hat: not bought\n" in out
     assert out.count("bob viewed") == 1, "a view that is reported twice"
     assert "ann did nothing until 13:10, after 3 views\n" in out and "zoe did nothing" not in out
+
+
+def test_12_kafka(run: Run, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BROKERS", kafka.address)
+    out = run("12_kafka.py")
+    assert "coat: 5 pieces\nhat: 5 pieces\nmessages in the log: 5\n" in out
+    assert "not parsed: {not json, " in out and out.count("not parsed") == 1
 
 
 def test_06_joins(run: Run) -> None:

@@ -253,6 +253,38 @@ def test_expired_messages_end_the_topology_and_an_opaque_spout_goes_on_behind_th
     assert Counter(rows(spark, reads.emit_batch(At(3, 0), one), spout)) == places(0, 13, 14)
 
 
+@pytest.mark.parametrize("in_driver", [True, False], ids=["driver", "tasks"])
+def test_a_message_is_in_the_results_or_in_the_dead_letters_of_the_same_transaction(
+    start, kafka, topic, warehouse, spark, monkeypatch, in_driver
+) -> None:
+    monkeypatch.setattr(emitter, "_HERE_ROWS", 5_000 if in_driver else 0)
+    monkeypatch.setattr(emitter, "PARTITION_ROWS", 2)
+    kafka.create(topic)
+    kafka.put(topic, [(b"k", value) for value in (b'{"n": 1}', b"{", None, b'{"n": 2}', b'{"n": "x"}')])
+    spout = KafkaSpout(
+        kafka.address, topic, columns=("offset", "value"), value="json", value_schema="n long", dead_letters="dead"
+    )
+    faults.arm("manifest.write:fail_before:1,manifest.write:do_then_fail:2")
+    run_to_end(start, spout)
+    assert not faults.unfired()
+    found = spark.read.format("delta").load(str(warehouse / "out")).orderBy("offset").collect()
+    assert [tuple(row) for row in found] == [(0, (1,)), (2, None), (3, (2,))]
+    dead = spark.read.format("delta").load(str(warehouse / "dead")).orderBy("offset").collect()
+    assert [(row.topic, row.partition, row.offset, row.key, row.value) for row in dead] == [
+        (topic, 0, 1, b"k", b"{"),
+        (topic, 0, 4, b"k", b'{"n": "x"}'),
+    ]
+    assert "truncated" in dead[0].error and "got `str`" in dead[1].error
+
+
+def test_without_dead_letters_a_message_that_does_not_parse_fails_its_batch_by_name(start, kafka, topic) -> None:
+    kafka.create(topic)
+    kafka.put(topic, [b"good", b"\xff"])
+    query = start(KafkaSpout(kafka.address, topic, value="text"), max_attempts=1)
+    with pytest.raises(AttemptCapReached, match=rf"cannot be parsed: {topic}\[0\] at offset 1; found: Unicode"):
+        query.process_all_available(WAIT_SECS)
+
+
 PROGRAM = """
 import sys
 from trident import DeltaAppend, KafkaSpout, TridentTopology

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import SourceError
 from trident.coordinators.transactions import TransactionAttempt
@@ -17,10 +19,8 @@ from trident.spouts.kafka.cluster import BrokersAway, KafkaCluster
 from trident.spouts.kafka.coordinator import topic_is_another
 from trident.spouts.kafka.ranges import Batch, OffsetRange, groups, pieces
 from trident.spouts.kafka.reader import Consumers, Reading, Stopped, read_groups
+from trident.spouts.kafka.rows import LETTER
 from trident.workers.reports import SOURCE, find_report
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,23 @@ class KafkaEmitter(Emitter):
     """Reads the ranges of a batch. Safe for threads.
 
     Args:
+        schemas: of the rows, and of the messages whose value does not parse.
         forget: ids of topics whose ranges are left out.
+        here: whether the driver may read few messages itself.
     """
 
     def __init__(
-        self, spark: Any, cluster: KafkaCluster, reading: Reading, schema: "StructType", forget: tuple[str, ...]
+        self,
+        spark: Any,
+        cluster: KafkaCluster,
+        reading: Reading,
+        schemas: tuple[StructType, StructType],
+        forget: tuple[str, ...],
+        here: bool,
     ) -> None:
-        self._spark, self._cluster, self._reading, self._schema, self._forget = spark, cluster, reading, schema, forget
+        self._spark, self._cluster, self._reading, self._forget, self._here = spark, cluster, reading, forget, here
+        self._schema, self._letter_schema = schemas
+        self._kept: dict[TransactionAttempt, Any] = {}  # frames of which both rows and letters are made
         self._cores = max(1, spark.sparkContext.defaultParallelism)
         self._consumers = Consumers()
         self._changed = threading.Condition()
@@ -64,15 +74,32 @@ class KafkaEmitter(Emitter):
             return Emitted([], partitions=1)
         self._check(self._when_led(attempt, ranges), batch)
         rows = sum(one.end - one.begin for one in ranges)
-        if rows <= _HERE_ROWS and rows * self._message_bytes <= ROWS_BYTES_MAX:
+        if self._here and rows <= _HERE_ROWS and rows * self._message_bytes <= ROWS_BYTES_MAX:
             table = self._read_here(attempt, ranges)
             if table is not None:
-                return Emitted(table, partitions=1)
+                return self._apart(table)
         partitions = max(1, min(-(-rows // PARTITION_ROWS), 2 * self._cores))
         grouped = groups(pieces(ranges, PARTITION_ROWS), partitions)
         task = functools.partial(read_groups, self._reading, grouped)
-        frame = self._spark.range(0, len(grouped), 1, len(grouped)).mapInArrow(task, self._schema)
-        return Emitted(frame, partitions=len(grouped))
+        tasks = self._spark.range(0, len(grouped), 1, len(grouped))
+        if not self._reading.letters:
+            return Emitted(tasks.mapInArrow(task, self._schema), partitions=len(grouped))
+        # Kept, so that both are of one read.
+        schema = StructType([*self._schema.fields, StructField(LETTER, self._letter_schema)])
+        frame = tasks.mapInArrow(task, schema).persist()
+        with self._changed:
+            self._kept[attempt] = frame
+        letters = frame.where(f"{LETTER} IS NOT NULL").select(f"{LETTER}.*")
+        good = frame.where(f"{LETTER} IS NULL").drop(LETTER)
+        return Emitted(good, partitions=len(grouped), table_rows=letters)
+
+    def _apart(self, table: pa.Table) -> Emitted:
+        """Rows, and the messages whose value does not parse, of what the driver has read."""
+        if not self._reading.letters:
+            return Emitted(table, partitions=1)
+        bad = pc.is_valid(table.column(LETTER))
+        letters = pa.Table.from_struct_array(table.filter(bad).column(LETTER))
+        return Emitted(table.filter(pc.invert(bad)).drop_columns([LETTER]), partitions=1, table_rows=letters)
 
     def _read_here(self, attempt: TransactionAttempt, ranges: list[OffsetRange]) -> pa.Table | None:
         """The messages of some ranges; None: they are many bytes, and so the tasks' work."""
@@ -144,15 +171,29 @@ class KafkaEmitter(Emitter):
             self._cancelled.add(attempt)
             self._emitted.pop(attempt, None)
             self._changed.notify_all()
+            kept = [self._kept.pop(attempt)] if attempt in self._kept else []
+        _let_go(kept)
 
     def success(self, attempt: TransactionAttempt) -> None:
         with self._changed:
             for known in [one for one in self._emitted if one.txid <= attempt.txid]:
                 del self._emitted[known]
             self._cancelled = {one for one in self._cancelled if one.txid > attempt.txid}
+            kept = [self._kept.pop(one) for one in list(self._kept) if one.txid <= attempt.txid]
+        _let_go(kept)
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            kept = [self._kept.pop(one) for one in list(self._kept)]
         self._consumers.close()
+        _let_go(kept)
+
+
+def _let_go(frames: list[Any]) -> None:
+    for frame in frames:
+        try:
+            frame.unpersist()
+        except Exception as error:  # py4j's: the session may have ended, and they with it
+            log.debug("a frame cannot be let go: %s", error)

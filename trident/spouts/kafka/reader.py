@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.client import consumer_of, error_text
+from trident.spouts.kafka.decoding import Decoder
 from trident.spouts.kafka.ranges import At, OffsetRange
 from trident.spouts.kafka.rows import Rows
 from trident.spouts.kafka.settings import Connection, kafka_module
@@ -43,6 +44,7 @@ class Reading:
         lossy: read what is left of a range of which messages are gone.
         patience_secs: without an answer of the brokers for so long the read fails.
         what: the source, for messages.
+        decoder, letters: as Rows has them.
     """
 
     connection: Connection
@@ -52,6 +54,8 @@ class Reading:
     lossy: bool
     patience_secs: float
     what: str
+    decoder: Decoder | None = None
+    letters: bool = False
 
 
 class Stopped(Exception):
@@ -156,7 +160,8 @@ class _Read:
         assert len(self._open) == len(ranges), "a partition is there twice"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        rows = Rows(self._reading.columns)
+        reading = self._reading
+        rows = Rows(reading.columns, reading.decoder, reading.letters, reading.what)
         partition = self._kafka.TopicPartition
         self._consumer.assign([partition(one.topic, one.partition, one.begin) for one in self._open.values()])
         heard = time.monotonic()

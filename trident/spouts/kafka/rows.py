@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from trident.spouts.files.tasks import SourceFailure
+from trident.spouts.kafka.decoding import Decoded, Decoder
 from trident.spouts.kafka.ranges import At
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -22,16 +24,28 @@ COLUMNS = {
 }
 
 
+# Beside the columns of a row: the message as it came, where its value does not parse; else null.
+LETTER = "_trident_letter"
+LETTER_COLUMNS = {**COLUMNS, "error": "string"}
+
+
 class Rows:
     """Messages that have been read, until they are taken as a batch.
+
+    Args:
+        decoder: of values; None: they stay as they are.
+        letters: whether LETTER is a column, too; else a value that does not parse is an error.
+        what: the source, for messages.
 
     Attributes:
         count: messages.
         bytes: of their values.
     """
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
+    def __init__(
+        self, columns: Sequence[str], decoder: Decoder | None = None, letters: bool = False, what: str = ""
+    ) -> None:
+        self._columns, self._decoder, self._letters, self._what = columns, decoder, letters, what
         self._clear()
 
     def _clear(self) -> None:
@@ -49,11 +63,42 @@ class Rows:
         self.bytes += sum(map(len, messages))
 
     def taken(self) -> pa.RecordBatch:
-        """The messages since it was called last."""
-        made = [_MAKERS[name](self) for name in self._columns]
-        batch = pa.RecordBatch.from_arrays(made, [*self._columns])
+        """The messages since it was called last.
+
+        Raises:
+            SourceFailure: a value does not parse, and there are no letters for it.
+        """
+        made = {name: _MAKERS[name](self) for name in self._columns if name != "value" or self._decoder is None}
+        if self._decoder is not None:
+            decoded = self._decoder.decode(
+                [message.value() for message in self._messages], [message.topic() for message in self._messages]
+            )
+            if decoded.problems and not self._letters:
+                raise self._malformed(decoded)
+            made["value"] = decoded.values
+            if self._letters:
+                made[LETTER] = self._as_letters(decoded.problems)
+        names = [*self._columns, *([LETTER] if LETTER in made else [])]
+        batch = pa.RecordBatch.from_arrays([made[name] for name in names], names)
         self._clear()
         return batch
+
+    def _malformed(self, decoded: Decoded) -> SourceFailure:
+        number, problem = min(decoded.problems.items())
+        message = self._messages[number]
+        return SourceFailure(
+            f"{self._what}: the value of a message cannot be parsed: {message.topic()}[{message.partition()}] at "
+            f"offset {message.offset()}",
+            found=f"{problem}; {message.value()[:200]!r}",
+            expected="a value of the format and the schema that the spout is given",
+            action="correct its producer and give the batch up with `trident skip`, or name a table for such messages: "
+            "dead_letters='…'",
+        )
+
+    def _as_letters(self, problems: Mapping[int, str]) -> pa.Array:
+        errors = pa.array([problems.get(number) for number in range(self.count)], pa.string())
+        columns = [*(_MAKERS[name](self) for name in COLUMNS), errors]
+        return pa.StructArray.from_arrays(columns, [*LETTER_COLUMNS], mask=errors.is_null())
 
     def keys(self) -> pa.Array:
         return pa.array([message.key() for message in self._messages], pa.binary())

@@ -28,7 +28,7 @@ _OURS = {
     "partition.assignment.strategy": "partitions are assigned by the spout",
     "fetch.error.backoff.ms": "a range that has expired is an error at once",
 }
-_SECRET = re.compile(r"password|secret|token|jaas|\.pem$|sasl\.username")
+_SECRET = re.compile(r"password|secret|token|jaas|\.pem$|sasl\.username|user\.info")
 _KEPT_IN = re.compile(r"(env|file):(.+)", re.DOTALL)
 
 
@@ -41,10 +41,11 @@ def kafka_module(name: str = "confluent_kafka") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as problem:
+        extra = "kafka" if name in ("confluent_kafka", "confluent_kafka.admin") else "kafka-registry"
         raise EnvironmentProblem(
             "a KafkaSpout needs the Kafka client on each machine that reads",
             found=str(problem),
-            action="install it: pip install 'trident-spark[kafka]' (confluent-kafka)",
+            action=f"install it: pip install 'trident-spark[{extra}]'",
         ) from problem
 
 
@@ -60,6 +61,7 @@ class Connection:
     def clean(self, text: str) -> str:
         """The text with each secret struck out."""
         secrets = {str(value) for key, value in self.config.items() if is_secret(key) and str(value)}
+        secrets |= {secret.partition(":")[2] for secret in secrets} - {""}  # user:password
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
+
+from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError, described
 from trident.spouts import arguments as spout_arguments
@@ -17,15 +19,14 @@ from trident.spouts.contracts import SpoutContext, SpoutKind
 from trident.spouts.kafka.cluster import KafkaCluster
 from trident.spouts.kafka.coordinator import KafkaCoordinator
 from trident.spouts.kafka.emitter import KafkaEmitter
+from trident.spouts.kafka.formats import ValueFormat
 from trident.spouts.kafka.group_commits import GroupCommits
 from trident.spouts.kafka.reader import Reading
-from trident.spouts.kafka.rows import COLUMNS
+from trident.spouts.kafka.rows import COLUMNS, LETTER_COLUMNS
 from trident.spouts.kafka.settings import ISOLATIONS, KAFKA_OF_ALL, KafkaSettings
 from trident.spouts.kafka.starts import Start, Starts, check_start
+from trident.states.delta.append import DeltaAppend
 from trident.udf.schemas import as_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 
 class KafkaSpout:
@@ -60,6 +61,17 @@ class KafkaSpout:
             are never read back; a failure is logged and fails nothing.
         isolation: ``"read_committed"`` or ``"read_uncommitted"``.
         columns: those of the row that are wanted; fewer are faster.
+        value: the format of values: ``"bytes"``, ``"text"`` (UTF-8), ``"json"``; by a schema registry ``"avro"``,
+            ``"json-schema"`` or ``"protobuf"``, as Confluent's serializers write them. A tombstone stays null.
+        value_schema: the fields of the column ``value``, for all but bytes and text: a StructType, or DDL text. A
+            field that a message lacks is null, and where it is not nullable the value does not parse; further
+            fields are left out.
+        registry: url of the schema registry, or settings of Confluent's client for it, with ``url``.
+        registry_secrets: further ones by where they are kept, as ``secrets``.
+        message: of protobuf: ``"module:Class"`` of the generated class, which the tasks import.
+        dead_letters: name of a Delta table for messages whose value does not parse: each is in the results or in
+            it, by the same transaction, with all columns, the value as bytes, and ``error``. None: such a message
+            fails the batch.
         min_rows: how many messages a batch has when little waits.
         max_rows: how many it has at most.
         config: settings of librdkafka, such as ``{"security.protocol": "SASL_SSL"}``; in no text or stored record.
@@ -90,6 +102,12 @@ class KafkaSpout:
         columns: Sequence[str] = tuple(COLUMNS),
         min_rows: int = 1_000,
         max_rows: int = 500_000,
+        value: str = "bytes",
+        value_schema: Union[str, StructType, None] = None,
+        registry: Union[str, Mapping[str, Any], None] = None,
+        registry_secrets: Mapping[str, str] | None = None,
+        message: str | None = None,
+        dead_letters: str | None = None,
         config: Mapping[str, Any] | None = None,
         secrets: Mapping[str, str] | None = None,
         poll_interval_secs: float = 0.5,
@@ -123,6 +141,10 @@ class KafkaSpout:
             raise TopologyError(
                 f"the columns of {user} cannot be used", found=", ".join(unknown) or "none", expected=", ".join(COLUMNS)
             )
+        self._format = ValueFormat(value, value_schema, registry, registry_secrets, message, user)
+        if dead_letters is not None and value == "bytes":
+            raise TopologyError(f"{user} with value='bytes' takes no dead_letters", found=described(dead_letters))
+        self.table = None if dead_letters is None else DeltaAppend(dead_letters)
         AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
         self.min_rows, self.max_rows = min_rows, max_rows
         self.poll_interval_secs = spout_arguments.seconds(f"poll_interval_secs of {user}", poll_interval_secs)
@@ -133,8 +155,14 @@ class KafkaSpout:
         return f"{type(self).__name__}({self._settings.bootstrap!r}, {read})"
 
     @property
-    def output_schema(self) -> "StructType":
-        return as_schema(", ".join(f"`{name}` {COLUMNS[name]}" for name in self.columns), type(self).__name__)
+    def output_schema(self) -> StructType:
+        kinds = {field.name: field.dataType for field in _schema(COLUMNS)} | {"value": self._format.column}
+        return StructType([StructField(name, kinds[name]) for name in self.columns])
+
+    @property
+    def table_schema(self) -> StructType:
+        """Of the table of messages whose value does not parse."""
+        return _schema(LETTER_COLUMNS)
 
     @property
     def bound_to_one_host(self) -> "str | bool":
@@ -162,9 +190,22 @@ class KafkaSpout:
     def get_emitter(self, context: SpoutContext) -> KafkaEmitter:
         connection, what = self._settings.connection(), self._named(context)
         group = str(connection.config.get("group.id", f"trident-{context.topology}-{context.tx_id}"))
-        reading = Reading(connection, group, self.isolation, self.columns, self.lossy, self.patience_secs, what)
+        decoder = self._format.decoder() if "value" in self.columns else None
+        reading = Reading(
+            connection,
+            group,
+            self.isolation,
+            self.columns,
+            self.lossy,
+            self.patience_secs,
+            what,
+            decoder,
+            decoder is not None and self.table is not None,
+        )
         cluster = KafkaCluster(connection, self.isolation, what)
-        return KafkaEmitter(context.spark, cluster, reading, self.output_schema, self.forget)
+        schemas = (self.output_schema, self.table_schema)
+        here = not self._format.runs_code_of_users
+        return KafkaEmitter(context.spark, cluster, reading, schemas, self.forget, here)
 
     def _named(self, context: SpoutContext) -> str:
         return f"the Kafka stream {context.tx_id!r}"
@@ -182,6 +223,10 @@ class OpaqueKafkaSpout(KafkaSpout):
 
     kind = SpoutKind.OPAQUE
     lossy = True
+
+
+def _schema(columns: Mapping[str, str]) -> StructType:
+    return as_schema(", ".join(f"`{name}` {kind}" for name, kind in columns.items()), "a KafkaSpout")
 
 
 def _texts(value: Any, what: str) -> tuple[str, ...]:

@@ -159,10 +159,10 @@ def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, mo
     assert {one["read"] for one in found} == {nonce} and found[0]["versions"]["pyarrow"]
     assert all(list(one["missing"]) == ["nothing_so"] for one in found)
     assert found[0]["unseen"] == ["/nowhere", str(folder)], "a file that is a folder, and none at all"
-    assert not list(cluster_probe._unshared(found, folder, nonce, tmp_path))
+    assert not list(cluster_probe._unshared(found, folder, nonce, Place(tmp_path)))
     monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
     (folder / found[0]["wrote"]).unlink()  # it wrote to another disk
-    (problem,) = cluster_probe._unshared(found, folder, nonce, tmp_path)
+    (problem,) = cluster_probe._unshared(found, folder, nonce, Place(tmp_path))
     assert "a file that it wrote there is not here" in str(problem)
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
@@ -212,11 +212,11 @@ def test_a_warehouse_that_is_another_one_on_a_host_is_named_with_it(
 ) -> None:
     monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
     (tmp_path / "t").write_text("nonce")
-    assert not list(cluster_probe._unshared([FOUND], tmp_path, "nonce", Place("/w")))
-    (problem,) = cluster_probe._unshared([{**FOUND, **more}], tmp_path, "nonce", Place("/w"))
+    assert not list(cluster_probe._unshared([FOUND], Place(tmp_path), "nonce", Place("/w")))
+    (problem,) = cluster_probe._unshared([{**FOUND, **more}], Place(tmp_path), "nonce", Place("/w"))
     for text in ["the warehouse /w is not one folder", "on node1", "mounted at", told]:
         assert text in str(problem)
-    (problem,) = cluster_probe._unshared([{**FOUND, **more}], tmp_path, "nonce", Place("s3a://lake/w"))
+    (problem,) = cluster_probe._unshared([{**FOUND, **more}], Place(tmp_path), "nonce", Place("s3a://lake/w"))
     for text in ["on node1 do not see the warehouse s3a://lake/w", "its credentials", told]:
         assert text in str(problem)
 
@@ -234,11 +234,15 @@ def test_an_executor_without_lmdb_is_told_of_and_taken() -> None:
             "Lost task 0.3 in stage 0.0 (TID 3) (10.0.0.7 executor 1): x\nError: [PYTHON_VERSION_MISMATCH] 3.8",
             "on 10.0.0.7 have another version of Python",
         ),
-        ("Job aborted", "cannot run Python"),
+        ("Job aborted", "on one of a, b cannot run Python; found: Job aborted"),
+        (
+            "An error occurred while calling z:PythonRDD.\n: org.apache.spark.SparkException: EOFException\n\tat x",
+            "cannot run Python; found: org.apache.spark.SparkException: EOFException; expected",
+        ),
     ],
 )
 def test_a_probe_that_cannot_run_says_why(said: str, told: str) -> None:
-    error = executor_look._translated(RuntimeError(said), "/p")
+    error = executor_look._translated(RuntimeError(said), "/p", ["a", "b"])
     assert told in str(error) and "found: " in str(error)
 
 

@@ -11,7 +11,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,7 @@ def ask(spark: "SparkSession", task: Found) -> list[dict[str, Any]]:
     try:
         return all_answers(ask_once, lambda: executors(context))
     except Exception as error:
-        raise _translated(error, context.pythonExec) from error
+        raise _translated(error, context.pythonExec, _hosts(context)) from error
     finally:
         cloudpickle.unregister_pickle_by_value(here)
         waiting.cancel()
@@ -168,12 +169,22 @@ def executors(context: "SparkContext") -> int:
     return max(0, int(known.size()) - 1)  # the driver is one of them
 
 
-def _translated(error: Exception, python: str) -> ClusterProblem:
+def _hosts(context: "SparkContext") -> list[str]:
+    """The hosts of the executors, as Spark names them; none where Spark does not tell."""
+    with suppress(Exception):  # Java's, of whichever kind: it is for a message
+        return sorted({str(one.host()) for one in context._jsc.sc().statusTracker().getExecutorInfos()})
+    return []
+
+
+def _translated(error: Exception, python: str, hosts: Sequence[str] = ()) -> ClusterProblem:
     """Returns what the job's own failure means: no Python could be started, or it refused to work."""
     text = str(error)
-    told = next((line.strip() for line in text.splitlines() if _tells(line)), (text.splitlines() or [""])[0])[:500]
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines()] or [""]
+    java = next((line for line in lines if line.startswith(("org.", "java."))), lines[0])
+    told = next((line for line in lines if _tells(line)), java)[:500]
     where = re.search(r"\(TID \d+\) \((\S+) executor (\S+)\)", text)
-    on = f"on {where[1]}" if where else "of the cluster"
+    # Spark does not always say where it was.
+    on = f"on {where[1]}" if where else f"on one of {', '.join(hosts)}" if hosts else "of the cluster"
     if "PYTHON_VERSION_MISMATCH" in text:
         action = "set PYSPARK_PYTHON to a Python of the driver's version, at a path that every host has"
         what = f"the executors {on} have another version of Python"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from trident.coordinators.errors import EnvironmentProblem
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.client import consumer_of, error_text
 from trident.spouts.kafka.decoding import Decoder
@@ -117,6 +118,8 @@ class Consumers:
         problems = []
         try:
             return consumer_of(reading.connection, reading.group, reading.isolation, problems), problems
+        except EnvironmentProblem:
+            raise
         except Exception as error:  # the client's, for a setting that it does not take
             raise SourceFailure(
                 f"{reading.what} cannot be read: the Kafka client refuses its settings",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trident import DeltaAppend, DeltaMapState, KafkaSpout, Sum, TridentTopology
+from trident import functions as F
 
 
 def topology_of(brokers: str, topic: str) -> TridentTopology:
@@ -29,7 +30,8 @@ def topology_of(brokers: str, topic: str) -> TridentTopology:
     topology = TridentTopology("kafka-orders")
     stream = topology.new_stream("orders", orders)
     stream.partition_persist(DeltaAppend("order_log"))
-    placed = stream.select("value.item", "value.pieces").filter("item IS NOT NULL")  # a tombstone has no value
+    placed = stream.where(F.col("value").isNotNull())  # a tombstone has none
+    placed = placed.select(F.col("value.item").alias("item"), F.col("value.pieces").alias("pieces"))
     placed.group_by("item").persistent_aggregate(DeltaMapState("ordered"), "pieces", Sum(), "pieces")
     return topology
 

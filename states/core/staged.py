@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import Unreadable, as_record, plain
 from trident.states.core.names import check_inside
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +54,3 @@ class StagedFile:
             raise TableError(f"a staged file cannot be read: {problem}", found=problem.found) from None
         check_inside("the path of a staged file", found.path)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class HandedRows:
-    """A few rows that a task has handed over with its report, in place of a file: for the process that asked.
-
-    Attributes:
-        path: of the file that it would have been: says where in the batch they stand.
-        size: bytes of the rows in memory.
-    """
-
-    path: str
-    size: int
-    num_records: int
-    rows: "pa.Table"

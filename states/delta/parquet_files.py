@@ -24,15 +24,13 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from trident.states.core import storage
-from trident.states.core.sent_rows import rows_as_text
 from trident.states.delta.key_order import in_order, rows_in_a_group
 from trident.states.delta.partition_values import partition_texts
 
 # The local property of a job that stages: {"folder": below each table's root, "txid": n}.
 ATTEMPT = "trident.attempt"
 REPORT_SCHEMA = (
-    "target string, path string, size long, mtime_ms long, num_records long, stats string, partition_values string, "
-    "rows string"
+    "target string, path string, size long, mtime_ms long, num_records long, stats string, partition_values string"
 )
 _REPORT_ARROW = pa.schema(
     [
@@ -43,15 +41,12 @@ _REPORT_ARROW = pa.schema(
         ("num_records", pa.int64()),
         ("stats", pa.string()),
         ("partition_values", pa.string()),
-        ("rows", pa.string()),
     ]
 )
 # One row group holds at most this much: enough to compress well, little enough to hold in memory.
 _ROW_GROUP_ROWS = 1_000_000
 _ROW_GROUP_BYTES = 64 << 20
 _STRING_STATISTICS_CHARS = 32
-# Of so many bytes rows are handed over, where a target says so.
-_HANDED_OVER_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,6 @@ class FileTarget:
         sorted_by: the columns by which a file's rows are in order; none: as they come.
         distinct: columns that hardly have a value twice: a dictionary of them would cost, and save nothing.
         durable: whether its files outlive a power cut; no log entry may name one that does not.
-        hands_over: whether few rows are handed over with the report, and not written.
     """
 
     name: str
@@ -80,7 +74,6 @@ class FileTarget:
     sorted_by: Sequence[str] = ()
     distinct: Sequence[str] = ()
     durable: bool = True
-    hands_over: bool = False
 
 
 def writer_of(
@@ -230,14 +223,6 @@ class _OpenFile:
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
     def finish(self) -> dict[str, Any]:
-        if self._target.hands_over and self._writer is None and self._pending_bytes <= _HANDED_OVER_BYTES:
-            return {
-                "target": self._target.name,
-                "path": self._path,
-                "size": self._pending_bytes,
-                "num_records": self._pending_rows,
-                "rows": rows_as_text(pa.concat_tables(self._pending)),
-            }
         self._flush()
         assert self._writer is not None, "a file is only opened for rows"
         self._writer.close()

@@ -21,8 +21,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.names import backquoted, check_inside
 from trident.states.core.place import Place
-from trident.states.core.sent_rows import rows_of_text
-from trident.states.core.staged import HandedRows, StagedFile
+from trident.states.core.staged import StagedFile
 from trident.states.delta.parquet_files import (
     ATTEMPT,
     REPORT_SCHEMA,
@@ -48,7 +47,6 @@ class StagingTarget:
         txid_column: a hidden bigint column that holds the txid, or None.
         sorted_by: the columns by which the rows of each file are in order.
         durable: whether its files outlive a power cut; not so those that only this attempt reads, in its turn.
-        hands_over: whether tasks hand few rows over, as HandedRows, in place of a file.
     """
 
     name: str
@@ -57,7 +55,6 @@ class StagingTarget:
     txid_column: str | None = None
     sorted_by: Sequence[str] = ()
     durable: bool = True
-    hands_over: bool = False
 
 
 def attempt_folder(incarnation: str, attempt: TransactionAttempt) -> str:
@@ -126,7 +123,6 @@ def file_target(target: StagingTarget, codec: str) -> FileTarget:
         codec=codec,
         sorted_by=tuple(target.sorted_by),
         durable=target.durable,
-        hands_over=target.hands_over,
     )
 
 
@@ -153,9 +149,9 @@ def stage_by(
             for target in targets:
                 storage.try_delete(target.root / folder)
             raise
-        staged: dict[str, list[Any]] = {target.name: [] for target in targets}
+        staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
         for report in reports:
-            staged[report["target"]].append(_handed_rows(report) if report.get("rows") else staged_file(report))
+            staged[report["target"]].append(staged_file(report))
         for target in targets:
             files = staged[target.name]
             files.sort(key=lambda file: file.path)
@@ -175,9 +171,7 @@ def reports_of(frames: Mapping[str, "DataFrame"], targets: Sequence[StagingTarge
 def _written(frame: Any, target: StagingTarget, codec: str) -> "DataFrame":
     """``frame.mapInArrow(…)``, which looks its columns up by name and finds none with a dot in it."""
     columns, order = tuple(target.partition_columns), tuple(target.sorted_by)
-    table = _Table(
-        target.name, target.root, columns, order, target.txid_column, codec, target.durable, target.hands_over
-    )
+    table = _Table(target.name, target.root, columns, order, target.txid_column, codec, target.durable)
     return _mapped(frame, _writer(frame.sparkSession.sparkContext, table, tuple(frame.columns)))
 
 
@@ -207,7 +201,6 @@ class _Table:
     txid_column: str | None
     codec: str
     durable: bool
-    hands_over: bool
 
 
 # Pickled once for each table, and not with every batch.
@@ -220,13 +213,8 @@ def _writer(context: Any, table: _Table, columns: tuple[str, ...]) -> Any:
         codec=table.codec,
         sorted_by=table.sorted_by,
         durable=table.durable,
-        hands_over=table.hands_over,
     )
     return _udf(writer_of(target, table.txid_column), columns)
-
-
-def _handed_rows(report: Mapping[str, Any]) -> HandedRows:
-    return HandedRows(report["path"], report["size"], report["num_records"], rows_of_text(report["rows"]))
 
 
 def staged_file(report: Mapping[str, Any]) -> StagedFile:

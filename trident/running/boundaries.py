@@ -1,4 +1,4 @@
-"""The rows of a batch between its two halves: as files that the early part has staged, or handed over where few."""
+"""The rows of a batch between its two halves: as files that the early part has staged."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pyspark.sql.types import StructType
 from trident.planning.operation import Fields
 from trident.spark.rows import parquet_reader
 from trident.states.core.place import Place
-from trident.states.core.staged import HandedRows, StagedFile
+from trident.states.core.staged import StagedFile
 from trident.states.delta.whole_files import require_whole
-from trident.workers.late_pass import as_rows, rows_of
+from trident.workers.late_pass import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # Rows in so few bytes are worth one Spark partition.
 SMALL_BYTES = 8 << 20
-Staged = Mapping[str, Sequence[StagedFile | HandedRows]]
+Staged = Mapping[str, Sequence[StagedFile]]
 
 
 @dataclass(frozen=True)
@@ -43,32 +43,26 @@ class StagedBoundary:
         """That of its rows; times are instants in UTC."""
         return to_arrow_schema(StructType(list(self.fields)), timezone="UTC")
 
-    def handed(self, files: Iterable[StagedFile | HandedRows]) -> pa.Table | None:
-        """Its rows as tasks have handed them over, in the order of the batch; None: in files."""
-        rows = [as_rows(one.rows, self.schema) for one in files if isinstance(one, HandedRows)]
-        return pa.concat_tables(rows) if rows else None
-
-    def paths(self, files: Iterable[StagedFile | HandedRows]) -> list[str]:
-        """The paths of its files, in the order of the batch; of rows that were handed over none.
+    def paths(self, files: Iterable[StagedFile]) -> list[str]:
+        """The paths of its files, in the order of the batch.
 
         Raises:
             TableError: one is gone or not whole.
         """
-        files = [file for file in files if isinstance(file, StagedFile)]
+        files = list(files)
         where = "a batch between its two halves"
         require_whole(where, str(self.root), files, "the batch is tried again; check the disk")
         return [str(self.root / file.path) for file in files]
 
-    def rows(self, files: Sequence[StagedFile | HandedRows]) -> pa.Table:
+    def rows(self, files: Sequence[StagedFile]) -> pa.Table:
         """Its rows in this process, in the order of the batch.
 
         Raises:
             TableError: a file is gone or not whole.
         """
-        handed = self.handed(files)
-        return rows_of(self.paths(files), self.schema) if handed is None else handed
+        return rows_of(self.paths(files), self.schema)
 
-    def frame(self, spark: "SparkSession", files: Sequence[StagedFile | HandedRows], ordered: bool) -> "DataFrame":
+    def frame(self, spark: "SparkSession", files: Sequence[StagedFile], ordered: bool) -> "DataFrame":
         """Its rows in Spark; few of them are one Spark partition.
 
         Args:
@@ -80,9 +74,6 @@ class StagedBoundary:
         schema = StructType(list(self.fields))
         if not files:
             return spark.createDataFrame([], schema)
-        handed = self.handed(files)
-        if handed is not None:
-            return spark.createDataFrame(handed, schema).coalesce(1)
         reader, paths = parquet_reader(spark, schema), self.paths(files)
         if ordered and len(paths) > 1:
             # Spark would sort the files by size; their order is that of the batch.
@@ -92,5 +83,5 @@ class StagedBoundary:
         return frame.coalesce(1) if bytes_of(files) <= SMALL_BYTES else frame
 
 
-def bytes_of(files: Iterable[StagedFile | HandedRows]) -> int:
+def bytes_of(files: Iterable[StagedFile]) -> int:
     return sum(file.size for file in files)

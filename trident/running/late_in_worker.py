@@ -16,7 +16,6 @@ from trident.running.boundaries import Staged, StagedBoundary
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.slots import RowsSlot
 from trident.states.core.local_copy import CopyAsOf
-from trident.states.core.sent_rows import rows_as_text
 from trident.states.core.staged import StagedFile
 from trident.states.delta.staging import StagingTarget, file_target, reports_by, stage_by
 from trident.states.publishing.user_tasks import BatchInfo
@@ -76,11 +75,9 @@ class LateInWorker:
             TableError: a staged file is gone or not whole.
         """
         files = {one.name: one.paths(staged[one.name]) for one in self._boundaries}
-        handed = {one.name: one.handed(staged[one.name]) for one in self._boundaries}
-        rows = {name: rows_as_text(table) for name, table in handed.items() if table is not None}
 
         def run(attempt_property: str) -> Iterable[Mapping[str, Any]]:
-            sent = pickle.dumps(LateBatch(info, dict(copies), attempt_property, files, rows))
+            sent = pickle.dumps(LateBatch(info, dict(copies), attempt_property, files))
             slot = RowsSlot(self._spark, pa.table({"batch": pa.array([sent], pa.binary())}), _SENT)
             properties = json.dumps({_PROPERTY: slot.rows})
             while True:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import ArrayType, MapType, StructType
+from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
 from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
@@ -35,7 +35,6 @@ from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.staged import StagedFile
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.host_copies import HostCopies
@@ -108,8 +107,7 @@ class SparkBatchRunner:
             )
         self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", None) or "snappy"
-        kept = [self._handing(target) for target in self._early]
-        self._kept_plans = KeptPlans(spark, plan, kept, self._codec, keep_plans)
+        self._kept_plans = KeptPlans(spark, plan, self._early, self._codec, keep_plans)
         self._context = spark.sparkContext
         self._spouts = plan.spouts
         self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
@@ -130,12 +128,6 @@ class SparkBatchRunner:
         )
         self._running: dict[TransactionAttempt, AttemptJobs] = {}
         self._lock = threading.Lock()
-
-    def _handing(self, target: StagingTarget) -> StagingTarget:
-        """The target of a kept plan, whose few rows need no file where this process alone reads them, once."""
-        fields = self._plan.lowered.staged_boundaries.get(target.name, ())
-        plain = fields and not any(isinstance(one.dataType, (ArrayType, MapType, StructType)) for one in fields)
-        return replace(target, hands_over=bool(plain) and self._tracked is None)
 
     def process(
         self, attempt: TransactionAttempt, metadata: Mapping[str, Json], timeout_secs: float | None
@@ -310,8 +302,7 @@ class SparkBatchRunner:
         form, late = self._late.stage(attempt, staged, self._info(attempt), self._watched(attempt).begin_jobs)
         for boundary in self._boundaries:
             for file in staged.pop(boundary.name):
-                if isinstance(file, StagedFile):
-                    storage.delete(boundary.root / file.path)
+                storage.delete(boundary.root / file.path)
         took = (time.monotonic() - started) * 1000
         duration = {"resolve": took, f"resolve_by_{form}": took}
         return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})

@@ -6,6 +6,7 @@ tried again, runs twice or runs on another executor reads the rows of its own at
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-
-from trident.states.core.sent_rows import rows_as_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +59,10 @@ class RowsSlot:
 
     @property
     def rows(self) -> str:
-        return rows_as_text(self.table)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.table.schema) as stream:
+            stream.write(self.table)
+        return base64.b64encode(sink.getvalue()).decode("ascii")
 
     def over(self, kept: Any, property: str) -> "DataFrame":
         spark: Any = self.spark

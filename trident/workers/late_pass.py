@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from trident.states.core import storage
-from trident.states.core.sent_rows import rows_of_text
 from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
 from trident.workers.reports import left_to_spark
@@ -37,14 +36,12 @@ class LateBatch:
         copies: the local copies of the states that are looked up.
         attempt: the value of the local property ATTEMPT.
         files: boundary → the paths of its staged files, in the order of the batch.
-        rows: boundary → its rows as text, of those that are in no file.
     """
 
     info: Any
     copies: Mapping[str, "CopyAsOf"]
     attempt: str = ""
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    rows: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,7 @@ class LatePass:
                 yield from report_batches(self._reports(pickle.loads(sent)))
 
     def _reports(self, batch: LateBatch) -> Iterator[dict[str, Any]]:
-        inputs = {
-            name: rows_of_text(batch.rows[name]) if name in batch.rows else rows_of(batch.files[name], schema)
-            for name, schema in self.boundaries.items()
-        }
+        inputs = {name: rows_of(batch.files[name], schema) for name, schema in self.boundaries.items()}
         yield from self.staged(inputs, batch, batch.attempt)
 
 
@@ -100,7 +94,7 @@ class LateAtOncePass:
         ((name, schema),) = self.late.boundaries.items()
         held, size = [schema.empty_table()], 0
         for one in batches:
-            held.append(as_rows(pa.Table.from_batches([one]), schema))
+            held.append(_as(pa.Table.from_batches([one]), schema))
             size += held[-1].nbytes
             if size > _BYTES_MAX:
                 raise left_to_spark(f"the rows between the halves of a batch are more than {_BYTES_MAX >> 20} MB")
@@ -112,9 +106,8 @@ class LateAtOncePass:
 def rows_of(files: Iterable[Any], schema: pa.Schema) -> pa.Table:
     """The rows of staged files, in the order of the batch."""
     read = [pq.ParquetFile(io.BytesIO(storage.read(path))).read(schema.names, use_threads=False) for path in files]
-    return pa.concat_tables([as_rows(table, schema) for table in read] or [schema.empty_table()])
+    return pa.concat_tables([_as(table, schema) for table in read] or [schema.empty_table()])
 
 
-def as_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows in the columns and types of a schema."""
+def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.select(schema.names).cast(schema)

@@ -10,9 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
 
 from tests.message_helpers import Messages
 from tests.sweep.oracle import Table
@@ -20,6 +23,10 @@ from tests.topology_helpers import Starter, starter
 from tests.zk_fixtures import eventually
 from trident import Combiner, Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
 from trident.coordinators.errors import AttemptCapReached, FailedException, TopologyError
+from trident.operations.aggregates import _all_anchors
+from trident.planning.basic_operations import Branch
+from trident.planning.operation import ANCHORS_FIELD
+from trident.workers.anchors import ANCHORS, make_anchors, read_anchors
 
 WAIT_SECS = 90.0
 
@@ -313,3 +320,22 @@ def test_dead_letters_are_listed_and_tried_again(
     assert {one.message: one.replay for one in dead_letters("words", config, spark)} == {"1": "acked", '"two"': "acked"}
     assert counts() == {"poison": 2, "a": 1, "b": 1, "c": 1, "d": 1}
     assert "no dead letter is to be replayed" in replay("words", config, spark=spark)
+
+
+def test_branches_share_out_the_ids_of_a_row_and_a_group_has_the_anchors_of_all_its_rows(spark) -> None:
+    counts, roots = np.array([2, 0, 1]), np.array([7, 1 << 63, 7], np.uint64)
+    ids = np.array([11, 12, (1 << 64) - 13], np.uint64)
+    rows = pa.table({"n": pa.array([1, 2, 1]), ANCHORS: make_anchors(counts, roots, ids)})
+    frame = spark.createDataFrame(rows, StructType([StructField("n", LongType()), ANCHORS_FIELD])).coalesce(1)
+    for of in (1, 2, 3):
+        branches = [frame.select(Branch(number, of).anchors().alias(ANCHORS)) for number in range(of)]
+        found = [read_anchors(branch.toArrow().column(0).combine_chunks()) for branch in branches]
+        assert all(got[0].tolist() == counts.tolist() and got[1].tolist() == roots.tolist() for got in found)
+        assert np.bitwise_xor.reduce([got[2] for got in found]).tolist() == ids.tolist()
+        assert len({id for got in found for id in got[2].tolist()}) == of * len(ids)
+    grouped = frame.groupBy("n").agg(_all_anchors()).orderBy("n").toArrow()
+    assert [one.tolist() for one in read_anchors(grouped.column(ANCHORS).combine_chunks())] == [
+        [3, 0],
+        roots.tolist(),
+        ids.tolist(),
+    ]

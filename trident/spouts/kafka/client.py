@@ -10,6 +10,8 @@ from trident.spouts.kafka.settings import Connection, kafka_module
 _FETCH_WAIT_MS = 20
 # Read ahead: what comes behind a range is thrown away.
 _AHEAD_MESSAGES, _AHEAD_KB = 20_000, 16 << 10
+# How long the client fetches nothing once so much is there: by default a second, in which a fast reader stands still.
+_QUEUE_BACKOFF_MS = 10
 SOCKET_TIMEOUT_MS = 30_000
 
 
@@ -24,6 +26,7 @@ def consumer_of(connection: Connection, group: str, isolation: str, problems: li
         "fetch.wait.max.ms": _FETCH_WAIT_MS,
         "queued.min.messages": _AHEAD_MESSAGES,
         "queued.max.messages.kbytes": _AHEAD_KB,
+        "fetch.queue.backoff.ms": _QUEUE_BACKOFF_MS,
         "reconnect.backoff.max.ms": 2_000,
         "socket.timeout.ms": SOCKET_TIMEOUT_MS,
         "group.id": group,

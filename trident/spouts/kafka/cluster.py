@@ -13,6 +13,10 @@ from trident.spouts.kafka.ranges import At, TopicLook
 from trident.spouts.kafka.settings import Connection, kafka_module
 
 REQUEST_SECS = 5.0
+# What the client makes of the answer of a broker that knows no ids: sixteen bytes of zeros.
+NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+# The offset that a leader gives for a time behind its last message.
+NO_MESSAGE = -1
 _AWAY = (
     "_TRANSPORT",
     "_TIMED_OUT",
@@ -25,6 +29,13 @@ _AWAY = (
     "REQUEST_TIMED_OUT",
     "COORDINATOR_NOT_AVAILABLE",
     "COORDINATOR_LOAD_IN_PROGRESS",
+    "UNSTABLE_OFFSET_COMMIT",
+    # During and after an election.
+    "OFFSET_NOT_AVAILABLE",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+    "KAFKA_STORAGE_ERROR",
+    "_NOENT",
 )
 
 
@@ -93,19 +104,23 @@ class KafkaCluster:
         return self._offsets(ats, self._module.OffsetSpec.latest())
 
     def at_time(self, ats: Sequence[At], milliseconds: int) -> dict[At, int]:
-        """The offset of the first message from that time on; where there is none it is -1."""
-        return self._offsets(ats, self._module.OffsetSpec.for_timestamp(milliseconds))
+        """The offset of the first message from that time on; -1 where the leader says that there is none."""
+        return self._offsets(ats, self._module.OffsetSpec.for_timestamp(milliseconds), least=NO_MESSAGE)
 
     def committed(self, group: str, ats: Sequence[At]) -> dict[At, int]:
-        """The offsets that a group has committed.
+        """The offsets that a group has committed, without the partitions of which it has committed none.
 
         Raises:
-            BrokersAway: no broker answers.
+            BrokersAway: no broker answers, or a transaction that commits some of them is not yet decided.
             SourceError: the cluster refuses.
         """
         asked = self._kafka.ConsumerGroupTopicPartitions(group, [self._kafka.TopicPartition(*at) for at in ats])
-        futures = self._admin().list_consumer_group_offsets([asked], request_timeout=REQUEST_SECS)
-        found = self._result(next(iter(futures.values())), f"the committed offsets of group {group!r}")
+        futures = self._admin().list_consumer_group_offsets([asked], require_stable=True, request_timeout=REQUEST_SECS)
+        what = f"the committed offsets of group {group!r}"
+        found = self._result(next(iter(futures.values())), what)
+        for one in found.topic_partitions:
+            if one.error is not None:
+                raise self._problem(self._kafka.KafkaException(one.error), what)
         return {At(one.topic, one.partition): one.offset for one in found.topic_partitions if one.offset >= 0}
 
     def commit(self, group: str, offsets: Mapping[At, int]) -> None:
@@ -167,10 +182,21 @@ class KafkaCluster:
             except self._kafka.KafkaException as error:
                 if error.args[0].code() != self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise self._problem(error, f"topic {name!r}") from None
+        for one in found:
+            if str(one.topic_id) == NO_ID:
+                raise SourceError(
+                    f"{self._what} cannot tell topic {one.name!r} from one that is made again under its name",
+                    found="brokers that give topics no ids",
+                    expected="Kafka 2.8 or a later one; where it is upgraded, on all brokers",
+                )
         return found
 
-    def _offsets(self, ats: Sequence[At], spec: Any) -> dict[At, int]:
-        """One request for all; without the partitions whose leader is away, unless all of them are."""
+    def _offsets(self, ats: Sequence[At], spec: Any, least: int = 0) -> dict[At, int]:
+        """One request for all; without the partitions whose leader is away, unless all of them are.
+
+        Args:
+            least: lower numbers are no answer: the client puts them where a leader has not answered in time.
+        """
         if not ats:
             return {}
         level = self._kafka.IsolationLevel[self._isolation.upper()]
@@ -179,10 +205,15 @@ class KafkaCluster:
         found: dict[At, int] = {}
         problem: SourceError | None = None
         for one, future in futures.items():
+            at = At(one.topic, one.partition)
             try:
-                found[At(one.topic, one.partition)] = future.result(2 * REQUEST_SECS).offset
+                offset = future.result(2 * REQUEST_SECS).offset
+                if offset >= least:
+                    found[at] = offset
+                else:
+                    problem = self._silent(at)
             except self._kafka.KafkaException as error:
-                problem = self._problem(error, f"the offsets of {one.topic}[{one.partition}]")
+                problem = self._problem(error, f"the offsets of {at}")
                 if not isinstance(problem, BrokersAway):
                     raise problem from None
         if problem is not None and not found:
@@ -194,6 +225,13 @@ class KafkaCluster:
             return future.result(2 * REQUEST_SECS)
         except self._kafka.KafkaException as error:
             raise self._problem(error, what) from None
+
+    def _silent(self, at: At) -> SourceError:
+        return BrokersAway(
+            f"{self._what} cannot ask the cluster for the offsets of {at}",
+            found="no answer of its leader" + (f" ({self._problems[0]})" if self._problems else ""),
+            action="it is asked again, for as long as it takes",
+        )
 
     def _problem(self, error: Any, what: str) -> SourceError:
         inner, kafka = error.args[0], self._kafka.KafkaError

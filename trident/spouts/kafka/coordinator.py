@@ -18,6 +18,7 @@ from trident.spouts.kafka.ranges import (
     Batch,
     TopicLook,
     TopicRanges,
+    all_partitions,
     cut,
     ends_of,
     follow,
@@ -130,7 +131,7 @@ class KafkaCoordinator(BatchCoordinator):
             wrong = self._wrong(Batch(), look)
             if wrong is not None:
                 raise wrong
-            self._fresh = follow(Batch(), look, self._starts.first(new_partitions(Batch(), look)))
+            self._fresh = follow(Batch(), look, self._starts.first(all_partitions(look)))
         return self._fresh
 
     def _waiting(self, after: Batch) -> int:
@@ -239,6 +240,9 @@ class KafkaCoordinator(BatchCoordinator):
         return Batch(tuple(topics))
 
     def _remember(self, txid: int, planned: Batch) -> Json:
+        problem = planned.problem()
+        if problem is not None:  # stored, it could not be read again
+            raise SourceError(f"{self._what} cannot cut transaction {txid}", found=problem)
         self._planned[txid] = planned
         for known in [known for known in self._planned if known < txid - 100]:
             del self._planned[known]

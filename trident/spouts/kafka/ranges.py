@@ -156,6 +156,11 @@ def new_partitions(before: Batch, look: Sequence[TopicLook]) -> list[At]:
     return found
 
 
+def all_partitions(look: Sequence[TopicLook]) -> list[At]:
+    """The partitions that a look has found, also those whose leader is away."""
+    return [At(one.topic, number) for one in look for number in range(len(one.ends))]
+
+
 def ends_of(look: Sequence[TopicLook]) -> dict[At, int]:
     """Where the partitions end, of those whose leader is there."""
     return {At(one.topic, number): end for one in look for number, end in enumerate(one.ends) if end is not None}

@@ -222,6 +222,8 @@ class _Read:
         if first < last:
             rows.add(at, messages[first:last], offsets[first:last])
             self._early.pop(at, None)
+            # What was read never comes again, also where the log is cut below it and grows anew.
+            self._open[at] = wanted._replace(begin=offsets[last - 1] + 1)
         if offsets[-1] >= wanted.end - 1:
             self._end(at)
 
@@ -243,6 +245,8 @@ class _Read:
             if wanted is not None:
                 self._out_of_range(at, wanted)
             return
+        if error.code() == self._kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return  # of a question that the client asks of itself: the group is used for nothing
         if error.retriable() or error.code() in (
             self._kafka.KafkaError._TRANSPORT,
             self._kafka.KafkaError._ALL_BROKERS_DOWN,

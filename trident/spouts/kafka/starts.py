@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Union
 
 from trident.coordinators.errors import SourceError, TopologyError, described
-from trident.spouts.kafka.cluster import KafkaCluster
+from trident.spouts.kafka.cluster import NO_MESSAGE, KafkaCluster
 from trident.spouts.kafka.ranges import At
 from trident.spouts.metadata import is_whole
 
@@ -58,19 +58,15 @@ class Starts:
     def first(self, ats: Sequence[At]) -> dict[At, int]:
         """The offsets of a stream that has read nothing yet; all partitions are there, or none.
 
+        Args:
+            ats: every partition that the topics have: one that is left out now would begin at its first message later.
+
         Raises:
-            SourceError: a partition has no such offset, or its leader is away.
+            SourceError: a partition has no such offset, or it is not known, since a leader does not answer.
         """
         lows = self._cluster.begins(ats)
         highs = self._cluster.ends(ats)
-        away = [at for at in ats if at not in lows or at not in highs]
-        if away:
-            raise SourceError(
-                f"{self._what} cannot begin: it is not known where {away[0]} begins",
-                found="no leader",
-                expected="a leader of each partition when a stream starts for the first time",
-                action="it is asked again, for as long as it takes",
-            )
+        self._check_known([at for at in ats if at in lows and at in highs], ats)
         committed = {} if self._group is None else self._cluster.committed(self._group, ats)
         rest = [at for at in ats if at not in committed]
         found = {**self._wanted(rest, lows, highs), **committed}
@@ -85,6 +81,16 @@ class Starts:
                 )
         return found
 
+    def _check_known(self, known: Collection[At], ats: Sequence[At]) -> None:
+        away = [at for at in ats if at not in known]
+        if away:
+            raise SourceError(
+                f"{self._what} cannot begin: it is not known where {away[0]} begins",
+                found="no answer of its leader",
+                expected="a leader of each partition when a stream starts for the first time",
+                action="it is asked again, for as long as it takes",
+            )
+
     def _wanted(self, ats: Sequence[At], lows: Mapping[At, int], highs: Mapping[At, int]) -> dict[At, int]:
         start = self._start
         if not ats:
@@ -95,8 +101,9 @@ class Starts:
             return {at: highs[at] for at in ats}
         if isinstance(start, datetime.datetime):
             found = self._cluster.at_time(ats, int(start.timestamp() * 1000))
+            self._check_known(found, ats)
             # A partition without a message from then on begins where it ends.
-            return {at: highs[at] if found.get(at, -1) < 0 else found[at] for at in ats}
+            return {at: highs[at] if found[at] == NO_MESSAGE else found[at] for at in ats}
         assert isinstance(start, Mapping)
         missing = [at for at in ats if at.partition not in start.get(at.topic, {})]
         if missing:

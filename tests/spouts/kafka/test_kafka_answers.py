@@ -1,0 +1,166 @@
+"""Answers of several brokers that are late, missing or refused, and what a coordinator makes of them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from tests.kafka_mock import METADATA, MockCluster
+from trident import KafkaSpout, OpaqueKafkaSpout
+from trident.coordinators.errors import SourceError
+from trident.spouts.contracts import SpoutContext
+from trident.spouts.kafka import cluster
+from trident.spouts.kafka.cluster import NO_MESSAGE, BrokersAway, KafkaCluster
+from trident.spouts.kafka.coordinator import KafkaCoordinator
+from trident.spouts.kafka.ranges import At, Batch, TopicLook, TopicRanges
+from trident.spouts.kafka.settings import KafkaSettings
+from trident.spouts.kafka.starts import Starts
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
+    """Three, of which each leads a partition of "t" with ten messages."""
+    monkeypatch.setattr(cluster, "REQUEST_SECS", 0.5)
+    made = MockCluster(3)
+    made.create("t", [1, 2, 3])
+    for number in range(3):
+        made.put("t", number, 10)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def coordinate(brokers: MockCluster, tmp_path: Path) -> Iterator[Any]:
+    made: list[KafkaCoordinator] = []
+
+    def make(kind: type[KafkaSpout] = KafkaSpout, **settings: Any) -> KafkaCoordinator:
+        spout = kind(brokers.address, "t", poll_interval_secs=0, **settings)
+        made.append(spout.get_coordinator(SpoutContext(None, "t", "s", tmp_path, "i")))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def ends(metadata: Any) -> list[int]:
+    return list(Batch.read(metadata).ends.values())
+
+
+@pytest.mark.parametrize("kind", [KafkaSpout, OpaqueKafkaSpout])
+def test_a_leader_that_does_not_answer_leaves_its_partition_where_it_is(brokers, coordinate, kind) -> None:
+    stream = coordinate(kind)
+    one = stream.initialize_transaction(1, None, None)
+    stream.success(1)
+    brokers.put("t", 0, 5)
+    brokers.hang(2)
+    assert stream.is_ready(2)
+    two = stream.initialize_transaction(2, one, None)
+    assert ends(two) == [15, 10, 10]
+    brokers.hang(2, 0)
+    brokers.put("t", 1, 5)
+    later = coordinate(kind)
+    later.resume(2, two)
+    assert ends(later.initialize_transaction(3, two, None)) == [15, 15, 10]
+
+
+@pytest.mark.parametrize("start", ["latest", {"t": {0: 10, 1: 10, 2: 10}}])
+@pytest.mark.parametrize("gone", [MockCluster.hang, MockCluster.down])
+def test_no_stream_begins_while_a_leader_is_away(brokers, coordinate, start, gone) -> None:
+    stream = coordinate(start=start)
+    gone(brokers, 2)
+    with pytest.raises(SourceError, match=r"cannot begin: it is not known where t\[1\] begins"):
+        stream.is_ready(1)
+    with pytest.raises(SourceError, match="cannot begin"):
+        stream.initialize_transaction(1, None, None)
+    brokers.up(2)
+    brokers.hang(2, 0)
+    assert ends(coordinate(start=start).initialize_transaction(1, None, None)) == [10, 10, 10]
+
+
+class Told:
+    """A cluster that answers as it is told."""
+
+    def __init__(self, *ends: int | None) -> None:
+        self.end: Sequence[int | None] = ends
+        self.times: dict[At, int] = {}
+
+    def look(self, topics: Sequence[str], pattern: str | None) -> list[TopicLook]:
+        return [TopicLook("t", "id", list(self.end))]
+
+    def begins(self, ats: Sequence[At]) -> dict[At, int]:
+        return {at: 0 for at in ats}
+
+    def ends(self, ats: Sequence[At]) -> dict[At, int]:
+        return {at: end for at in ats if (end := self.end[at.partition]) is not None}
+
+    def at_time(self, ats: Sequence[At], milliseconds: int) -> dict[At, int]:
+        return self.times
+
+
+def told(found: Told, kind: type[KafkaSpout] = KafkaSpout, **settings: Any) -> KafkaCoordinator:
+    spout = kind("h:1", "t", poll_interval_secs=0, **settings)
+    return KafkaCoordinator(spout, found, Starts(found, spout.start, None, "w"), "w", 3, None)
+
+
+def test_a_partition_without_an_answer_for_a_time_does_not_begin_at_its_end() -> None:
+    found = Told(10, 10, 10)
+    found.times = {At("t", 0): 4, At("t", 2): NO_MESSAGE}
+    start = datetime.datetime.now(datetime.timezone.utc)
+    with pytest.raises(SourceError, match=r"it is not known where t\[1\] begins"):
+        told(found, start=start).initialize_transaction(1, None, None)
+    found.times[At("t", 1)] = 7
+    assert ends(told(found, start=start, max_rows=1, min_rows=1).initialize_transaction(1, None, None)) == [4, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(KafkaError.UNSTABLE_OFFSET_COMMIT, BrokersAway), (KafkaError.TOPIC_AUTHORIZATION_FAILED, SourceError)],
+)
+def test_a_committed_offset_that_is_not_told_is_an_error(code: int, error: type[SourceError]) -> None:
+    asked = KafkaCluster(KafkaSettings("127.0.0.1:1", {}, {}, "u").connection(), "read_committed", "w")
+    known, refused = TopicPartition("t", 0, 5), SimpleNamespace(topic="t", partition=1, offset=-1001)
+    known_alone, both = ([known], [known, refused])
+    refused.error = KafkaError(code)
+    stable = []
+
+    def answer(groups: Any, require_stable: bool = False, **_: Any) -> dict[str, Future]:
+        stable.append(require_stable)
+        future: Future = Future()
+        future.set_result(SimpleNamespace(topic_partitions=known_alone if len(stable) == 1 else both))
+        return {"g": future}
+
+    asked._client = SimpleNamespace(list_consumer_group_offsets=answer, poll=lambda secs: 0)
+    assert asked.committed("g", [At("t", 0), At("t", 1)]) == {At("t", 0): 5}
+    with pytest.raises(error):
+        asked.committed("g", [At("t", 0), At("t", 1)])
+    assert all(stable), "offsets of transactions that are not decided must not count"
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["OFFSET_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "KAFKA_STORAGE_ERROR", "_NOENT"],
+)
+def test_an_error_of_an_election_is_waited_for(code: str) -> None:
+    asked = KafkaCluster(KafkaSettings("127.0.0.1:1", {}, {}, "u").connection(), "read_committed", "w")
+    problem = asked._problem(KafkaException(KafkaError(getattr(KafkaError, code))), "its offsets")
+    assert isinstance(problem, BrokersAway)
+
+
+def test_brokers_that_give_topics_no_ids_are_refused(brokers: MockCluster, coordinate) -> None:
+    brokers.know_at_most(METADATA, 9)
+    with pytest.raises(SourceError, match="found: brokers that give topics no ids"):
+        coordinate().is_ready(1)
+
+
+def test_a_batch_that_could_not_be_read_again_is_not_written_down() -> None:
+    stream = told(Told(5))
+    with pytest.raises(SourceError, match="a range ends before it begins"):
+        stream._remember(1, Batch((TopicRanges("t", "id", (-1001,), (-1001,)),)))

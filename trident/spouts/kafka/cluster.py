@@ -13,7 +13,7 @@ from trident.spouts.kafka.ranges import At, TopicLook
 from trident.spouts.kafka.settings import Connection, kafka_module
 
 REQUEST_SECS = 5.0
-# What the client makes of the answer of a broker that knows no ids: sixteen bytes of zeros.
+# The id that the client shows for a broker that knows no ids: sixteen bytes of zeros.
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 # The offset that a leader gives for a time behind its last message.
 NO_MESSAGE = -1

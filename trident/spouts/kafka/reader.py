@@ -222,7 +222,7 @@ class _Read:
         if first < last:
             rows.add(at, messages[first:last], offsets[first:last])
             self._early.pop(at, None)
-            # What was read never comes again, also where the log is cut below it and grows anew.
+            # Read on behind it, also where the log is cut below it and grows anew: no offset comes twice.
             self._open[at] = wanted._replace(begin=offsets[last - 1] + 1)
         if offsets[-1] >= wanted.end - 1:
             self._end(at)

@@ -175,16 +175,26 @@ public final class LiveRead extends Rule<LogicalPlan> {
     return compares && hasKey;
   }
 
+  /** The other plan with the filter, optimized; its columns have the identities of the frame's, which parents name. */
   private LogicalPlan replaced(Filter filter, Other other) {
+    Seq<Attribute> ours = filter.child().output();
+    LogicalPlan plan = new Filter(filter.condition(), new Project(renamed(other.plan.output(), ours), other.plan.clone()));
+    LogicalPlan optimized = session.sessionState().optimizer().execute(plan);
+    // The optimizer takes the aliases of a plan's own columns away where the names are the same.
+    return new Project(renamed(optimized.output(), ours), optimized);
+  }
+
+  private static Seq<NamedExpression> renamed(Seq<Attribute> theirs, Seq<Attribute> ours) {
     List<NamedExpression> columns = new ArrayList<>();
-    Iterator<Attribute> theirs = other.plan.output().iterator();
-    for (Iterator<Attribute> each = filter.child().output().iterator(); each.hasNext(); ) {
-      Attribute ours = each.next();
+    Iterator<Attribute> each = theirs.iterator();
+    for (Iterator<Attribute> one = ours.iterator(); one.hasNext(); ) {
+      Attribute wanted = one.next(), column = each.next();
       columns.add(
-          new Alias(theirs.next(), ours.name(), ours.exprId(), seq(List.of()), Option.empty(), seq(List.of())));
+          column.exprId().equals(wanted.exprId())
+              ? column
+              : new Alias(column, wanted.name(), wanted.exprId(), seq(List.of()), Option.empty(), seq(List.of())));
     }
-    LogicalPlan plan = new Filter(filter.condition(), new Project(seq(columns), other.plan.clone()));
-    return session.sessionState().optimizer().execute(plan);
+    return seq(columns);
   }
 
   private static <T> Seq<T> seq(List<T> values) {

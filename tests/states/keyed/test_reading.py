@@ -214,6 +214,29 @@ def test_all_rows_are_read_over_arrow_and_some_keys_by_scans_that_know_the_filte
     assert int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) >= sizes // 4
 
 
+def test_what_is_made_of_some_keys_finds_its_columns_in_the_plan_that_the_read_gives_way_to(
+    spark, engine, tmp_path, monkeypatch
+):
+    """Spark's optimizer removes aliases of an aggregate's own columns, which parents name."""
+    group = Group(spark, engine, tmp_path, keyed())
+    rows, words = {"a": 1, "b": 2, "c": 3}, {"a", "b"}
+    group.publish(1, {"counts": list(rows.items())})
+    compactor_of(group).merge_once(1, force=True)
+    group.publish(2, {"counts": list(rows.items())})
+    monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
+    monkeypatch.setattr(log_merge, "_BROADCAST_BYTES_MAX", 0)  # the log is too large to be sent to each task
+    others = spark.createDataFrame([("a", 7), ("b", 8)], "word string, other long").coalesce(1)
+    some = read(group).where("word in ('a', 'b')")
+    assert "MapInArrow" not in planned(some.select("word"))
+    assert {row.word for row in some.select("word").collect()} == words
+    assert as_map(group.bindings["counts"], some) == {(word,): (2 * rows[word],) for word in words}
+    assert {tuple(row) for row in some.groupBy("word").count().collect()} == {(word, 1) for word in words}
+    summed = some.join(others, "word").select("word", "count", "other").collect()
+    assert {tuple(row) for row in summed} == {("a", 2, 7), ("b", 4, 8)}
+    lasting = some.select("word").exceptAll(others.where("other = 7").select("word"))
+    assert [row.word for row in lasting.collect()] == ["b"]
+
+
 def test_without_the_jar_or_beside_files_of_another_writer_spark_reads_all_rows(merged, monkeypatch):
     publish(merged, [7])
     monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)

@@ -90,6 +90,48 @@ print(json.dumps({**rows, "plain": {row["word"]: row["count"] for row in plain.c
 """
 
 
+LOG_STORE_RACE = """
+import json, sys, threading, time
+from py4j.protocol import Py4JJavaError
+from trident.spark import stores
+from trident.spark.session import make_session
+from trident.states.core import storage
+from trident.states.core.place import Place
+folder, conf, rounds = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+spark = make_session("race", {"spark.master": "local[1]", stores.STORE: "s3a", "spark.driver.memory": "700m", **conf})
+stores.configure_by_session(Place(folder), spark)
+jvm = spark._jvm
+hadoop = spark._jsc.hadoopConfiguration()
+store = jvm.trident.stores.ConditionalLogStore(hadoop)
+told = []
+for number in range(rounds):
+    entry = f"{folder}/{number:020d}.json"
+    line = jvm.java.util.ArrayList()
+    line.add("theirs")
+    won = []
+    begin = threading.Barrier(2)
+    def theirs():
+        begin.wait()
+        try:
+            store.write(jvm.org.apache.hadoop.fs.Path(entry), line.iterator(), False, hadoop)
+            won.append("theirs")
+        except Py4JJavaError as error:
+            assert "FileAlreadyExistsException" in str(error.java_exception), str(error)
+    thread = threading.Thread(target=theirs)
+    thread.start()
+    begin.wait()
+    time.sleep(0.005 * (number % 20))  # Hadoop asks the store some things before it writes
+    try:
+        storage.create(entry, b"ours")
+        won.append("ours")
+    except FileExistsError:
+        pass
+    thread.join()
+    told.append([won, storage.read(entry).decode().strip()])
+print(json.dumps(told))
+"""
+
+
 @pytest.fixture(params=KINDS)
 def base(request: pytest.FixtureRequest) -> Iterator[str]:
     """A folder of its own in a store."""
@@ -162,6 +204,21 @@ def test_killed_and_resumed_on_a_store_nothing_is_lost_or_doubled(
     )
     assert json.loads(told.stdout)["name"] == "stored", told.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "program.py"], "no folder is named like a URL"
+
+
+@pytest.mark.skipif(not ALL, reason="make stores runs it (TRIDENT_STORES=all)")
+def test_deltas_writers_in_spark_obey_the_same_rule_on_s3(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = f"{store_servers.running('s3')}/{uuid.uuid4().hex[:8]}"
+    given = settings_of(folder)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AWS_ACCESS_KEY_ID": given.pop("fs.s3a.access.key")}
+    environment["AWS_SECRET_ACCESS_KEY"] = given.pop("fs.s3a.secret.key")
+    conf = json.dumps({f"spark.hadoop.{key}": value for key, value in given.items()})
+    command = [sys.executable, "-c", LOG_STORE_RACE, folder, conf, "60"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert [won for won, _ in told] == [[there] for _, there in told], "one is told that it won, and it did"
+    assert {there for _, there in told} == {"ours", "theirs"}, "one side always won, which tests nothing"
 
 
 # --- bad input --------------------------------------------------------------------------------------

@@ -154,6 +154,40 @@ def test_an_error_of_an_election_is_waited_for(code: str) -> None:
     assert isinstance(problem, BrokersAway)
 
 
+def test_a_log_that_was_seen_to_end_earlier_is_gone_back_to_also_when_it_has_grown_again() -> None:
+    found = Told(8)
+    stream = told(found, OpaqueKafkaSpout)
+    one = stream.initialize_transaction(1, None, None)
+    stream.success(1)
+    found.end = [5]  # an unclean election
+    assert stream.is_ready(2), "so that where it goes on is written down"
+    found.end = [10]
+    two = stream.initialize_transaction(2, one, None)
+    assert [(each.begin, each.end) for each in Batch.read(two).ranges] == [(5, 10)]
+    stream.success(2)
+    assert not stream.is_ready(3)
+    successor = told(Told(4), OpaqueKafkaSpout)
+    successor.resume(2, two)
+    assert successor.is_ready(3) and ends(successor.initialize_transaction(3, two, None)) == [4]
+
+
+def test_a_stream_goes_back_only_when_no_batch_in_flight_can_read_what_it_goes_back_to() -> None:
+    found = Told(8, 8)
+    stream = told(found, OpaqueKafkaSpout)
+    one = stream.initialize_transaction(1, None, None)
+    found.end = [5, 8]
+    assert not stream.is_ready(2)
+    found.end = [5, 9]
+    two = stream.initialize_transaction(2, one, None)  # another partition has messages
+    found.end = [10, 9]
+    three = stream.initialize_transaction(3, two, None)
+    read = [(each.partition, each.begin, each.end) for each in Batch.read(three).ranges]
+    assert (ends(two), read) == ([8, 9], [(0, 8, 10)]), "1 may yet read 5 … 8"
+    stream.success(3)
+    found.end = [7, 9]
+    assert stream.is_ready(4) and ends(stream.initialize_transaction(4, three, None)) == [7, 9]
+
+
 def test_brokers_that_give_topics_no_ids_are_refused(brokers: MockCluster, coordinate) -> None:
     brokers.know_at_most(METADATA, 9)
     with pytest.raises(SourceError, match="found: brokers that give topics no ids"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from trident.coordinators.errors import SourceError
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, BatchCoordinator, Json
-from trident.spouts.kafka.cluster import KafkaCluster
+from trident.spouts.kafka.cluster import BrokersAway, KafkaCluster
 from trident.spouts.kafka.group_commits import GroupCommits
 from trident.spouts.kafka.ranges import (
     At,
@@ -69,6 +69,9 @@ class KafkaCoordinator(BatchCoordinator):
         self._commits = commits
         self._planned: dict[int, Batch] = {}
         self._planned_at: dict[int, float] = {}
+        self._unsettled: set[int] = set()  # begun here, and not told yet that they are durable
+        self._lost: dict[At, int] = {}  # where logs were seen to end before what was read, if the spout takes that
+        self._told: dict[At, int] = {}  # the ends of such logs that the log of this process has
         self._fresh: Batch | None = None  # where the stream begins, until its first batch is pinned
         self._look: Sequence[TopicLook] | None = None  # the latest; None: the latest has failed
         self._failure: SourceError | None = None
@@ -81,6 +84,8 @@ class KafkaCoordinator(BatchCoordinator):
     def resume(self, txid: int, metadata: Json) -> None:
         """Told, if at all, before the first question: the greatest txid that has metadata."""
         self._remember(txid, Batch.read(metadata))
+        # It begins again before any later one, unless it is durable.
+        self._unsettled.clear()
 
     def refresh(self) -> None:
         """The next question is answered from a new look at the cluster, however recent the last one was."""
@@ -138,8 +143,9 @@ class KafkaCoordinator(BatchCoordinator):
         """Offsets that wait behind a batch; at least 1 where something is wrong, which the transaction's begin says."""
         look = self._look_now()
         known, ends = after.without(self._spout.forget), ends_of(look)
+        self._note_lost(known, ends)
         new = sum(ends[at] for at in new_partitions(known, look))
-        return waiting(known, ends) + new + (self._wrong(known, look) is not None)
+        return waiting(known, ends) + new + len(self._lost) + (self._wrong(known, look) is not None)
 
     def backlog(self) -> Backlog:
         with self._lock:
@@ -174,11 +180,20 @@ class KafkaCoordinator(BatchCoordinator):
             wrong = self._wrong(before, look)
             if wrong is not None:
                 raise wrong
-            new = new_partitions(before, look)
-            empty = follow(self._moved_back(before, look), look, self._starts.later(new) if new else {})
             ends = ends_of(look)
+            self._note_lost(before, ends)
+            empty = follow(self._moved_back(before), look, self._later(new_partitions(before, look)))
             rows = self._adaptive.next_size(max(1, waiting(empty, ends)))
-            return self._remember(txid, cut(empty, ends, rows, txid))
+            begun = self._remember(txid, cut(empty, ends, rows, txid))
+            self._lost.clear()
+            return begun
+
+    def _later(self, new: Sequence[At]) -> dict[At, int]:
+        try:
+            return self._starts.later(new) if new else {}
+        except BrokersAway as error:
+            log.info("new partitions of %s come later: %s", self._what, error)
+            return {}
 
     def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
         """Half of the offsets of what timed out, but at least one."""
@@ -226,12 +241,33 @@ class KafkaCoordinator(BatchCoordinator):
                     )
         return None
 
-    def _moved_back(self, before: Batch, look: Sequence[TopicLook]) -> Batch:
-        """Where a log ends before the stream has got to, a spout that takes losses goes on from its end."""
-        ends = ends_of(look)
+    def _note_lost(self, known: Batch, ends: Mapping[At, int]) -> None:
+        """Notes where logs end before the stream has got to: a spout that takes losses goes on there.
+
+        It does so also where the log has grown beyond that until the next batch is cut. While a batch with offsets
+        of the partition is in flight it does not: that batch may yet read what grows there, and it would come twice.
+        """
+        for at, end in known.ends.items():
+            now = ends.get(at, end)
+            if now >= end or not self._spout.lossy:
+                continue
+            if not self._is_settled(at):
+                if self._told.get(at) != now:
+                    log.warning("%s: the log of %s ends at %d, before offset %d of a batch", self._what, at, now, end)
+                self._told[at] = now
+                continue
+            self._lost[at] = min(now, self._lost.get(at, now))
+
+    def _is_settled(self, at: At) -> bool:
+        """Tells whether all batches with offsets of a partition are durable, so that none reads it any more."""
+        live = [self._planned[txid] for txid in self._unsettled if txid in self._planned]
+        return not any(one.at == at for batch in live for one in batch.ranges)
+
+    def _moved_back(self, before: Batch) -> Batch:
+        """The batch before, as though it had ended where logs were seen to end since."""
         topics = []
         for one in before.topics:
-            to = [min(end, ends.get(At(one.topic, number), end)) for number, end in enumerate(one.end)]
+            to = [min(end, self._lost.get(At(one.topic, number), end)) for number, end in enumerate(one.end)]
             if to != list(one.end):
                 log.warning(
                     "%s: logs of topic %s end before what was read; it goes on from %s", self._what, one.topic, to
@@ -244,8 +280,10 @@ class KafkaCoordinator(BatchCoordinator):
         if problem is not None:  # stored, it could not be read again
             raise SourceError(f"{self._what} cannot cut transaction {txid}", found=problem)
         self._planned[txid] = planned
+        self._unsettled.add(txid)
         for known in [known for known in self._planned if known < txid - 100]:
             del self._planned[known]
+            self._unsettled.discard(known)
             self._planned_at.pop(known, None)
         return planned.to_json()
 
@@ -253,6 +291,7 @@ class KafkaCoordinator(BatchCoordinator):
 
     def success(self, txid: int) -> None:
         with self._lock:
+            self._unsettled = {one for one in self._unsettled if one > txid}
             planned_at, planned = self._planned_at.pop(txid, None), self._planned.get(txid)
             if planned_at is not None:
                 self._adaptive.succeeded(time.monotonic() - planned_at)

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from tests.kafka_mock import FIND_COORDINATOR, MockCluster
-from trident.spouts.kafka import client
+from trident.spouts.files.tasks import SourceFailure
+from trident.spouts.kafka import client, reader
 from trident.spouts.kafka.ranges import OffsetRange
 from trident.spouts.kafka.reader import Consumers, Reading, _Read
 from trident.spouts.kafka.settings import KafkaSettings
+from trident.workers.reports import SOURCE, find_report
 
 
 class Message:
@@ -97,6 +99,46 @@ def test_a_log_that_is_cut_while_it_is_read_gives_no_offset_twice() -> None:
     assert read(Consumer([*log(0, 10), cut], lambda offset: log(offset, 12), high=8), 12, lossy=True) == [*range(10)]
     grown = Consumer([*log(0, 10), cut], lambda offset: log(offset, 12), high=12)
     assert read(grown, 12, lossy=True) == [*range(12)] and grown.went == [10]
+
+
+def early(at: int) -> list[Message]:
+    return [Message(at, KafkaError._PARTITION_EOF)]
+
+
+@pytest.mark.parametrize("lossy", [True, False])
+def test_an_early_end_is_believed_only_when_it_is_answered_again_and_the_leader_says_so(monkeypatch, lossy) -> None:
+    monkeypatch.setattr(reader, "_SETTLE_SECS", 0.2)
+    silent = Consumer([*log(0, 60), *early(60)], high=60)
+    with pytest.raises(SourceFailure, match="no broker has sent anything"):  # it hangs from then on
+        read(silent, 100, lossy, patience_secs=1.0)
+    assert silent.went == [60], "what was asked is not asked again before it may be answered"
+
+    def answers(offset: int) -> list[Message]:
+        return early(60) if len(behind.went) < 30 else log(60, 100)
+
+    # The leader knows that its log is longer, and gives it a while later.
+    behind = Consumer([*log(0, 60), *early(60)], answers, high=100)
+    assert read(behind, 100, lossy) == [*range(100)]
+    cut = Consumer([*log(0, 60), *early(60)], early, high=60)
+    if lossy:
+        assert read(cut, 100, lossy) == [*range(60)]
+    else:
+        with pytest.raises(SourceFailure, match="its log ends before them"):
+            read(cut, 100)
+
+
+@pytest.mark.parametrize("event", [KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET])
+def test_a_leader_that_does_not_say_where_its_log_ends_ends_no_range(monkeypatch, event) -> None:
+    monkeypatch.setattr(reader, "_SETTLE_SECS", 0.2)
+    consumer = Consumer([*log(0, 6), Message(6, event)], lambda offset: early(6) if len(consumer.went) < 9 else [])
+
+    def refuses(*asked: Any, **how: Any) -> tuple[int, int]:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    monkeypatch.setattr(consumer, "get_watermark_offsets", refuses)
+    with pytest.raises(SourceFailure) as raised:
+        read(consumer, 10, True, patience_secs=1.0)
+    assert find_report(raised.value, SOURCE)["found"]
 
 
 @pytest.fixture

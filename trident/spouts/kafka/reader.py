@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from trident.coordinators.errors import EnvironmentProblem
 from trident.spouts.files.tasks import SourceFailure
-from trident.spouts.kafka.client import consumer_of, error_text
+from trident.spouts.kafka.client import SOCKET_TIMEOUT_MS, consumer_of, error_text
 from trident.spouts.kafka.decoding import Decoder
 from trident.spouts.kafka.ranges import At, OffsetRange
 from trident.spouts.kafka.rows import Rows
@@ -33,6 +33,8 @@ _CHUNK = 2_000
 _POLL_SECS = 0.25
 # After an election the new leader may not yet know that messages are replicated: its log seems to end earlier.
 _SETTLE_SECS = 5.0
+# How long a leader has to say where its log begins and ends.
+_ASK_SECS = 10.0
 
 
 @dataclass(frozen=True)
@@ -138,11 +140,12 @@ CONSUMERS = Consumers()
 
 
 class _Early(NamedTuple):
-    """A log that ended before a range did: at which offset, seen first and last when."""
+    """A log that ended before a range did: at which offset, seen first when; answered last, or asked again, when."""
 
     offset: int
     first: float
     last: float
+    asked: bool = False
 
 
 class _Read:
@@ -186,12 +189,10 @@ class _Read:
         """Nothing came for a moment."""
         now = time.monotonic()
         for at, early in list(self._early.items()):
-            if now - early.first >= _SETTLE_SECS:
-                self._ends_early(at, early.offset)
-            elif now - early.last >= _SETTLE_SECS / 20:
-                self._early[at] = early._replace(last=now)
+            if now - early.last >= (SOCKET_TIMEOUT_MS / 1_000 if early.asked else _SETTLE_SECS / 20):
+                self._early[at] = early._replace(last=now, asked=True)
                 self._go_to(at, early.offset)  # asks the broker again
-        if not self._early and now - heard > self._reading.patience_secs:
+        if now - heard > self._reading.patience_secs:
             raise SourceFailure(
                 f"{self._reading.what} cannot be read: no broker has sent anything of "
                 f"{', '.join(map(str, list(self._open)[:5]))} for {self._reading.patience_secs:g} s",
@@ -240,6 +241,8 @@ class _Read:
             now, known = time.monotonic(), self._early.get(at)
             first = now if known is None or known.offset != message.offset() else known.first
             self._early[at] = _Early(message.offset(), first, now)
+            if now - first >= _SETTLE_SECS and self._is_confirmed(at, message.offset()):
+                self._ends_early(at, message.offset())
             return
         if error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and at is not None:
             if wanted is not None:
@@ -262,7 +265,15 @@ class _Read:
 
     def _out_of_range(self, at: At, wanted: OffsetRange) -> None:
         """The log has no message at the offset that was asked for, and none behind it that would do."""
-        low, high = self._consumer.get_watermark_offsets(self._kafka.TopicPartition(*at), 10.0, cached=False)
+        try:
+            low, high = self._consumer.get_watermark_offsets(self._kafka.TopicPartition(*at), _ASK_SECS, cached=False)
+        except self._kafka.KafkaException as error:
+            raise SourceFailure(
+                f"{self._reading.what} cannot be read, at {at}: it is not known which messages there are",
+                found=error_text(self._reading.connection, error),
+                expected="an answer of its leader",
+                action="the batch is tried again up to max_attempts",
+            ) from None
         if self._reading.lossy:
             begin = max(low, wanted.begin)
             log.warning(
@@ -289,6 +300,15 @@ class _Read:
             expected=f"offsets {wanted.begin} … {wanted.end}",
             action=_GONE,
         )
+
+    def _is_confirmed(self, at: At, offset: int) -> bool:
+        """Asks the leader, which gives no end of its log while it may not yet know where that is."""
+        try:
+            _, high = self._consumer.get_watermark_offsets(self._kafka.TopicPartition(*at), _ASK_SECS, cached=False)
+        except self._kafka.KafkaException as error:
+            self._problems[:] = [error_text(self._reading.connection, error)]
+            return False
+        return bool(0 <= high <= offset)
 
     def _ends_early(self, at: At, offset: int) -> None:
         wanted = self._open[at]

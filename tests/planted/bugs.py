@@ -25,6 +25,12 @@ SUITES = {
     "test_simulator": "simulator",
     "test_own_steps": "late part in the driver",
     "test_late_forms": "late part in the driver",
+    "test_late_at_once": "whole topologies",
+    "test_kafka_answers": "Kafka",
+    "test_kafka_consumer": "Kafka",
+    "test_stores": "stores",
+    "test_store_warehouses": "stores",
+    "test_place": "stores",
     "test_window_parts": "windows",
     "test_in_driver": "late part in the driver",
     "test_together": "requests",
@@ -354,6 +360,11 @@ PLANTED: dict[str, Caught] = {
     ),
     "165-one-job-before-its-turn": spark(
         r"assert \{'", "late_at_once.py::test_of_several_in_flight_only_the_next_one_is"
+    ),
+    "191-each-partition-is-folded-by-itself": spark(
+        "assert",
+        "late_at_once.py::test_rows_of_a_key_in_several_spark_partitions_are_folded_once[hint-one_job]",
+        "late_at_once.py::test_rows_of_a_key_in_several_spark_partitions_are_folded_once[setting-one_job]",
     ),
     # --- local copies of states: states/core/local_copy.py, states/keyed/state_copy.py
     "100-copy-read-without-its-mark": pure(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,14 @@ from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
 from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology
 from trident.coordinators import faults
+from trident.coordinators.transactions import TransactionAttempt
+from trident.running.kept_plans import KeptPlans
+from trident.running.late_at_once import LateAtOnce
+from trident.running.late_forms import LateForms
 from trident.running.runner import SparkBatchRunner
 from trident.states.keyed.copies import StateCopies
 
+UNION = "spark.sql.unionOutputPartitioning"
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a e e e", "", " ", "b"]
 
 
@@ -33,9 +38,9 @@ class Longest:
         return f"{current}{word[0]}{len(word)}"
 
 
-def topology() -> TridentTopology:
+def topology(given: Sequence[str] = LINES) -> TridentTopology:
     made = TridentTopology("at-once")
-    lines = made.new_stream("lines", FixedBatchSpout("line string", [[(line,)] if line else [] for line in LINES]))
+    lines = made.new_stream("lines", FixedBatchSpout("line string", [[(line,)] if line else [] for line in given]))
     lines.partition_persist(DeltaAppend("lines"))
     words = lines.each("line", split, "word").project("word")
     told = words.group_by("word").persistent_aggregate(DeltaMapState("told"), "word", Longest(), "text")
@@ -43,14 +48,14 @@ def topology() -> TridentTopology:
     return made
 
 
-def expected() -> dict[str, Counter]:
+def expected(given: Sequence[str] = LINES) -> dict[str, Counter]:
     running: dict[str, str] = {}
     news = Counter[tuple]()
-    for line in LINES:
+    for line in given:
         for word in line.split():
             running[word] = Longest().reduce(running.get(word, ""), word)
         news.update((word, running[word]) for word in set(line.split()))
-    return {"lines": Counter((line,) for line in LINES if line), "told": Counter(running.items()), "news": news}
+    return {"lines": Counter((line,) for line in given if line), "told": Counter(running.items()), "news": news}
 
 
 def found(query: Any, warehouse: Any) -> dict[str, Counter]:
@@ -88,15 +93,94 @@ def test_each_transaction_is_one_job_and_gives_what_a_fold_gives(start, tmp_path
 
 
 def test_of_several_in_flight_only_the_next_one_is(start, tmp_path, forms, monkeypatch):  # noqa: F811
-    asked: list[tuple[int, int]] = []
-    real = StateCopies.as_of
-    monkeypatch.setattr(
-        StateCopies, "as_of", lambda self, states, txid: (asked.append((txid, 0)), real(self, states, txid))[1]
-    )
+    asked: list[tuple[int, int]] = []  # as of which transaction, and the last one that had advanced by then
+    advanced: list[int] = []
+    real_as_of, real_advanced = StateCopies.as_of, LateForms.advanced
+
+    def noted_as_of(self: StateCopies, states: Any, txid: int) -> Any:
+        asked.append((txid, advanced[-1]))
+        return real_as_of(self, states, txid)
+
+    def noted_advanced(self: LateForms, txid: int) -> None:
+        advanced.append(txid)
+        real_advanced(self, txid)
+
+    monkeypatch.setattr(StateCopies, "as_of", noted_as_of)
+    monkeypatch.setattr(LateForms, "advanced", noted_advanced)
     query = start(topology(), max_spout_pending=4)
     query.process_all_available(WAIT_SECS)
     assert found(query, tmp_path / "warehouse") == expected()
     assert set(forms) <= {"one_job", "pass", "nothing"} and forms[0] == "one_job"
+    assert {txid for txid, _ in asked} >= {0, 1, 2} and all(txid == last for txid, last in asked), asked
+
+
+def test_a_batch_too_large_for_the_one_job_goes_to_the_tables_and_the_next_ones_rest(
+    start,  # noqa: F811
+    tmp_path,
+    forms,
+    monkeypatch,
+):
+    monkeypatch.setattr("trident.running.late_at_once._BYTES_MAX", 0)
+    lines = [line for line in LINES if line.strip()] + ["a b", "c d longword"]
+    jobs = {LateAtOnce: Counter[int](), KeptPlans: Counter[int]()}
+    for form, staged in jobs.items():
+
+        def noted(self: Any, *args: Any, real: Any = form.stage, staged: Counter[int] = staged) -> Any:
+            staged.update(one.txid for one in args if isinstance(one, TransactionAttempt))
+            return real(self, *args)
+
+        monkeypatch.setattr(form, "stage", noted)
+    query = start(topology(lines), max_spout_pending=1)
+    query.process_all_available(WAIT_SECS)
+    assert found(query, tmp_path / "warehouse") == expected(lines)
+    tried = {1, 2, 4, 8}
+    assert jobs[LateAtOnce] == dict.fromkeys(tried, 1)
+    assert jobs[KeptPlans] == {txid: 1 + (txid in tried) for txid in range(1, len(lines) + 1)}
+    # The one that has tried is known to need the tables; one that rests is as small as others here.
+    assert forms == ["tables" if txid in tried else "pass" for txid in range(1, len(lines) + 1)]
+
+
+LONG = "x" * 1000
+# Three streams' lines, one in each batch.
+STREAMS = [[f"a {LONG} b {LONG} {LONG}"] * 3, ["a", "b a", "c"], ["c a", "a", "b"]]
+
+
+def several_streams(hint: int | None) -> TridentTopology:
+    made = TridentTopology("several")
+    spouts = [FixedBatchSpout("line string", [[(line,)] for line in lines]) for lines in STREAMS]
+    one, other, third = (made.new_stream(f"lines{at}", spout) for at, spout in enumerate(spouts))
+    both = one.merge(other)
+    both = both if hint is None else both.parallelism_hint(hint)
+    words = both.merge(third).each("line", split, "word").project("word")
+    words.group_by("word").persistent_aggregate(DeltaMapState("told"), "word", Longest(), "text")
+    return made
+
+
+@pytest.mark.parametrize("form", ["one_job", "pass"])
+@pytest.mark.parametrize("spread_by", ["hint", "setting"])
+def test_rows_of_a_key_in_several_spark_partitions_are_folded_once(
+    spark,
+    start,  # noqa: F811
+    tmp_path,
+    forms,
+    monkeypatch,
+    spread_by,
+    form,
+):
+    """A kept plan may have several without an exchange: where streams meet."""
+    if form == "pass":
+        monkeypatch.setattr(LateAtOnce, "stage", lambda *_: None)
+    if spread_by == "setting":
+        spark.conf.set(UNION, "false")
+    try:
+        query = start(several_streams(2 if spread_by == "hint" else None), max_spout_pending=1)
+        query.process_all_available(WAIT_SECS)
+        words = Counter(word for lines in STREAMS for line in lines for word in line.split())
+        told = {row["word"]: row["text"] for row in query.snapshot("told").collect()}
+    finally:
+        spark.conf.unset(UNION)
+    assert told == {word: f"{word[0]}{len(word)}" * count for word, count in words.items()}
+    assert forms == [form] * 3
 
 
 def test_where_the_copy_has_gone_the_parts_run_one_behind_the_other(start, tmp_path, forms, monkeypatch):  # noqa: F811

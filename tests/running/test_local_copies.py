@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -55,6 +55,7 @@ from trident.states.keyed.host_copies import HostCopies
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import look_up
+from trident.workers.reports import left_to_spark
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a e e e"]
@@ -367,6 +368,7 @@ INFO = BatchInfo(TransactionAttempt(3, 0))
 def _late_part(copies: Any, states: list[str], on_copies: Callable[..., Any]) -> Any:
     """A late part for which there are copies of some states: without Spark."""
     made = SimpleNamespace(_copies=copies, _workers_are_here=True, _large_looks=LargeLooks(), _on_copies=on_copies)
+    made._left_to_spark = None
     made._is_empty, made._by_spark = lambda staged: False, lambda *_: {}
     made._copies_for = lambda *_: ("pass", dict.fromkeys(states, 1))
     made._could_not = partial(LateForms._could_not, made)
@@ -437,6 +439,30 @@ def test_texts_that_are_not_utf_8_are_left_to_spark(start, tmp_path, monkeypatch
     assert {row[0] for row in query.snapshot("best").selectExpr("hex(word)").collect()} == {
         word.hex().upper() for word in known
     }
+
+
+def test_an_attempt_that_one_job_left_to_spark_goes_to_the_tables_at_once_and_is_not_tried_again() -> None:
+    """Its early functions have run for nothing once: not again in each attempt, nor its late ones in a pass."""
+    tried: list[int] = []
+
+    def at_once(attempt: TransactionAttempt, *_: Any) -> Any:
+        tried.append(attempt.txid)
+        raise left_to_spark("the rows between the halves of a batch are more than 32 MB")
+
+    copies = SimpleNamespace(as_of=lambda states, txid: {"counts": 1}, served=lambda states: None)
+    late = _late_part(copies, ["counts"], lambda *_: {})
+    late._plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
+    late._at_once, late._large_batches = SimpleNamespace(stage=at_once), LargeLooks()
+    watch = SimpleNamespace(parts=1, begin_run=lambda: None)
+
+    def form_of(attempt: TransactionAttempt) -> str:
+        late._last_advanced = attempt.txid - 1
+        assert LateForms.stage_at_once(late, attempt, {}, INFO, cast("Any", watch)) is None
+        return LateForms.stage(late, attempt, {}, INFO, lambda: None)[0]
+
+    forms = [[form_of(TransactionAttempt(txid, again)) for again in (0, 1)] for txid in range(1, 42)]
+    assert tried == [1, 2, 4, 8, 16, 27, 38]
+    assert forms == [["tables" if txid in tried else "pass", "pass"] for txid in range(1, 42)]
 
 
 def test_transactions_that_look_at_too_much_again_and_again_read_the_tables_at_once() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 # So many transactions at most read the tables before the copy is tried again.
 _REST_MAX = 10
+# No text: its letters would be taken for names.
+Names = Mapping[str, Any] | AbstractSet[str]
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,12 @@ class LargeLooks:
         times = self._rests[state].times + 1 if state in self._rests else 1
         self._rests[state] = _Rest(times, txid, txid + min(2 ** (times - 1), _REST_MAX + 1))
 
-    def fitted(self, states: Iterable[str]) -> None:
+    def fitted(self, states: Names) -> None:
         """A transaction was computed with the copies of these."""
         for state in states:
             self._rests.pop(state, None)
 
-    def rests(self, states: Iterable[str], txid: int) -> bool:
+    def rests(self, states: Names, txid: int) -> bool:
         """Tells whether a transaction that looks at these reads the tables at once; another attempt at one does too."""
         rests = [self._rests[state] for state in states if state in self._rests]
         return any(rest.since <= txid < rest.until for rest in rests)

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
     from trident.planning.groups import GroupPlan
 
+# More bytes of rows than these are staged between the two parts, and not held by a worker.
+_BYTES_MAX = 32 << 20
+
 
 class LateAtOnce:
-    """The rows of the one boundary are not staged: the worker that is given them goes on with the late part.
+    """The rows of the one boundary are not staged: one worker is given them all, and goes on with the late part.
 
     Args:
         late: of one boundary, which has a folder of its own: no state's rows are staged there.
@@ -44,7 +47,7 @@ class LateAtOnce:
         codec: str,
     ) -> None:
         (self._boundary,) = late.boundaries
-        self._pass, self._early = LateAtOncePass(late, for_none), early
+        self._pass, self._early = LateAtOncePass(late, for_none, _BYTES_MAX), early
         self._incarnation, self._codec = incarnation, codec
         self._plans = KeptPlans(spark, plan, [*early, *targets], codec, True, self._reports)
 
@@ -60,5 +63,6 @@ class LateAtOnce:
         return self._plans.stage(slots, self._incarnation, attempt, {LATE: batch})
 
     def _reports(self, frames: Mapping[str, "DataFrame"]) -> "DataFrame":
-        late = reports_by(frames[self._boundary], self._pass)
+        # Also where streams or a hint have put rows into several: each task would go on from the same values.
+        late = reports_by(frames[self._boundary].coalesce(1), self._pass)
         return reports_of(frames, self._early, self._codec).union(late) if self._early else late

@@ -75,6 +75,7 @@ class LateForms:
         self._workers_are_here = is_local_master(spark.sparkContext.master)
         self._large_looks, self._large_batches, self._has_told = LargeLooks(), LargeLooks(), False
         self._last_advanced, self._behind = -1, False
+        self._left_to_spark: TransactionAttempt | None = None
         self._bringing = DaemonPool(1, "trident-copies")
         self._in_driver: LateInDriver | None = None
         self._in_worker: LateInWorker | None = None
@@ -120,7 +121,7 @@ class LateForms:
             target → its files, without the boundaries; None: nothing is staged, and the parts run one behind the other.
         """
         before = attempt.txid - 1
-        if self._at_once is None or self._last_advanced != before or self._large_batches.rests(_BATCH, attempt.txid):
+        if self._at_once is None or self._last_advanced != before or self._large_batches.rests({_BATCH}, attempt.txid):
             return None
         assert self._copies is not None
         copies = self._copies.as_of(self._plan.lowered.copied_states, before)
@@ -137,12 +138,13 @@ class LateForms:
             self._could_not(report, attempt.txid)
             if report["kind"] == SPARKS:
                 self._large_batches.found(_BATCH, attempt.txid)
+                self._left_to_spark = attempt
             staged = None
         if staged is None:
             watch.parts = 1
             watch.begin_run()
             return None
-        self._large_batches.fitted([_BATCH])
+        self._large_batches.fitted({_BATCH})
         self._large_looks.fitted(copies)
         self._copies.served(copies)
         return staged
@@ -161,7 +163,7 @@ class LateForms:
         """
         if self._is_empty(staged):
             return NOTHING, {target.name: [] for target in self._targets}
-        found = self._copies_for(attempt, staged)
+        found = None if attempt == self._left_to_spark else self._copies_for(attempt, staged)
         if found is not None and not self._large_looks.rests(found[1], attempt.txid):
             form, copies = found
             if form == PASS:

@@ -21,8 +21,6 @@ from trident.workers.reports import left_to_spark
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
 
-# More bytes of rows than these are staged between the two parts, and not held by a worker.
-_BYTES_MAX = 32 << 20
 # The local property of a job that runs early and late part at once: a LateBatch, pickled, in base 64.
 LATE = "trident.late"
 
@@ -80,10 +78,12 @@ class LateAtOncePass:
     Attributes:
         late: of one boundary.
         for_none: whether something is done for a batch without rows.
+        bytes_max: more bytes of rows are not held by a worker, but staged between the two parts.
     """
 
     late: LatePass
     for_none: bool
+    bytes_max: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from report_batches(self._reports(batches))
@@ -96,8 +96,8 @@ class LateAtOncePass:
         for one in batches:
             held.append(_as(pa.Table.from_batches([one]), schema))
             size += held[-1].nbytes
-            if size > _BYTES_MAX:
-                raise left_to_spark(f"the rows between the halves of a batch are more than {_BYTES_MAX >> 20} MB")
+            if size > self.bytes_max:
+                raise left_to_spark(f"the rows between the halves of a batch are more than {self.bytes_max >> 20} MB")
         rows = pa.concat_tables(held)
         if rows.num_rows or self.for_none:
             yield from self.late.staged({name: rows.combine_chunks()}, batch, attempt_of_job())

@@ -63,6 +63,7 @@ class StateCopies:
         self._reasons: dict[str, str] = {}
         self._lock = threading.Lock()
         self._repair_lock = threading.Lock()
+        self._closed = False
 
     def as_of(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
         """The copies of some states as of a transaction that has advanced; None where one of them has none."""
@@ -99,6 +100,11 @@ class StateCopies:
             except Exception as error:
                 log.debug("the local copy of %s is not brought on: %s", state, error)
 
+    def open(self) -> None:
+        """Lets copies be asked for again behind a :meth:`close`: threads that were late then have found none."""
+        with self._lock:
+            self._closed = False
+
     def follow(self) -> None:
         """Brings all copies to the last transactions that the states' logs have: for a process that waits to lead.
 
@@ -115,6 +121,7 @@ class StateCopies:
 
     def leads(self) -> None:
         """Keeps what followed while this process waited, as far as it is still true. No repair is running now."""
+        self.open()
         with self._repair_lock:
             self._repair_seen(settled_repair(self._warehouse))
         self.renew()
@@ -200,14 +207,17 @@ class StateCopies:
         return tuple(found)
 
     def close(self) -> None:
-        """Leaves the copies to the next process on this host."""
+        """Leaves the copies to the next process on this host; see :meth:`open`."""
         with self._lock:
+            self._closed = True
             copies, self._copies = self._copies, {}
         for copy in copies.values():
             copy.close()
 
     def _copy(self, state: str) -> StateCopy:
         with self._lock:
+            if self._closed:
+                raise StaleCopy(f"the copy of state {state} was left to the next process")
             if self._failures.get(state, 0) > _FAILURES_MAX:
                 raise StaleCopy(f"the copy of state {state} has failed too often")
             if state not in self._copies:

@@ -145,6 +145,8 @@ class StateCopy:
             ForeignTable: a table is not the state's.
         """
         with self._lock:
+            if self._closed:
+                raise NotNow(f"the copy of state {self._state.name} was left to the next process")
             try:
                 if self._copy is None:
                     with faults.fault_point(OPEN):
@@ -218,7 +220,7 @@ class StateCopy:
             self._copy = self._log = None
 
     def close(self) -> None:
-        """Leaves the copy where it is: the next process on this host brings it on."""
+        """Leaves the copy where it is, for good: the next process on this host brings it on."""
         with self._lock:
             self._closed = True
             if self._copy is not None:

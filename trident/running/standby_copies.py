@@ -30,6 +30,8 @@ class StandbyCopies:
 
     def start(self) -> None:
         """Begins."""
+        for one in self._copies:
+            one.open()
         self._thread.start()
 
     def stop(self) -> None:

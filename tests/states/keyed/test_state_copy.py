@@ -322,6 +322,27 @@ def test_only_failures_without_a_success_between_them_turn_a_copy_off(group, tmp
     copies.close()
 
 
+def test_no_copy_is_opened_behind_a_close_until_this_process_follows_or_leads_again(group, tmp_path):
+    """A thread that brings it on may come late, and would keep the next process on this host from writing it."""
+    publish(group, [1])
+    copies = copies_of(group)
+    assert copies.as_of(["last"], 1) is not None
+    late = copies._copies["last"]  # as a thread holds it that goes on behind the close
+    publish(group, [2])
+    copies.close()
+    copies.bring_on(["last"], 2)
+    copies.follow()
+    assert copies.as_of(["last"], 2) is None and not copies._copies
+    with pytest.raises(StaleCopy, match="left to the next process"):
+        late.as_of(2)
+    successor = copies_of(group)
+    assert successor.as_of(["last"], 2) is not None
+    successor.close()
+    copies.leads()
+    assert copies.as_of(["last"], 2) is not None
+    copies.close()
+
+
 def test_a_leader_has_looked_for_repairs_after_the_follower_that_it_was(tmp_path, monkeypatch):
     """Its thread may read the file of repairs before the leader writes it, and go on behind that."""
     (tmp_path / "_trident").mkdir()

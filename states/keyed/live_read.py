@@ -19,10 +19,10 @@ from trident.states.core.binding import LAST
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.host_bound import is_local_master
-from trident.states.delta.kernel_files import LiveFile
+from trident.states.core.place import Place
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.file_merge import LOG_BYTES_MAX, LOG_ROWS_MAX, ordered_folders
-from trident.states.keyed.live_rows import KeyRange, LivePart, key_ranges
+from trident.states.keyed.live_rows import LivePart, key_ranges
 from trident.states.keyed.merge_rows import RowMerge, why_not
 from trident.states.keyed.snapshot import Stored, StoredFiles
 
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 _CLASS = "trident.kept.LiveRead"
 # Tasks for each core: the last ones of a read do not wait long for each other.
 _PARTS_A_CORE = 2
+# A task has its range's rows of the log in memory, some 200 bytes for each. The rows of a file count for every range
+# that it may have keys of.
+_LOG_ROWS_A_PART = 2_000_000
 
 
 def live_frame(spark: "SparkSession", stored: Stored, aggregator: Any) -> "DataFrame":
@@ -48,27 +51,14 @@ def live_frame(spark: "SparkSession", stored: Stored, aggregator: Any) -> "DataF
     if stored.rows is None or stored.files is None or stored.is_small:
         return by_spark
     java = _java_class(spark)
-    ranges = _ranges(stored.state, stored.files.plain, _PARTS_A_CORE * spark.sparkContext.defaultParallelism)
     merge = _merge(stored.state, stored.files)
-    if java is None or ranges is None or merge is None:
+    if java is None or merge is None:
         return by_spark
-    files = stored.files
-    parts = [
-        LivePart(
-            stored.state.name,
-            merge,
-            files.plain_root,
-            files.log_root,
-            tuple(some),
-            tuple(files.log),
-            keys,
-            files.after,
-            files.upto,
-        )
-        for keys, some in ranges
-    ]
+    parts = _parts(stored.state, stored.files, merge, _PARTS_A_CORE * spark.sparkContext.defaultParallelism)
+    if parts is None:
+        return by_spark
     schema = StructType([StructField(field.name, field.dataType, True) for field in stored.state.schema.fields])
-    numbers = DataFrame(java.parts(spark._jsparkSession, len(parts), files.size), spark)
+    numbers = DataFrame(java.parts(spark._jsparkSession, len(parts), stored.files.size), spark)
     frame = numbers.mapInArrow(_read(parts), schema)
     java.giveWay(frame._jdf, by_spark._jdf, list(stored.state.keys))
     return frame
@@ -110,10 +100,23 @@ def _merge(state: StateDescriptor, files: StoredFiles) -> RowMerge | None:
     return RowMerge(schema, keys, None if state.merging == LAST else state.aggregator)
 
 
-def _ranges(
-    state: StateDescriptor, files: Sequence[LiveFile], parts: int
-) -> "list[tuple[KeyRange, list[LiveFile]]] | None":
-    """The files of a plain table in ranges of keys; None where others than native MERGEs have written some of them."""
-    if not state.keys or not all(file.path.startswith(ordered_folders(state)) for file in files):
+def _parts(state: StateDescriptor, files: StoredFiles, merge: RowMerge, count: int) -> list[LivePart] | None:
+    """The state in about so many ranges of keys.
+
+    Returns:
+        None where others than native MERGEs have written files of the table, where there was no MERGE yet, and where a
+        range may have more rows of the log than a task is to hold.
+    """
+    if not state.keys or not files.plain:
         return None
-    return key_ranges(files, state.keys[0], arrow_schema(state.schema).field(state.keys[0]).type, parts)
+    if not all(file.path.startswith(ordered_folders(state)) for file in files.plain):
+        return None
+    ranges = key_ranges(files.plain, state.keys[0], merge.schema.field(state.keys[0]).type, count)
+    plain, waiting, parts = Place(files.plain_root), Place(files.log_root), []
+    for keys, some in ranges or []:
+        log_files = tuple(file for file in files.log if keys.may_be_in(file))
+        rows = [file.num_records for file in log_files]
+        if None in rows or sum(number or 0 for number in rows) > _LOG_ROWS_A_PART:
+            return None
+        parts.append(LivePart(state.name, merge, plain, waiting, tuple(some), log_files, keys, files.after, files.upto))
+    return parts or None

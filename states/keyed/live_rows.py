@@ -13,10 +13,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trident.coordinators.errors import TableError
+from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.file_rows import rows_of, wanted_rows
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.merge_rows import NotMergeable, RowMerge
+
+# Of one part's log in memory; merging takes a few times as much.
+_LOG_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class LivePart:
     Attributes:
         name: the state's, for errors.
         merge: how rows merge.
-        plain, log: the roots of the two tables.
+        plain, log: the roots of the two tables, which bring the settings of their store to a worker.
         files: those of the plain table whose keys lie in the range, and no others do.
         log_files: of the log, in the order of their transactions; all that may have keys of the range.
         keys: the range.
@@ -136,8 +140,8 @@ class LivePart:
 
     name: str
     merge: RowMerge
-    plain: str
-    log: str
+    plain: Place
+    log: Place
     files: tuple[LiveFile, ...]
     log_files: tuple[LiveFile, ...]
     keys: KeyRange
@@ -148,7 +152,8 @@ class LivePart:
         """Keys and values, in no order.
 
         Raises:
-            TableError: a file is gone or cannot be read, a sum does not fit its column, a key is there twice.
+            TableError: a file is gone or cannot be read, a sum does not fit its column, a key is there twice, or the
+                log's rows are more bytes than a task is to hold.
         """
         merge = self.merge
         try:
@@ -157,7 +162,7 @@ class LivePart:
             raise self._not_merged(error) from error
         changed = [merge.table_schema.empty_table()]
         changes = _Changes(new, merge.keys)
-        for batch in rows_of(self.plain, self.files, merge.schema):
+        for batch in rows_of(str(self.plain), self.files, merge.schema):
             touched = changes.may_touch(batch)
             some = batch.filter(touched) if touched is not None else batch.slice(0, 0)
             if some.num_rows:
@@ -175,9 +180,18 @@ class LivePart:
 
     def _log_rows(self) -> pa.Table:
         schema = self.merge.log_schema
-        rows = pa.concat_tables([schema.empty_table(), *wanted_rows(self.log, self.log_files, schema, self.keys)])
-        txids = rows.column(TXID_COLUMN)
-        return rows.filter(pc.and_(pc.greater(txids, self.after), pc.less_equal(txids, self.upto)))
+        found, size = [schema.empty_table()], 0
+        for rows in wanted_rows(str(self.log), self.log_files, schema, self.keys):
+            txids = rows.column(TXID_COLUMN)
+            found.append(rows.filter(pc.and_(pc.greater(txids, self.after), pc.less_equal(txids, self.upto))))
+            size += found[-1].nbytes
+            if size > _LOG_BYTES:
+                raise TableError(
+                    f"too much of the log of state {self.name} waits for a MERGE to be read at once",
+                    found=f"more than {_LOG_BYTES} bytes of one range of keys",
+                    action="read the state again when a MERGE has run, or ask for some of its keys",
+                )
+        return pa.concat_tables(found)
 
     def _not_merged(self, error: Exception) -> TableError:
         return TableError(f"rows of state {self.name} cannot be merged", found=error)

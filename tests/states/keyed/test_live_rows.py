@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,17 @@ from hypothesis import strategies as st
 
 from tests.states.keyed.test_native_merge_files import KEY_TYPES, NAMES, VALUE_TYPES, Table, same
 from trident.coordinators.errors import TableError
+from trident.states.core import storage
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.place import Place
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.keyed import live_read, live_rows
+from trident.states.keyed.file_merge import ordered_folders
 from trident.states.keyed.live_rows import KeyRange, LivePart, key_ranges
 from trident.states.keyed.merge_files import MergedFiles, Sizes
 from trident.states.keyed.merge_io import InFile
 from trident.states.keyed.merge_rows import RowMerge
+from trident.states.keyed.snapshot import StoredFiles
 
 TEXT = pa.string()
 
@@ -42,7 +49,7 @@ class Live(Table):
     def parts(self, logs: list[LiveFile], upto: int, count: int) -> list[LivePart] | None:
         first = self.merge.keys[0]
         ranges = key_ranges(list(self.live.values()), first, self.merge.schema.field(first).type, count)
-        roots = str(self.folder / "plain"), str(self.folder / "log")
+        roots = Place(self.folder / "plain"), Place(self.folder / "log")
         return ranges and [
             LivePart("s", self.merge, *roots, tuple(files), tuple(logs), keys, self.upto, upto)
             for keys, files in ranges
@@ -157,3 +164,56 @@ def test_a_sum_that_does_not_fit_and_a_file_that_is_gone_are_errors(tmp_path: Pa
     (tmp_path / "plain" / next(iter(table.live))).unlink()
     with pytest.raises(TableError):
         table.found_by(parts)
+
+
+def waiting(name: str, low: str | None, high: str | None, rows: int | None) -> LiveFile:
+    stats = {"minValues": {"k": low}, "maxValues": {"k": high}, "nullCount": {"k": 0}}
+    return LiveFile(name, 1, {}, stats, rows, 0)
+
+
+def parts_of(*log: LiveFile, plain: tuple[LiveFile, ...] | None = None, root: str = "/w") -> list[LivePart] | None:
+    """The parts of a table of two files, from b to c and from f to g."""
+    state = StateDescriptor("s", "keyed", "t", "g", "i", ("k",), ("n",), "{}", "count")
+    folder = ordered_folders(state)
+    if plain is None:
+        plain = waiting(f"{folder}1", "b", "c", 10), waiting(f"{folder}2", "f", "g", 10)
+    merge = RowMerge(pa.schema([("k", TEXT), ("n", pa.int64())]), ("k",), "count")
+    return live_read._parts(state, StoredFiles(f"{root}/s", f"{root}/s__log", plain, log, 1, 2), merge, 2)
+
+
+def test_a_part_has_the_files_of_the_log_that_may_have_keys_of_its_range() -> None:
+    low, both, high = waiting("1", "a", "e", 3), waiting("2", "c", "f", 3), waiting("3", "f", "z", 3)
+    parts = parts_of(low, both, high)
+    assert parts is not None and [part.log_files for part in parts] == [(low, both), (both, high)]
+
+
+def test_a_log_with_more_rows_of_one_range_than_a_task_is_to_hold_is_left_to_spark(monkeypatch: Any) -> None:
+    monkeypatch.setattr(live_read, "_LOG_ROWS_A_PART", 100)
+    assert parts_of(waiting("1", "a", "b", 100), waiting("2", "g", "h", 100)) is not None
+    assert parts_of(waiting("1", "a", "b", 50), waiting("2", "a", "z", 51)) is None
+    assert parts_of(waiting("1", "x", "y", 60), waiting("2", "y", "z", 60)) is None, "keys that grow"
+    assert parts_of(waiting("1", None, None, 101)) is None
+    assert parts_of(waiting("1", "a", "b", None)) is None
+    assert parts_of(waiting("1", "a", "b", 1), plain=()) is None, "no MERGE yet: all would be one range"
+
+
+def test_a_log_of_more_bytes_than_a_task_is_to_hold_is_an_error_that_says_so(tmp_path: Path, monkeypatch: Any) -> None:
+    table = words(tmp_path, "a")
+    parts = table.parts(as_live(table.log([(2, (f"{n}", 1)) for n in range(100)] + [(9, ("z", 1))])), 2, 1)
+    assert parts is not None and len(table.found_by(parts)) == 101
+    monkeypatch.setattr(live_rows, "_LOG_BYTES", 1_000)
+    with pytest.raises(TableError, match="too much of the log of state s waits for a MERGE"):
+        table.found_by(parts)
+
+
+def test_a_part_takes_the_settings_of_its_store_to_a_worker(monkeypatch: Any) -> None:
+    root, settings = "s3a://live-part", {"fs.s3a.endpoint": "http://127.0.0.1:9"}
+    storage.configure(root, settings)
+    try:
+        sent = pickle.dumps(parts_of(waiting("1", "a", "b", 1), root=root))
+        monkeypatch.setattr(storage, "_settings", {})
+        parts = pickle.loads(sent)
+        assert str(parts[0].log) == f"{root}/s__log" and storage.settings_of(root) == settings
+    finally:
+        monkeypatch.undo()
+        storage._settings.pop(root, None)

@@ -23,7 +23,10 @@ _SAME_FILE_SYSTEM = "org.apache.spark.sql.execution.streaming.checkpointing.File
 
 
 def append_sink(
-    table: Path, query: Callable[["DataFrame"], "DataFrame"], partitions: int | None = None, app: str | None = None
+    table: Path | str,
+    query: Callable[["DataFrame"], "DataFrame"],
+    partitions: int | None = None,
+    app: str | None = None,
 ) -> Sink:
     """Appends a batch's counts, exactly once by Delta's own idempotence (txnAppId, txnVersion)."""
     app = app or uuid.uuid4().hex
@@ -82,7 +85,7 @@ def stream_ms(
     spark: "SparkSession",
     folder: Path,
     sink: Sink,
-    checkpoint: Path,
+    checkpoint: Path | str,
     warm_up: int,
     format: str = "text",
     schema: str = "value string",
@@ -115,7 +118,7 @@ def start_stream(
     spark: "SparkSession",
     folder: Path,
     sink: Sink,
-    checkpoint: Path,
+    checkpoint: Path | str,
     format: str = "text",
     schema: str = "value string",
     query: Callable[["DataFrame"], "DataFrame"] | None = None,

@@ -1,0 +1,126 @@
+"""The warehouse on a disk, on HDFS and on S3, with 20 ms added to each request too, beside foreachBatch there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import words
+from benchmarks.bench import Bench
+from benchmarks.report import Goal, Report
+from benchmarks.sustained import environment_of_a_user
+
+if TYPE_CHECKING:
+    from tests.store_servers import Proxy
+
+TITLE = "transactions of 50,000 words into two tables, by where the warehouse is"
+
+_ROOT = Path(__file__).resolve().parent.parent
+_CHILD_SECS_MAX = 900.0
+_DELAY_SECS = 0.02
+_DISK, _HDFS, _S3, _FAR = "disk", "HDFS", "S3 (moto)", "S3 (moto), 20 ms added to each request"
+ONE, FOUR, THEIRS, BEGINS, ENDS = "1 in flight", "4 in flight", "foreachBatch + append", "begins", "ends"
+
+
+def run(bench: Bench, report: Report) -> None:
+    """Each store in a process of its own, one after the other: the sides of a store's ratios ran in turn."""
+    transactions, lines = bench.size(30, 6), bench.size(words.LINES, 200)
+    files = words.write_files(bench.fresh("lines"), transactions, lines)
+    found: dict[str, dict[str, Any]] = {}
+    for store in (_DISK, _HDFS, _S3, _FAR):
+        bench.said(f"   {store}")
+        with _place(bench, store) as (place, options, environment, proxy):
+            found[store] = _child(bench, files, lines, place, options, environment, proxy)
+    for store, figures in found.items():
+        for name in (ONE, FOUR, THEIRS):
+            report.figure(f"{store}: {name}", "ms/transaction", figures[name])
+        report.figure(f"{store}: {ONE}: prepare to advance, two tables", "ms", figures["commit"])
+        for method, count in sorted(figures.get("requests", {}).items()):
+            report.figure(f"{store}: {method} requests a transaction", "", [count])
+        report.ratio(f"{store}: {ONE} / {THEIRS}", _median(figures[ONE]), _median(figures[THEIRS]))
+        if store != _DISK:
+            throughput = _median(found[_DISK][FOUR]) / _median(figures[FOUR])
+            report.ratio(f"{store} / {_DISK}: transactions a second, {FOUR}", throughput, 1.0, Goal(at_least=0.8))
+    report.ratio(f"{_FAR}: prepare to advance", _median(found[_FAR]["commit"]), 1.0, Goal(at_most=300.0), unit="ms")
+    report.note("each run was read afterwards: it counts every word once")
+    report.note("servers of the stores are processes of the same machine and use its two cores")
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+@contextmanager
+def _place(bench: Bench, store: str) -> Iterator[tuple[str, dict[str, str], dict[str, str], Proxy | None]]:
+    """A URL for warehouses, Spark's settings, the environment with credentials, and what counts the requests."""
+    if store == _DISK:
+        yield str(bench.fresh("warehouses")), {}, {}, None
+        return
+    from tests.store_servers import Proxy, running, s3_endpoint
+
+    if store == _HDFS:
+        yield f"{running('hdfs')}/{os.getpid()}", {}, {}, None
+        return
+    proxy = Proxy(s3_endpoint())
+    proxy.delay_secs = _DELAY_SECS if store == _FAR else 0.0
+    options = {
+        "spark.trident.store": "s3a",
+        "spark.hadoop.fs.s3a.endpoint": proxy.endpoint,
+        "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+    }
+    try:
+        yield f"s3a://lake/{os.getpid()}", options, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, proxy
+    finally:
+        proxy.end()
+
+
+def _child(
+    bench: Bench,
+    files: Path,
+    lines: int,
+    place: str,
+    options: dict[str, str],
+    environment: dict[str, str],
+    proxy: Proxy | None,
+) -> dict[str, Any]:
+    arguments = [bench.zookeeper, place, str(files), str(lines), json.dumps(options), str(bench.size(3, 1))]
+    command = [sys.executable, "-m", "benchmarks.stores_child", *arguments]
+    complaints = bench.fresh("child").with_suffix(".log")
+    found: dict[str, Any] = {}
+    counted: list[dict[str, float]] = []
+    began = 0
+    with complaints.open("w") as stderr:
+        child = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env={**environment_of_a_user(bench), **environment},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+        deadline = time.monotonic() + _CHILD_SECS_MAX
+        assert child.stdout is not None
+        for line in child.stdout:
+            told = json.loads(line)
+            if told["step"] == BEGINS and proxy is not None:
+                began = len(proxy.requests)
+            elif told["step"] == ENDS and proxy is not None:
+                asked = [method for method, _ in proxy.requests[began:]]
+                counted.append({name: asked.count(name) / told["transactions"] for name in set(asked)})
+            elif told["step"] == "found":
+                found = told["figures"]
+            if time.monotonic() > deadline:
+                child.kill()
+        if child.wait():
+            raise RuntimeError(
+                f"the process for {place} ended with {child.returncode}\n{complaints.read_text()[-3000:]}"
+            )
+    return found | ({"requests": counted[-1]} if counted else {})

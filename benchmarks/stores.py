@@ -65,8 +65,9 @@ def _place(bench: Bench, store: str) -> Iterator[tuple[str, dict[str, str], dict
         return
     from tests.store_servers import Proxy, running, s3_endpoint
 
+    name = f"{bench.fresh('store').name}-{os.getpid()}"
     if store == _HDFS:
-        yield f"{running('hdfs')}/{os.getpid()}", {}, {}, None
+        yield f"{running('hdfs')}/{name}", {}, {}, None
         return
     proxy = Proxy(s3_endpoint())
     proxy.delay_secs = _DELAY_SECS if store == _FAR else 0.0
@@ -77,7 +78,7 @@ def _place(bench: Bench, store: str) -> Iterator[tuple[str, dict[str, str], dict
         "spark.hadoop.fs.s3a.path.style.access": "true",
     }
     try:
-        yield f"s3a://lake/{os.getpid()}", options, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, proxy
+        yield f"s3a://lake/{name}", options, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, proxy
     finally:
         proxy.end()
 

@@ -341,7 +341,9 @@ def test_a_recovery_that_loses_its_lease_again_and_again_is_begun_again_less_and
 
 def test_what_a_recovery_waits_for_is_in_the_status(start, tmp_path: Path) -> None:
     first = hanging(start, "publish.table:hang:2")
-    faults.arm("publish.table:fail_before>publish.table:hang")
+    faults.arm(
+        "publish.table:fail_before:1,publish.table:fail_before:2>publish.table:hang"
+    )  # both tables; the next try
     second = start(word_count())
     first._zk._client.stop()
     assert eventually(lambda: not faults.unfired(), WAIT_SECS)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import functions as F
@@ -17,7 +17,8 @@ from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import Count, Sum
 from trident.operations.repartitioning import PlaceOp
-from trident.planning.basic_operations import CoalesceOp, GatherOp
+from trident.operations.window_ops import WindowOp
+from trident.planning.basic_operations import ByKeyOp, CoalesceOp, GatherOp
 from trident.planning.compiled import laid_out
 from trident.planning.groups import plan
 from trident.planning.operation import Operation, PyOp
@@ -357,3 +358,11 @@ def test_code_of_the_users_in_several_spark_partitions_is_known_behind_its_segme
     assert laid_out([PLACE, USERS, OWN], True)[1:] == (False, True)
     assert laid_out([USERS, PLACE], True)[1:] == (False, False)
     assert laid_out([USERS], True)[1:] == (True, False)
+
+
+def test_rows_of_windows_that_hold_much_are_not_taken_to_be_together():
+    """They are in several Spark partitions then, also where the batch is in one: by key they still have to move."""
+    window = WindowOp((), cast("Any", None), cast("Any", None), None, False)
+    by_key = ByKeyOp((), ("k",))
+    assert laid_out([by_key], True)[0] == []
+    assert laid_out([window, by_key], True) == ([window, by_key], False, False)

@@ -116,6 +116,7 @@ class WindowOp(Operation):
     """
 
     needs_order = True
+    spreads_rows = True  # where its windows hold much
 
     binding: StateBinding
     spec: WindowSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,10 +16,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tests.kafka_mock import METADATA, MockCluster
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators.errors import SourceError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.kafka import cluster
 from trident.spouts.kafka.cluster import NO_MESSAGE, BrokersAway, KafkaCluster
 from trident.spouts.kafka.coordinator import KafkaCoordinator
+from trident.spouts.kafka.emitter import KafkaEmitter
 from trident.spouts.kafka.ranges import At, Batch, TopicLook, TopicRanges
 from trident.spouts.kafka.settings import KafkaSettings
 from trident.spouts.kafka.starts import Starts
@@ -186,6 +189,51 @@ def test_a_stream_goes_back_only_when_no_batch_in_flight_can_read_what_it_goes_b
     stream.success(3)
     found.end = [7, 9]
     assert stream.is_ready(4) and ends(stream.initialize_transaction(4, three, None)) == [7, 9]
+
+
+def test_a_client_that_does_not_answer_is_a_cluster_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "REQUEST_SECS", 0.01)
+    asked = KafkaCluster(KafkaSettings("127.0.0.1:1", {}, {}, "u").connection(), "read_committed", "w")
+    questions = ("describe_topics", "list_offsets", "list_consumer_group_offsets", "alter_consumer_group_offsets")
+    never = {name: lambda _, **__: {"t": Future()} for name in questions}
+    never["list_offsets"] = lambda _, **__: {TopicPartition("t", 0): Future()}
+    asked._client = SimpleNamespace(poll=lambda secs: 0, **never)
+    for question in (
+        lambda: asked.ids(["t"]),
+        lambda: asked.ends([At("t", 0)]),
+        lambda: asked.committed("g", [At("t", 0)]),
+        lambda: asked.commit("g", {At("t", 0): 1}),
+    ):
+        with pytest.raises(BrokersAway):
+            question()
+
+
+def test_an_attempt_waits_with_its_rows_staged_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does before it reads: nothing of it is wrong."""
+    answers: list[Any] = [BrokersAway("away"), {"t": "another"}]
+
+    def ids(topics: Any, led: Any = ()) -> dict[str, str]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    context = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    reading = SimpleNamespace(what="w")
+    emitter = KafkaEmitter(context, SimpleNamespace(ids=ids), reading, (None, None), (), True)
+    attempt = TransactionAttempt(1, 0)
+    emitter._emitted[attempt] = Batch((TopicRanges("t", "id", (0,), (5,)),))
+    with pytest.raises(SourceError, match="is another one"):
+        emitter.prepare(attempt)
+    assert not answers
+
+
+def test_closed_coordinators_leave_no_clients_behind(brokers: MockCluster, coordinate) -> None:
+    stream = coordinate()
+    assert stream.is_ready(1)
+    held = len(os.listdir("/proc/self/task"))
+    stream.close()
+    assert len(os.listdir("/proc/self/task")) < held
 
 
 def test_brokers_that_give_topics_no_ids_are_refused(brokers: MockCluster, coordinate) -> None:

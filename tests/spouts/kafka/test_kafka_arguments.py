@@ -75,10 +75,27 @@ def test_secrets_come_from_the_environment_and_from_files_and_are_in_no_text(tmp
 
 @pytest.mark.parametrize(
     "setting",
-    ["sasl.password", "ssl.key.password", "ssl.key.pem", "sasl.oauthbearer.client.secret", "SSL.Keystore.Password"],
+    [
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.oauthbearer.config",
+        "SSL.Keystore.Password",
+    ],
 )
 def test_settings_with_credentials_are_known(setting: str) -> None:
     assert is_secret(setting) and Connection({setting: "x1", "bootstrap.servers": "h"}).clean("a x1") == "a ***"
+
+
+def test_a_secret_of_any_name_is_struck_out_also_where_a_part_of_it_is_quoted(monkeypatch) -> None:
+    monkeypatch.setenv("OF_TESTS", f"principal=me lifeSeconds={SECRET} scope='read all'")
+    monkeypatch.setenv("A_COMMAND", "kinit -k me")
+    secrets = {"sasl.oauthbearer.config": "env:OF_TESTS", "sasl.kerberos.kinit.cmd": "env:A_COMMAND"}
+    connection = pickle.loads(pickle.dumps(KafkaSpout("h:9092", "t", secrets=secrets)._settings.connection()))
+    said = connection.clean(f"Invalid lifeSeconds: {SECRET} at h:9092, by kinit -k me")
+    assert said == "Invalid lifeSeconds: *** at h:9092, by ***"
 
 
 def test_the_schema_has_the_columns_that_are_wanted_and_the_kind_says_what_a_replay_holds() -> None:

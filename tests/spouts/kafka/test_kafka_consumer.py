@@ -165,3 +165,15 @@ def test_a_reader_whose_queue_is_full_goes_on_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(client, "kafka_module", lambda: SimpleNamespace(Consumer=made.append))
     client.consumer_of(KafkaSettings("h:1", {}, {}, "u").connection(), "g", "read_committed", [])
     assert made[0]["fetch.queue.backoff.ms"] <= 50
+
+
+def test_a_read_that_ends_after_its_consumers_were_closed_closes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Any] = []
+    one = Consumer(log(0, 5))
+    monkeypatch.setattr(one, "close", lambda: closed.append(one), raising=False)
+    monkeypatch.setattr(reader, "consumer_of", lambda *_: one)
+    consumers = Consumers()
+    batches = consumers.read(reading(), [OffsetRange("t", 0, 0, 5)])
+    assert next(batches).num_rows == 5
+    consumers.close()
+    assert list(batches) == [] and closed == [one]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -139,6 +140,12 @@ class KafkaCluster:
                 f"the offsets of group {group!r} cannot be committed", found=self._connection.clean(str(refused.error))
             )
 
+    def close(self) -> None:
+        """Lets go of the client, whose threads end; it is connected anew if it is asked again."""
+        with self._lock:
+            old, self._client = self._client, None
+        del old  # outside the lock: its threads are waited for
+
     # --- requests -----------------------------------------------------------------------------
 
     def _admin(self) -> Any:
@@ -178,7 +185,7 @@ class KafkaCluster:
         found = []
         for name, future in futures.items():
             try:
-                found.append(future.result(2 * REQUEST_SECS))
+                found.append(self._answer(future))
             except self._kafka.KafkaException as error:
                 if error.args[0].code() != self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise self._problem(error, f"topic {name!r}") from None
@@ -207,7 +214,7 @@ class KafkaCluster:
         for one, future in futures.items():
             at = At(one.topic, one.partition)
             try:
-                offset = future.result(2 * REQUEST_SECS).offset
+                offset = self._answer(future).offset
                 if offset >= least:
                     found[at] = offset
                 else:
@@ -220,9 +227,17 @@ class KafkaCluster:
             raise problem
         return found
 
-    def _result(self, future: Any, what: str) -> Any:
+    def _answer(self, future: Any) -> Any:
+        """Raises KafkaException, also where the client itself has not answered in time."""
         try:
             return future.result(2 * REQUEST_SECS)
+        except concurrent.futures.TimeoutError:
+            error = self._kafka.KafkaError(self._kafka.KafkaError._TIMED_OUT)
+            raise self._kafka.KafkaException(error) from None
+
+    def _result(self, future: Any, what: str) -> Any:
+        try:
+            return self._answer(future)
         except self._kafka.KafkaException as error:
             raise self._problem(error, what) from None
 

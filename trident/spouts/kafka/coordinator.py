@@ -301,6 +301,7 @@ class KafkaCoordinator(BatchCoordinator):
     def close(self) -> None:
         if self._commits is not None:
             self._commits.close()
+        self._cluster.close()
 
 
 def topic_is_another(what: str, known: TopicRanges, found: str | None) -> SourceError:

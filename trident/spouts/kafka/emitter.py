@@ -72,12 +72,12 @@ class KafkaEmitter(Emitter):
         ranges = batch.ranges
         if not ranges:
             return Emitted([], partitions=1)
-        self._check(self._when_led(attempt, ranges), batch)
+        self._check(self._when_answered(attempt, ranges, led=True), batch)
         rows = sum(one.end - one.begin for one in ranges)
         if self._here and rows <= _HERE_ROWS and rows * self._message_bytes <= ROWS_BYTES_MAX:
-            table = self._read_here(attempt, ranges)
-            if table is not None:
-                return self._apart(table)
+            emitted = self._read_here(attempt, ranges)
+            if emitted is not None:
+                return emitted
         partitions = max(1, min(-(-rows // PARTITION_ROWS), 2 * self._cores))
         grouped = groups(pieces(ranges, PARTITION_ROWS), partitions)
         task = functools.partial(read_groups, self._reading, grouped)
@@ -101,7 +101,7 @@ class KafkaEmitter(Emitter):
         letters = pa.Table.from_struct_array(table.filter(bad).column(LETTER))
         return Emitted(table.filter(pc.invert(bad)).drop_columns([LETTER]), partitions=1, table_rows=letters)
 
-    def _read_here(self, attempt: TransactionAttempt, ranges: list[OffsetRange]) -> pa.Table | None:
+    def _read_here(self, attempt: TransactionAttempt, ranges: list[OffsetRange]) -> Emitted | None:
         """The messages of some ranges; None: they are many bytes, and so the tasks' work."""
         batches: list[pa.RecordBatch] = []
         try:
@@ -119,7 +119,8 @@ class KafkaEmitter(Emitter):
                 raise
             facts = {key: report.get(key) for key in ("found", "expected", "action")}
             raise SourceError(report["message"], **facts) from None
-        return pa.Table.from_batches(batches) if batches else None
+        # None at all are those of a range that was compacted away.
+        return self._apart(pa.Table.from_batches(batches)) if batches else Emitted([], partitions=1)
 
     def _is_unwanted(self, attempt: TransactionAttempt) -> bool:
         with self._changed:
@@ -130,15 +131,15 @@ class KafkaEmitter(Emitter):
     def prepare(self, attempt: TransactionAttempt) -> None:
         """Looks again, once the rows are staged, whether they were those of the topics that were to be read.
 
-        An id never comes again, so a topic that has it now had it all the time.
+        It waits while no broker answers. An id never comes again, so a topic that has it now had it all the time.
 
         Raises:
-            SourceError: a topic was deleted since the batch was planned; the cluster does not answer.
+            SourceError: a topic was deleted since the batch was planned.
         """
         with self._changed:
             batch = self._emitted.get(attempt)
         if batch is not None and batch.ranges:
-            self._check(self._cluster.ids({one.topic for one in batch.ranges}), batch)
+            self._check(self._when_answered(attempt, batch.ranges, led=False), batch)
 
     def _check(self, found: dict[str, str], batch: Batch) -> None:
         used = {one.topic for one in batch.ranges}
@@ -146,12 +147,15 @@ class KafkaEmitter(Emitter):
             if known.topic in used and found.get(known.topic) != known.id:
                 raise topic_is_another(self._reading.what, known, found.get(known.topic))
 
-    def _when_led(self, attempt: TransactionAttempt, ranges: list[OffsetRange]) -> dict[str, str]:
-        """Topic → its id, as soon as all partitions have leaders: an attempt without them would fail."""
+    def _when_answered(self, attempt: TransactionAttempt, ranges: list[OffsetRange], led: bool) -> dict[str, str]:
+        """Topic → its id, as soon as a broker answers and, with ``led``, all partitions have leaders.
+
+        An attempt without them would fail.
+        """
         pause = 0.1
         while True:
             try:
-                found = self._cluster.ids({one.topic for one in ranges}, [one.at for one in ranges])
+                found = self._cluster.ids({one.topic for one in ranges}, [one.at for one in ranges] if led else [])
                 if pause > 0.1:
                     log.info("%s: the brokers are back", self._reading.what)
                 return found
@@ -188,6 +192,7 @@ class KafkaEmitter(Emitter):
             self._changed.notify_all()
             kept = [self._kept.pop(one) for one in list(self._kept)]
         self._consumers.close()
+        self._cluster.close()
         _let_go(kept)
 
 

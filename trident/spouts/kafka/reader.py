@@ -81,6 +81,7 @@ class Consumers:
         self._most = most
         self._lock = threading.Lock()
         self._idle: list[tuple[tuple[Any, ...], Any, list[str]]] = []
+        self._closed = False
 
     def read(
         self, reading: Reading, ranges: Sequence[OffsetRange], stopped: Callable[[], bool] = lambda: False
@@ -105,8 +106,9 @@ class Consumers:
             raise
         with self._lock:
             self._idle.append((names, consumer, problems))
-            over = self._idle[: -self._most]
-            del self._idle[: -self._most]
+            kept = 0 if self._closed else self._most
+            over = self._idle[: len(self._idle) - kept] if len(self._idle) > kept else []
+            del self._idle[: len(over)]
         for _, old, _ in over:
             old.close()
 
@@ -130,7 +132,9 @@ class Consumers:
             ) from None
 
     def close(self) -> None:
+        """Closes them; those that read close when they have read."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
         for _, consumer, _ in idle:
             consumer.close()

@@ -28,7 +28,9 @@ _OURS = {
     "partition.assignment.strategy": "partitions are assigned by the spout",
     "fetch.error.backoff.ms": "a range that has expired is an error at once",
 }
-_SECRET = re.compile(r"password|secret|token|jaas|\.pem$|sasl\.username|user\.info")
+_SECRET = re.compile(r"password|secret|token|jaas|\.pem$|sasl\.username|user\.info|passphrase|oauthbearer\.config")
+# Of "name=value name=value"; shorter ones are in any text.
+_VALUE = re.compile(r"""=\s*["']?([^\s;,"']{3,})""")
 _KEPT_IN = re.compile(r"(env|file):(.+)", re.DOTALL)
 
 
@@ -54,14 +56,20 @@ class Connection:
     """The settings of a client, with its secrets: it goes to tasks, and into no text."""
 
     config: Mapping[str, Any] = field(repr=False)
+    secrets: tuple[str, ...] = field(
+        default=(), repr=False
+    )  # settings that were given as secrets, whatever their names
 
     def __repr__(self) -> str:
         return f"Connection({self.config['bootstrap.servers']!r})"
 
     def clean(self, text: str) -> str:
         """The text with each secret struck out."""
-        secrets = {str(value) for key, value in self.config.items() if is_secret(key) and str(value)}
-        secrets |= {secret.partition(":")[2] for secret in secrets} - {""}  # user:password
+        secrets = {str(value) for key, value in self.config.items() if is_secret(key) or key in self.secrets}
+        secrets |= {secret.partition(":")[2] for secret in secrets}  # user:password
+        # The client quotes parts of what it cannot read.
+        secrets |= {part for secret in secrets for part in _VALUE.findall(secret)}
+        secrets.discard("")
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
@@ -117,7 +125,7 @@ class KafkaSettings:
             ConfigError: a secret is not where it is said to be.
         """
         found = {setting: _read_secret(setting, place) for setting, place in self.secrets.items()}
-        return Connection({**self.config, **found, "bootstrap.servers": self.bootstrap})
+        return Connection({**self.config, **found, "bootstrap.servers": self.bootstrap}, tuple(self.secrets))
 
 
 def _names(value: Any, what: str) -> dict[str, Any]:

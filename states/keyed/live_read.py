@@ -60,8 +60,16 @@ def live_frame(spark: "SparkSession", stored: Stored, aggregator: Any) -> "DataF
     schema = StructType([StructField(field.name, field.dataType, True) for field in stored.state.schema.fields])
     numbers = DataFrame(java.parts(spark._jsparkSession, len(parts), stored.files.size), spark)
     frame = numbers.mapInArrow(_read(parts), schema)
-    java.giveWay(frame._jdf, by_spark._jdf, list(stored.state.keys))
+    lows, highs = _bounds_of_files(parts)
+    java.giveWay(frame._jdf, by_spark._jdf, list(stored.state.keys), lows, highs)
     return frame
+
+
+def _bounds_of_files(parts: Sequence[LivePart]) -> tuple[list[Any], list[Any]]:
+    """The least and the greatest value of the first key in each file of the table: known where there are parts."""
+    stats: list[Any] = [file.stats for part in parts for file in part.files]
+    column = parts[0].keys.column
+    return [one["minValues"][column] for one in stats], [one["maxValues"][column] for one in stats]
 
 
 def _read(parts: Sequence[LivePart]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -195,7 +195,7 @@ def test_all_rows_are_read_over_arrow_and_some_keys_by_scans_that_know_the_filte
     assert frame.where("l > 0").count() == sum((row[1] or 0) > 0 for row in expected.values())
     for condition, chosen in (
         ("name = 'é' and l is null", lambda key, row: key[0] == "é" and row[1] is None),
-        ("name >= 'é'", lambda key, row: key[0] is not None and key[0] >= "é"),
+        ("name >= 'é' and name < 'éa' and n = 7", lambda key, row: key[0] == "é" and key[1] == 7),
         ("name <=> null and n = 7", lambda key, row: key[0] is None and key[1] == 7),
     ):
         some = frame.where(condition)
@@ -254,6 +254,29 @@ def test_without_the_jar_or_beside_files_of_another_writer_spark_reads_all_rows(
         assert "MapInArrow" not in planned(read(merged)) and counts(merged) == merged.expected("counts", 7)
     merged.spark.sql(f"update delta.`{merged.warehouse}/counts` set count = count where word = 'w1'")
     assert "MapInArrow" not in planned(read(merged))
+
+
+def test_a_read_gives_way_to_a_range_of_keys_only_where_that_leaves_most_files_out(merged, monkeypatch):
+    publish(merged, [7])
+    monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
+    files = list("abcdefgh")
+    monkeypatch.setattr(live_read, "_bounds_of_files", lambda parts: (files, [f"{one}z" for one in files]))
+    frame, rows = read(merged), {(word,): value for (word,), value in merged.expected("counts", 7).items()}
+    for condition, gives_way in (
+        ("word > 'g'", True),
+        ("word >= 'fz'", False),
+        ("'gz' < word", True),
+        ("word < 'c'", False),
+        ("word < 'b'", True),
+        ("word <= 'b' and word > 'a'", True),
+        ("word >= 'd' and word < 'e0'", True),
+        ("word >= 'c' and word < 'e0'", False),
+        ("word != 'a'", False),
+        ("count > 3", False),
+    ):
+        assert ("MapInArrow" not in planned(frame.where(condition))) == gives_way, condition
+    some = as_map(merged.bindings["counts"], frame.where("word >= 'w' and word < 'w3'"))
+    assert some == {key: value for key, value in rows.items() if key[0] is not None and "w" <= key[0] < "w3"}
 
 
 def planned(frame):

@@ -132,7 +132,7 @@ class Folder:
 class SimLocalCopy:
     """``trident.states.core.local_copy.LocalCopy``: values and mark change at once, or are those of before."""
 
-    def __init__(self, folder: Folder, bytes_max: int, order: Any = None) -> None:
+    def __init__(self, folder: Folder, bytes_max: int, order: Any = None, stays: bool = False) -> None:
         self.folder, self._process = folder, folder.base.process
         self._copies = folder.base.disk.copies
         stored = self._copies.setdefault(folder.name, Stored())

@@ -247,7 +247,7 @@ def test_a_cluster_that_does_not_answer_is_an_error_that_is_told_again_without_a
         stream.is_ready(1)
     assert time.monotonic() - started < 0.5
     before = {"topics": [{"topic": "t", "id": "i", "begin": [0], "end": [4]}], "rows_estimate": 4}
-    # Other streams of the group go on.
+    # A transaction that begins all the same fails not by that.
     assert ranges(stream.initialize_transaction(2, before, None)) == []
     assert Batch.read(stream.initialize_transaction(2, before, None)).ends == {("t", 0): 4}
 

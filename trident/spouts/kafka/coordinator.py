@@ -174,7 +174,7 @@ class KafkaCoordinator(BatchCoordinator):
             try:
                 look = self._look_now()
             except SourceError as error:
-                # Streams that it shares its transactions with need not wait for its cluster.
+                # It answered when it was asked whether messages wait: the transaction takes none, rather than fail.
                 log.info("transaction %d begins without messages of %s: %s", txid, self._what, error)
                 return self._remember(txid, follow(before, [], {}))
             wrong = self._wrong(before, look)

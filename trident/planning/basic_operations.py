@@ -210,14 +210,17 @@ class Branch:
         def own(number: int, id: Any) -> Any:
             return F.xxhash64(id, F.lit(number))
 
-        def part(one: Any, place: Any) -> Any:
+        def pair(one: Any) -> Any:
+            id = one.getField("id")
             if self.number < self.of - 1:
-                id = own(self.number, one)
+                id = own(self.number, id)
             else:
-                id = reduce(lambda sum_, number: sum_.bitwiseXOR(own(number, one)), range(self.of - 1), one)
-            return F.when(place % 2 == 0, one).otherwise(id)  # root, id, root, id…
+                id = reduce(
+                    lambda sum_, number: sum_.bitwiseXOR(own(number, one.getField("id"))), range(self.of - 1), id
+                )
+            return F.struct(one.getField("root").alias("root"), id.alias("id"))
 
-        return F.transform(F.col(ANCHORS), part)
+        return F.transform(F.col(ANCHORS), pair)
 
 
 ONLY_BRANCH = Branch(0, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import ArrayType, DataType, LongType, StructField
+from pyspark.sql.types import ArrayType, DataType, LongType, StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError
 from trident.planning.session_frames import Join, SessionFrames, Transform
@@ -18,7 +18,8 @@ from trident.workers.chain import Step
 # Marks a row that is none, added so that a Spark partition exists.
 MARKER = "__trident_marker"
 MARKER_FIELD = StructField(MARKER, LongType(), False)
-ANCHORS_FIELD = StructField(ANCHORS, ArrayType(LongType(), True), True)
+_PAIR = StructType([StructField("root", LongType(), True), StructField("id", LongType(), True)])
+ANCHORS_FIELD = StructField(ANCHORS, ArrayType(_PAIR, True), True)
 
 Fields = tuple[StructField, ...]
 

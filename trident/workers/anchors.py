@@ -1,11 +1,10 @@
 """Anchors: which messages a row of a tracked stream belongs to, and its ids in their trees (docs/semantics.md 6).
 
-A row carries them in a hidden column: a flat list of root, id, root, id… (of
-structs Spark would make a row each). The ids of a root's live rows, XORed, are
-always what its message began with: a row that is made of another one takes its
-ids over, several share them out so that their XOR is the parent's. So an
-operation has nothing to tell the ledger as long as no row ends; a row that ends
-tells its ids, and the tree is complete when the sum is zero.
+A row carries them in a hidden column: a list of (root, id). The ids of a root's
+live rows, XORed, are always what its message began with: a row that is made of
+another one takes its ids over, several share them out so that their XOR is the
+parent's. So an operation has nothing to tell the ledger as long as no row ends;
+a row that ends tells its ids, and the tree is complete when the sum is zero.
 
 The ids of children follow from the parent's: a Spark task that runs again
 gives the same ones. Imported by every worker: keep its imports light.
@@ -19,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 ANCHORS = "__trident_anchors"
-ANCHORS_TYPE = pa.list_(pa.int64())
+PAIR = pa.struct([("root", pa.int64()), ("id", pa.int64())])
+ANCHORS_TYPE = pa.list_(PAIR)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -47,18 +47,19 @@ def ids_of(roots: np.ndarray, numbers: np.ndarray, salt: int) -> np.ndarray:
 def make_anchors(counts: np.ndarray, roots: np.ndarray, ids: np.ndarray) -> pa.Array:
     """Rows with this many pairs each, from all the pairs in order."""
     offsets = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(2 * counts, out=offsets[1:])
-    pairs = np.empty((len(roots), 2), np.uint64)
-    pairs[:, 0], pairs[:, 1] = roots, ids
-    flat = pa.array(pairs.reshape(-1).view(np.int64))
-    return pa.ListArray.from_arrays(pa.array(offsets), flat, type=ANCHORS_TYPE)
+    np.cumsum(counts, out=offsets[1:])
+    pairs = pa.StructArray.from_arrays(
+        [pa.array(roots.view(np.int64), pa.int64()), pa.array(ids.view(np.int64), pa.int64())], fields=list(PAIR)
+    )
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pairs).cast(ANCHORS_TYPE)
 
 
 def read_anchors(array: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(pairs of each row, roots, ids), the latter two of all rows in order; null is as no pair."""
-    counts = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) // 2
-    pairs = array.flatten().to_numpy(zero_copy_only=False).view(np.uint64).reshape(-1, 2)
-    return counts, np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+    counts = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    flat = array.flatten()
+    roots = flat.field(0).to_numpy(zero_copy_only=False).view(np.uint64)
+    return counts, roots, flat.field(1).to_numpy(zero_copy_only=False).view(np.uint64)
 
 
 def children_of(anchors: Any, index: np.ndarray) -> pa.Array:

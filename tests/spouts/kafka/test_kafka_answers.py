@@ -57,6 +57,22 @@ def ends(metadata: Any) -> list[int]:
     return list(Batch.read(metadata).ends.values())
 
 
+def test_nothing_waits_is_an_answer_of_all_leaders_where_all_there_is_was_asked_for(brokers, coordinate) -> None:
+    """Behind `process_all_available`: a partition whose leader is being elected may have rows."""
+    stream = coordinate()
+    stream.initialize_transaction(1, None, None)
+    brokers.hang(2)
+    assert not stream.is_ready(2)
+    stream.refresh()
+    for _ in range(2):
+        with pytest.raises(BrokersAway, match=r"whether messages wait in t\[1\]"):
+            stream.is_ready(2)
+    brokers.hang(2, 0)
+    assert not stream.is_ready(2)
+    brokers.hang(2)
+    assert not stream.is_ready(2)
+
+
 @pytest.mark.parametrize("kind", [KafkaSpout, OpaqueKafkaSpout])
 def test_a_leader_that_does_not_answer_leaves_its_partition_where_it_is(brokers, coordinate, kind) -> None:
     stream = coordinate(kind)

@@ -77,6 +77,7 @@ class KafkaCoordinator(BatchCoordinator):
         self._failure: SourceError | None = None
         self._next_look = 0.0
         self._look_again = False  # asked for by refresh(), perhaps while a look was under way
+        self._must_know = False  # asked for by refresh(): "nothing waits" is an answer of all partitions
         self._lock = threading.RLock()  # the backlog is asked for from another thread
 
     # --- looks --------------------------------------------------------------------------------
@@ -88,8 +89,11 @@ class KafkaCoordinator(BatchCoordinator):
         self._unsettled.clear()
 
     def refresh(self) -> None:
-        """The next question is answered from a new look at the cluster, however recent the last one was."""
-        self._look_again = True
+        """The next question is answered from a new look at the cluster, however recent the last one was.
+
+        That nothing waits is said then only once the leaders of all partitions have answered.
+        """
+        self._look_again = self._must_know = True
 
     def is_ready(self, txid: int) -> bool:
         """Tells whether messages wait.
@@ -98,15 +102,32 @@ class KafkaCoordinator(BatchCoordinator):
             SourceError: the cluster cannot be asked, or has not what belongs to the stream. It is asked again.
         """
         with self._lock:
-            self._look_now()
+            look = self._look_now()
             before = self._planned.get(txid - 1)
             if before is None:
                 if self._planned:
                     return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
                 before = self._first()
                 # Where the stream begins is written down at once, before it could be another place.
-                return not self._starts.is_fixed or self._waiting(before) > 0
-            return self._waiting(before) > 0
+                if not self._starts.is_fixed:
+                    return True
+            if self._waiting(before) > 0:
+                return True
+            self._require_all(look)
+            return False
+
+    def _require_all(self, look: Sequence[TopicLook]) -> None:
+        """Raises BrokersAway where all there is was asked for, and a leader has not said where its partition ends."""
+        if not self._must_know:
+            return
+        away = [At(one.topic, number) for one in look for number, end in enumerate(one.ends) if end is None]
+        if away:
+            raise BrokersAway(
+                f"{self._what} cannot tell whether messages wait in {', '.join(map(str, away[:5]))}",
+                found=f"no answer of the leaders of {len(away)} partitions",
+                action="it is asked again, for as long as it takes",
+            )
+        self._must_know = False
 
     def _look_now(self) -> Sequence[TopicLook]:
         """Looks where partitions end, at most every poll_interval_secs."""

@@ -170,7 +170,7 @@ def test_a_stop_ends_when_the_status_cannot_be_written_either(
     query = start(topology(spout := Moody(close=hang)), stop_timeout_secs=1)
     assert eventually(lambda: asked and any(name == "success" for name, _ in spout.calls), WAIT_SECS)
     assert stopped(query, 30)
-    assert not asked[0].exists()
+    assert not storage.exists(asked[0])
 
 
 def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Starter, monkeypatch: Any) -> None:

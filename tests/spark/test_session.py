@@ -33,7 +33,7 @@ def resolver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
     """A stand-in for the download only; notes each call. The real one runs with the tests' first session."""
     calls: list[list[str]] = []
 
-    def resolve(packages: list[str], _: object) -> list[str]:
+    def resolve(packages: list[str], *_: object) -> list[str]:
         calls.append(packages)
         jars = [tmp_path / f"io.delta_{n}.jar" for n in range(2)]
         for jar in jars:

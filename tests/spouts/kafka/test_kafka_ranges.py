@@ -86,7 +86,7 @@ def test_each_partition_with_messages_gets_its_share(lags: list[int], rows: int,
     if rows >= len(lags):
         assert all(sizes)
         fair = [lag * rows / sum(lags) for lag in lags]
-        assert all(size <= max(share, 1) + 1 for size, share in zip(sizes, fair))
+        assert all(size < share + 2 for size, share in zip(sizes, fair))  # one for each, and one by rounding
     else:
         assert max(sizes) == 1
 

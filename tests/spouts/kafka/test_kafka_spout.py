@@ -88,6 +88,7 @@ def test_every_column_reaches_the_table_by_the_driver_and_by_tasks(
     producer.flush(30)
     run_to_end(start, KafkaSpout(kafka.address, topic))
     found = spark.read.format("delta").load(str(warehouse / "out")).orderBy("partition", "offset").collect()
+    assert len(found) == 10, found
     assert [tuple(row) for row in found] == [
         (b"k", None if at == 3 else b"v%d" % at, [("h", b"x")], found[at].timestamp, topic, partition, at)
         for partition in range(2)

@@ -31,7 +31,7 @@ from trident.coordinators.errors import ConfigError, SourceError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.ledger import Failure
 from trident.messages.replays import ReplayRequests
-from trident.messages.table import Settled, settled_messages
+from trident.messages.table import ACKED, DEAD, FAILED, Settled, settled_messages
 from trident.spark.rows import arrow_rows
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext
 from trident.spouts.executors import BeginContext
@@ -44,7 +44,6 @@ from trident.udf.schemas import spout_schema
 from trident.workers.anchors import ANCHORS, ids_of, make_anchors
 
 log = logging.getLogger("trident.messages")
-ACKED, FAILED, DEAD = "acked", "failed", "dead"
 # The time for which a spout is asked for messages at once; those that it gave then may become a batch. While they do
 # not fill one, the time grows with what came, at so many messages a second: a fast spout's batch is not cut short.
 _POLL_SECS, _POLL_SECS_MAX, _FAST_A_SEC = 0.2, 1.0, 20_000

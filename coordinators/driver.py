@@ -35,6 +35,7 @@ from trident.coordinators.errors import (
     OutcomeUnknown,
     SessionEnded,
     StaleState,
+    StateAway,
 )
 from trident.coordinators.group_store import Begin, GroupStore
 from trident.coordinators.master import CoordinatorState, Limits, Mode
@@ -533,7 +534,7 @@ class GroupDriver:
 
     def _until_done(self, work: _Work, part: str, action: Callable[[], Any], event: master.Event | None) -> bool:
         """Rolls forward: retries with back-off until it is done, deposed, or at the cap halted."""
-        started, failures = self._threads.monotonic(), 0
+        started, failures, refusals = self._threads.monotonic(), 0, 0
         while not self._stopping.is_set():
             try:
                 action()
@@ -541,6 +542,7 @@ class GroupDriver:
                 if self._ends_driver(raised):
                     return False
                 failures += 1
+                refusals += not isinstance(raised, StateAway)  # a store that is away is waited for as long as it takes
                 error = self._explain(raised)
                 self.last_error, self.last_error_at = error, self._threads.wall_time()
                 log.warning(
@@ -551,7 +553,7 @@ class GroupDriver:
                     failures,
                     error,
                 )
-                if failures >= self._limits.max_attempts:
+                if refusals >= self._limits.max_attempts:
                     halted = Halted(
                         f"a decided transaction could not be finished after {failures} tries of {part}: {error}",
                         action="mend the cause and start again: the decision is kept and will be finished",

@@ -245,6 +245,10 @@ class StaleEpoch(CoordinationError):
     """A fenced map refused the write of an older coordinator; the writer must not go on."""
 
 
+class StateAway(CoordinationError):
+    """A store outside of the warehouse does not answer; what is decided is published again, for as long as it takes."""
+
+
 class StaleState(CoordinationError):
     """A znode's version was not the one expected: another writer wrote it."""
 

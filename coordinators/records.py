@@ -58,6 +58,19 @@ class TableMark:
     digest: str
 
 
+_OUTSIDE = "outside:"
+
+
+def outside_id(state: str) -> str:
+    """The name under which a group's record has the last transaction of a state outside of the warehouse."""
+    return f"{_OUTSIDE}{state}"
+
+
+def is_outside_id(name: str) -> bool:
+    """Tells marks of outside states from those of tables, among a group's marks."""
+    return name.startswith(_OUTSIDE)
+
+
 @dataclass(frozen=True)
 class GroupRecord:
     """The znode ``coordinator`` of a batch group (docs/semantics.md 9).
@@ -71,7 +84,8 @@ class GroupRecord:
         last: the transaction before the current one.
         last_published: the last transaction that has a control record; a
             batch without any effect advances without one.
-        tables: table id -> what our last commit left there.
+        tables: table id -> what our last commit left there; and the last transaction of states outside of the
+            warehouse, under ``outside_id``.
         pins: tx_id -> txid -> a digest of the pin; see :mod:`trident.coordinators.positions`.
         partitions: tx_id -> a digest of the metadata of its opaque partitions.
 

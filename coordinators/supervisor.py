@@ -27,6 +27,7 @@ from trident.coordinators.errors import (
     SchemaMismatch,
     SessionEnded,
     StagedFileMissing,
+    StateAway,
     TableError,
     TridentError,
     ZooKeeperUnreachable,
@@ -44,7 +45,7 @@ from trident.coordinators.zookeeper_acl import keep_for_creator
 log = logging.getLogger("trident.query")
 
 # Errors in a recovery that may be gone at the next try, and those among them that a person must mend.
-_MAY_PASS = (OSError, TableError, faults.InjectedFault)
+_MAY_PASS = (OSError, TableError, StateAway, faults.InjectedFault)
 _STAYS = (ForeignTable, SchemaMismatch, StagedFileMissing)
 # How long a stop may go on behind the time of the last merge.
 _BEHIND_MERGE_SECS = 30.0
@@ -247,9 +248,10 @@ class Supervisor:
         if isinstance(self._site.explain(error), SessionEnded):  # a JVM that has died shows as a table's error
             return False
         self._failed_recoveries += 1
+        away = isinstance(error, StateAway)  # decided rows wait for their store for as long as it takes
         self._listener.recovery_waits(str(error))
         self._listener.event(f"the recovery failed ({self._failed_recoveries}), trying again: {first_line(error)}")
-        return self._failed_recoveries < self._settings.limits.max_attempts
+        return away or self._failed_recoveries < self._settings.limits.max_attempts
 
     # --- drive, watch, close --------------------------------------------------------------
 

@@ -86,6 +86,10 @@ from trident.states.maps.user_states import Snapshottable as Snapshottable
 from trident.states.maps.user_states import State as State
 from trident.states.maps.user_states import StateFactory as StateFactory
 from trident.states.maps.user_states import StateUpdater as StateUpdater
+from trident.states.outside.port import OutsideMark as OutsideMark
+from trident.states.outside.port import OutsidePart as OutsidePart
+from trident.states.outside.port import OutsideRows as OutsideRows
+from trident.states.outside.port import OutsideState as OutsideState
 from trident.streams.stream import ChainedAggregation as ChainedAggregation
 from trident.streams.stream import GroupedStream as GroupedStream
 from trident.streams.stream import Stream as Stream

@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pyspark.sql.types import BooleanType, StructField, StructType
 
@@ -17,6 +17,9 @@ from trident.states.core.place import Place
 from trident.states.core.plain_values import Row
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import DELETED_COLUMN, TableSpec
+
+if TYPE_CHECKING:
+    from trident.coordinators.records import TableMark
 
 COMBINE = "combine"
 LAST = "last"
@@ -89,6 +92,10 @@ class StateKind(ABC):
         """The line of the table of guarantees that a state is on."""
         return self.guarantee_rows[0]
 
+    def takes_upserts(self, state: Any) -> bool:
+        """Tells whether the last row of each key can be kept in the state."""
+        return self.values_by_key
+
     # --- its tables
 
     def published_table(self, binding: StateBinding) -> TableSpec | None:
@@ -121,10 +128,15 @@ class TablelessKind(StateKind):
     """A kind whose states are given their decided rows behind the tables."""
 
     has_table = False
+    keeps_marks: ClassVar[bool] = False  # its store keeps the last transaction beside the rows; ZooKeeper keeps it too
 
     @abstractmethod
     def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
         """Gives the state its part of a decided batch; called again when it is not known whether it was done."""
+
+    def staging_details(self, binding: StateBinding) -> dict[str, Any]:
+        """Returns the details that the manifest keeps for publishing, beside keys, values and merging; JSON."""
+        return {}
 
     @abstractmethod
     def rows_now(self, binding: StateBinding, incarnation: str) -> list[Row]:
@@ -146,9 +158,11 @@ class InProcessKind(TablelessKind):
 
 
 class UserCode(Protocol):
-    """Runs code of the user's on rows that were decided, on the executors."""
+    """Runs code of the user's on rows that were decided, on the executors; and publishes to stores of the user's."""
 
     def publish(self, binding: StateBinding, rows: DecidedRows) -> None: ...
+
+    def publish_outside(self, binding: StateBinding, rows: DecidedRows) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -157,9 +171,10 @@ class DecidedRows:
 
     Attributes:
         files: the staged rows: Parquet below ``root``, in which hidden columns stand beside the keys and values.
-        details: what the manifest says besides: "keys", "values", "merging".
+        details: what the manifest says besides: "keys", "values", "merging", and the kind's ``staging_details``.
         first: whether this process decided it, so that no other can have published it.
         user_code: runs code of the user's on them.
+        known: what ZooKeeper says of the state, where it has a mark of it: an outside state's last transaction.
     """
 
     attempt: TransactionAttempt
@@ -169,6 +184,7 @@ class DecidedRows:
     details: Mapping[str, Any]
     first: bool
     user_code: UserCode
+    known: TableMark | None = None
 
 
 @dataclass(frozen=True)

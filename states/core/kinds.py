@@ -16,6 +16,7 @@ _HOMES = {
     "maps.memory_map": "MEMORY",
     "maps.own_kinds": "MAP USER",
     "delta.beside": "DEAD_LETTERS MESSAGES",
+    "outside.kind": "OUTSIDE",
 }
 
 

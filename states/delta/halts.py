@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trident.coordinators.errors import Halted
+from trident.coordinators.errors import Halted, StaleEpoch
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.states.core.control import ControlRecord
 from trident.states.core.place import Place
@@ -174,6 +174,50 @@ def went_back(topology: str, path: Place, found: int, expected: int) -> Halted:
         found=f"table version {found}",
         expected=f"version {expected} or later, as in ZooKeeper",
         action=_first(topology),
+    )
+
+
+def outside_is_ahead(topology: str, state: str, found: str, last_txid: int) -> Halted:
+    """An outside state has transactions that ZooKeeper does not know."""
+    return Halted(
+        f"ZooKeeper is the older side: state {state}, which is outside of the warehouse, has a later transaction",
+        found=found,
+        expected=f"transaction {last_txid} or an earlier one, the last that ZooKeeper knows",
+        action=f"bring ZooKeeper, the warehouse and the store of {state} back from one moment; {_first(topology)}",
+    )
+
+
+def outside_is_behind(topology: str, state: str, found: str, known: TableMark) -> Halted:
+    """An outside state lacks transactions that were published to it."""
+    return Halted(
+        f"state {state}, which is outside of the warehouse, is the older side: its store has lost transactions, or was "
+        "put back to an earlier moment",
+        found=found,
+        expected=attempt_text(known.txid, known.attempt_id),
+        action=f"bring the store back from a newer copy; {_first(topology)}; "
+        f"{repair_command(topology, '--accept-loss')} goes on without what it lacks (add --apply to do it)",
+    )
+
+
+def outside_is_later(topology: str, state: str, found: str, epoch: int) -> Halted:
+    """An outside state has been written by a coordinator that is later than the leader."""
+    return Halted(
+        f"state {state} has been written by a later coordinator, and there is none",
+        found=found,
+        expected=f"nothing later than coordinator {epoch}",
+        action="ZooKeeper is the older side, wiped or restored from an older copy, or another installation writes to "
+        f"the same store: bring both from the same moment, or clear the state's marks; {_first(topology)}",
+    )
+
+
+def outside_refuses(topology: str, txid: int, epoch: int, error: StaleEpoch) -> Halted:
+    """An outside state has refused the leader as an older coordinator."""
+    return Halted(
+        "a decided transaction cannot be published: a later coordinator or transaction has written, and there is none",
+        found=error.message,
+        expected=f"nothing later than transaction {txid} of coordinator {epoch}",
+        action="ZooKeeper is the older side, wiped or restored from an older copy, or another installation writes to "
+        f"the same store: bring both from the same moment, or clear the state's marks; {_first(topology)}",
     )
 
 

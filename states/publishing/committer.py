@@ -15,7 +15,7 @@ from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
-from trident.states.core.binding import StateBinding
+from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.kernel import KernelEngine
@@ -24,6 +24,7 @@ from trident.states.delta.staging import StagingTarget
 from trident.states.publishing.cleaning import Cleaner
 from trident.states.publishing.group_tables import GroupTables
 from trident.states.publishing.opening import TableOpener
+from trident.states.publishing.outside_publish import OutsideProgress, OutsidePublisher
 from trident.states.publishing.publishing import Publisher
 from trident.states.publishing.user_publish import UserStatePublisher
 
@@ -35,6 +36,7 @@ class DeltaCommitter:
         epoch: of the lease; written into every control record.
         bindings: the group's states, in the order in which they are published.
         check_fence: raises Deposed when another coordinator leads.
+        outside: is told how far states outside of the warehouse are.
     """
 
     def __init__(
@@ -47,13 +49,14 @@ class DeltaCommitter:
         epoch: int,
         bindings: Sequence[StateBinding],
         check_fence: Callable[[], None],
+        outside: OutsideProgress | None = None,
     ) -> None:
         self._bindings = {binding.name: binding for binding in bindings}
         self._tables = GroupTables(engine, warehouse, topology, group, incarnation, epoch, check_fence)
         self._manifests = ManifestStore(warehouse, topology, group, incarnation)
-        user_code = UserStatePublisher(
-            engine.spark, topology, group, incarnation, epoch, lambda: self._tables.check_fence()
-        )
+        led = self._tables.check_fence
+        self._outside = OutsidePublisher(engine.spark, topology, incarnation, epoch, led, outside or OutsideProgress())
+        user_code = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, led, self._outside)
         self._opener = TableOpener(self._tables, self._bindings)
         self._publisher = Publisher(self._tables, self._bindings, self._manifests, user_code)
         self._cleaner = Cleaner(self._tables, self._manifests, lambda: [target.root for target in self.staging_targets])
@@ -81,6 +84,7 @@ class DeltaCommitter:
         if record.last_published is not None:
             self._cleaner.last_published = record.last_published.attempt
         self._opener.open(record)
+        self._outside.open(self._bindings.values(), record)
 
     @property
     def staging_targets(self) -> list[StagingTarget]:
@@ -137,6 +141,8 @@ class DeltaCommitter:
         if spec is None:
             path = self._own_root(binding.name).relative_to(self._tables.warehouse)
             details = {"keys": list(binding.keys), "values": list(binding.value_fields), "merging": binding.merging}
+            if isinstance(kind := binding.state_kind, TablelessKind):
+                details |= kind.staging_details(binding)
             return ManifestTable(binding.name, binding.kind, path, "", "", tuple(files), details)
         snapshot = self._tables.check_unchanged(binding.name, self._tables.warehouse / spec.path, record)
         schema_hash = hashlib.sha256(snapshot.schema_json.encode()).hexdigest()

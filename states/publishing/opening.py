@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trident.coordinators.errors import SchemaMismatch
-from trident.coordinators.records import GroupRecord
+from trident.coordinators.records import GroupRecord, is_outside_id
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
@@ -53,7 +53,8 @@ class TableOpener:
                 missing.append(path)
                 continue
             loaded[path] = self._tables.engine.load(str(path))
-        gone = set(record.tables) - {snapshot.table_id for snapshot in loaded.values()}
+        marks = {name for name in record.tables if not is_outside_id(name)}
+        gone = marks - {snapshot.table_id for snapshot in loaded.values()}
         if gone:
             strange = {path: found for path, found in loaded.items() if found.table_id not in record.tables}
             for path, snapshot in strange.items():

@@ -11,7 +11,7 @@ from functools import partial
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Deposed, Halted, StagedFileMissing, TableError
 from trident.coordinators.ports import Published
-from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.coordinators.records import Decision, GroupRecord, TableMark, outside_id
 from trident.coordinators.threads import THREADS, Threads
 from trident.states.core.binding import DecidedRows, StateBinding, TablelessKind, UserCode
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
@@ -73,7 +73,8 @@ class Publisher:
         # Behind the tables: a user's code is what may have to be tried most often.
         for table in manifest.tables:
             if isinstance(kind := table.state_kind, TablelessKind):
-                self._publish_without_table(kind, table, decision, first)
+                mark = self._publish_without_table(kind, table, decision, record, first)
+                marks |= {} if mark is None else {outside_id(table.state): mark}
         return Published(marks, manifest.spouts), manifest.tables
 
     def _publish_tables(
@@ -132,11 +133,12 @@ class Publisher:
         return control.is_of(decision) and snapshot.table_id == table.table_id
 
     def _publish_without_table(
-        self, kind: TablelessKind, table: ManifestTable, decision: Decision, first: bool
-    ) -> None:
+        self, kind: TablelessKind, table: ManifestTable, decision: Decision, record: GroupRecord, first: bool
+    ) -> TableMark | None:
+        """Gives a state its rows; returns the mark that ZooKeeper is to keep of it, if any."""
         binding = self._bindings.get(table.state)
         if binding is None and kind.in_process:
-            return  # it is gone with its process; there is nothing to bring up to date
+            return None  # it is gone with its process; there is nothing to bring up to date
         if binding is None or binding.kind != table.kind:
             self._tables.check_fence()
             raise Halted(
@@ -153,8 +155,12 @@ class Publisher:
             table.details,
             first,
             self._user_code,
+            record.tables.get(outside_id(table.state)),
         )
         kind.publish(binding, rows)
+        if not kind.keeps_marks or not table.files:
+            return None
+        return TableMark(0, decision.txid, decision.attempt_id, decision.sha256)
 
     def _publish_table(self, table: ManifestTable, decision: Decision, record: GroupRecord) -> TableMark:
         path = self._tables.warehouse / table.path

@@ -9,6 +9,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TridentError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import DecidedRows, StateBinding
+from trident.states.publishing.outside_publish import OutsidePublisher
 from trident.states.publishing.user_tasks import PUBLISHED_SCHEMA, BatchInfo, PublishTask
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class UserStatePublisher:
         incarnation: str,
         epoch: int,
         check_fence: Callable[[], None],
+        outside: OutsidePublisher,
     ) -> None:
+        self._outside = outside
         self._spark, self._incarnation, self._epoch, self._check_fence = spark, incarnation, epoch, check_fence
         self._config = {"topology": topology, "group": group, "spark_master": spark.sparkContext.master}
         self._tried: set[tuple[str, TransactionAttempt]] = set()
@@ -79,6 +82,10 @@ class UserStatePublisher:
         wanted = sum(file.num_records for file in rows.files)
         if done != wanted:
             raise TridentError(f"state {binding.name} was given {done} of {wanted} rows of transaction {attempt.txid}")
+
+    def publish_outside(self, binding: StateBinding, rows: DecidedRows) -> None:
+        """As :meth:`publish`, for a state outside of the warehouse."""
+        self._outside.publish(binding, rows)
 
     def _run(self, task: PublishTask, files: int) -> int:
         frame = self._spark.range(0, files, 1, files).mapInArrow(task, PUBLISHED_SCHEMA)

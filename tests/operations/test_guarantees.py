@@ -13,6 +13,7 @@ import pytest
 import trident
 import trident.testing
 from tests.matrix import cells, sources
+from tests.states.outside.ledger_state import LedgerState
 from trident import (
     Count,
     DeltaAppend,
@@ -141,6 +142,7 @@ SPOUTS: dict[SpoutKind, Callable[[], Any]] = {
 }
 # Line of the table → the state, and what writes to it at a line of the user's, which it returns.
 STATES: dict[str, tuple[Any, Callable[[Any, Any], int]]] = {
+    "OUTSIDE": (LedgerState("ledger.db"), _appended),
     "USER": (OwnState(), _updated),
     "NON_TRANSACTIONAL": (non_transactional("plain", MemoryBackingMap("m")), _counted),
     "NON_TRANSACTIONAL_SKIPPING": (

@@ -289,6 +289,8 @@ ELSEWHERE = {
     "stream.return": "test_stream_spout.py",
     "ledger.sum": "test_reliability_faults.py",
     "publish.memory": "test_query.py",
+    "publish.outside": "test_outside.py",
+    "open.outside": "test_outside.py",
     "standby.stage": "test_warm_up.py",
     "repair.step": "test_contradictions.py",
     "repair.restore": "test_contradictions.py",

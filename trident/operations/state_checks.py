@@ -32,7 +32,7 @@ def check_named(state: Any) -> str:
 
 def check_upsert(state: Any, kind: StateKind, schema: StructType, upsert: Any) -> None:
     """Raises TopologyError or FieldError when rows cannot be upserted into the state."""
-    if not kind.values_by_key:
+    if not kind.takes_upserts(state):
         raise TopologyError(
             "Upsert needs a state with one value per key that survives a replay",
             found=repr(state),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.coordinators.records import Decision, GroupRecord, TableMark, is_outside_id
 from trident.repair.damaged import damaged_ledgers, lost_positions, undecidable
 from trident.repair.facts import PLAIN, GroupFacts, TableFacts, TopologyFacts
 from trident.repair.foreign import foreign_changes, unverified_log
@@ -110,7 +110,8 @@ def _strangers(facts: TopologyFacts, group: GroupFacts, table: TableFacts) -> li
 def _lost_tables(group: GroupFacts, choices: Choices) -> list[Finding]:
     """Tables of which ZooKeeper has a mark, and which are nowhere."""
     marks = group.record.tables if group.record else {}
-    gone = sorted(set(marks) - {table.table_id for table in group.tables if table.exists})
+    of_tables = {name for name in marks if not is_outside_id(name)}
+    gone = sorted(of_tables - {table.table_id for table in group.tables if table.exists})
     if not gone:
         return []
     places = [table for table in group.tables if not table.exists or table.table_id not in marks]

@@ -32,7 +32,9 @@ from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.copies import StateCopies, own_folder, settled_repair
 from trident.states.keyed.frames import StoredFrames
 from trident.states.keyed.host_copies import HostCopies
+from trident.states.outside.port import OutsideState
 from trident.states.publishing.committer import DeltaCommitter
+from trident.states.publishing.outside_publish import OutsideProgress
 from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_prior_incarnation
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class SparkSite:
         self._copies: dict[str, StateCopies | None] = {}
         self._copies_lock = threading.Lock()
         self.host_copies: dict[str, HostCopies] = {}
+        self.outside = {plan.name: OutsideProgress(_outside_states(plan)) for plan in plans}
         self._place = WarehousePlace(warehouse, topology)
         self._explain_storage = FailureExplainer(written_folders(spark, warehouse))
 
@@ -141,6 +144,7 @@ class SparkOpening:
             self._epoch,
             plan.bindings,
             self._check_fence,
+            site.outside[plan.name],
         )
 
     def check_new(self) -> None:
@@ -252,6 +256,10 @@ class _Upkeep(BackgroundCompactor):
     def advanced(self, txid: int) -> None:
         self._tell(txid)
         super().advanced(txid)
+
+
+def _outside_states(plan: GroupPlan) -> list[str]:
+    return [binding.name for binding in plan.bindings if isinstance(binding.state, OutsideState)]
 
 
 def _resume(executor: SpoutExecutor, pins: Mapping[int, Any], committed: Mapping[str, tuple[int, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.config import TridentConfig, as_config
+from trident.coordinators.errors import StateAway
 from trident.coordinators.master import Limits
 from trident.coordinators.recovery import Settings, Supervised
 from trident.coordinators.registration import IdentityDict, Registration
@@ -38,10 +40,15 @@ from trident.spark import stores
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.place import Place
+from trident.states.outside.port import OutsideState
 from trident.states.publishing.dead_letters import check_names_apart
+from trident.states.publishing.outside_publish import check_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+log = logging.getLogger("trident.query")
 
 
 class Startable(Protocol):
@@ -80,6 +87,8 @@ def start_topology(
         SparkSessionProblem, JavaProblem: the session or the machine lacks something.
         ZooKeeperUnreachable: no server answered within the connect timeout.
         IdentityMismatch: another topology has this name.
+        SchemaMismatch: a store outside of the warehouse cannot take the rows.
+        StateAway: such a store does not answer, at a first start; later ones wait for it.
         TridentError: a query of this topology runs in this process already.
     """
     last_resort.install()
@@ -127,7 +136,9 @@ def _make_query(
     zk = open_zookeeper(config, warehouse)
     try:
         # Refused at once, not when it is this process's turn to lead.
-        Registration(zk, name).check(identity)
+        registration = Registration(zk, name)
+        registration.check(identity)
+        _check_outside(spark, name, plans, known=registration.read() is not None)
         reporter.front.listen()
     except BaseException:
         zk.close()
@@ -149,6 +160,22 @@ def _make_query(
     )
     query._start(ending)
     return query
+
+
+def _check_outside(spark: SparkSession, topology: str, plans: list[GroupPlan], known: bool) -> None:
+    """Looks, before any znode is written, whether stores outside of the warehouse can take the rows.
+
+    Args:
+        known: whether the topology has run before: then one that is away is waited for by the recovery.
+    """
+    for binding in (binding for plan_ in plans for binding in plan_.bindings):
+        if isinstance(binding.state, OutsideState):
+            try:
+                check_store(spark, topology, binding)
+            except StateAway as error:
+                if not known:
+                    raise
+                log.warning("state %s will be waited for: %s", binding.name, error)
 
 
 def _make_reporter(

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -73,6 +73,28 @@ class CopyStatus:
 
 
 @dataclass(frozen=True)
+class OutsideStatus:
+    """A state outside of the warehouse.
+
+    Attributes:
+        condition: "up to date"; "publishing"; "away" while its store does not answer; "refuses".
+        txid: the last transaction that it has rows of; 0: none is known.
+        waits: the transaction that is to be published to it; None: none waits.
+        since: when that began, seconds since the epoch.
+        tries: how often it was tried and did not succeed.
+        error: of the last of these.
+    """
+
+    state: str
+    condition: str
+    txid: int = 0
+    waits: int | None = None
+    since: float | None = None
+    tries: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class GroupStatus:
     """One batch group.
 
@@ -86,6 +108,7 @@ class GroupStatus:
         backlog: what waits at the source: "rows", "bytes", "files"; empty when unknown.
         halted_by: why a person must look; None unless halted.
         copies: the local copies of the states that its batches look up.
+        outside: the states outside of the warehouse: how far each is.
     """
 
     name: str
@@ -99,6 +122,7 @@ class GroupStatus:
     last_error_at: float | None = None
     halted_by: str | None = None
     copies: tuple[CopyStatus, ...] = field(default=(), metadata={MAY_BE_MISSING: True})
+    outside: tuple[OutsideStatus, ...] = field(default=(), metadata={MAY_BE_MISSING: True})
 
 
 @dataclass(frozen=True)
@@ -340,6 +364,7 @@ def _group_lines(group: GroupStatus, now: float) -> list[str]:
             f"    {attempt.txid}:{attempt.attempt_id}  {attempt.phase:<10}  for {_age(now - attempt.since)}{failures}"
         )
     lines += _copy_lines(group.copies)
+    lines += [f"  {line}" for one in group.outside for line in _outside_lines(one, now)]
     if group.halted_by:
         lines.append(f"  HALTED BY  {group.halted_by}")
     if group.last_error:
@@ -365,6 +390,19 @@ def _copy_lines(copies: tuple[CopyStatus, ...]) -> list[str]:
             text += f", built {copy.builds} times" if copy.builds > 1 else ", built once"
         lines.append(text + (f": {copy.reason}" if copy.reason else ""))
     return lines
+
+
+def _outside_lines(one: OutsideStatus, now: float) -> Iterator[str]:
+    has = f"has transaction {one.txid}" if one.txid else "has no transaction yet"
+    if one.since is None:
+        yield f"outside  {one.state}: {has}"
+        return
+    doing = {"away": "IS AWAY", "refuses": "REFUSES IT"}.get(one.condition, "is being written")
+    waits = "" if one.waits is None else f", transaction {one.waits} waits"
+    tries = f", {one.tries} tries" if one.tries > 1 else ""
+    yield f"outside  {one.state}: {has}{waits}: {doing}, for {_age(now - one.since)}{tries}"
+    if one.error:
+        yield f"  {one.error}"
 
 
 def _bytes(count: int) -> str:

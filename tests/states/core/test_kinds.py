@@ -28,7 +28,7 @@ from trident.states.maps.backing_maps import MemoryBackingMap
 
 ROOT = Path(__file__).resolve().parents[3]
 # In manifests and descriptors that were written long ago.
-STORED = ["append", "keyed", "memory", "map", "user", "dead_letters", "messages"]
+STORED = ["append", "keyed", "memory", "map", "user", "dead_letters", "messages", "outside"]
 
 
 def test_the_stored_names_of_the_kinds_are_what_they_were() -> None:

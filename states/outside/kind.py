@@ -1,0 +1,65 @@
+"""The state kind of all states outside of the warehouse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.errors import TopologyError
+from trident.states.core.binding import LAST, DecidedRows, StateBinding, TablelessKind
+from trident.states.core.guarantee import GuaranteeRow
+from trident.states.core.plain_values import Row
+from trident.states.outside.port import OutsideRows, OutsideState
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class OutsideKind(TablelessKind):
+    """States whose rows are published to a store of the user's, with a mark that the store keeps."""
+
+    name = "outside"
+    example = "an OutsideState"
+    appends = True
+    keeps_marks = True
+    why_no_new_values = "rows that are published outside of the warehouse"
+    guarantee_rows = (GuaranteeRow("OUTSIDE", "an OutsideState"),)
+
+    def holds(self, state: object) -> bool:
+        return isinstance(state, OutsideState)
+
+    def takes_upserts(self, state: Any) -> bool:
+        return bool(state.takes_upserts)
+
+    def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
+        state.check_rows(OutsideRows("", schema, tuple(keys), bool(keys)))
+
+    def check_has_keys(self, state: Any, what: str) -> None:
+        raise TopologyError(
+            f"{what} needs a state with one value per key",
+            found=repr(state),
+            expected="DeltaMapState(name), or opaque(name, map) over a map of that store",
+            action="use partition_persist to write rows, or new_values_stream() of another state and Upsert",
+        )
+
+    def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
+        rows.user_code.publish_outside(binding, rows)
+
+    def staging_details(self, binding: StateBinding) -> dict[str, Any]:
+        """Fixed with the decision: were it not, a part that is published could stand for other rows after a restart."""
+        return {"partitions": binding.state.partitions}
+
+    def rows_now(self, binding: StateBinding, incarnation: str) -> list[Row]:
+        raise TopologyError(
+            f"state {binding.name} cannot be shown: its rows are outside of the warehouse",
+            found=repr(binding.state),
+            action="ask the store itself",
+        )
+
+
+def rows_of(topology: str, binding: StateBinding) -> OutsideRows:
+    """The rows that a topology writes to the state."""
+    return OutsideRows(topology, binding.schema, binding.keys, binding.merging == LAST)
+
+
+OUTSIDE = OutsideKind()

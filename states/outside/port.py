@@ -1,0 +1,171 @@
+"""The port to a state outside of the warehouse: its mark, the part of a transaction that it is given, the base class.
+
+A transaction's rows are staged durably with those of the Delta tables, and decided
+with them. Then they are published: the tables first, then each outside state, then
+the spouts are told (docs/semantics.md 9.5). The rows are decided by then, so a publication may be
+tried again for as long as the store is away: no transaction of the store's is
+open meanwhile. The store itself makes a second try harmless: it keeps, in the
+same atomic step as the rows, a :class:`OutsideMark`.
+
+A new kind of store is one file: a frozen dataclass below :class:`OutsideState`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trident.coordinators.errors import StaleEpoch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True)
+class OutsideMark:
+    """The last transaction that a part of an outside state has, and who wrote it: kept by the store beside the rows.
+
+    Attributes:
+        incarnation: of the topology; a reset begins the next, whose transactions count from 1 again.
+        epoch: of the coordinator; a later one has a greater epoch, also over resets.
+        txid: 0: of this incarnation the part has none yet.
+    """
+
+    incarnation: str
+    epoch: int
+    txid: int
+    attempt_id: int
+
+    def is_new(self, stored: OutsideMark | None, where: str) -> bool:
+        """Tells whether the rows under this mark are to be written, where the store has ``stored``.
+
+        False: the store has them, and the mark alone is to be put, which shuts older coordinators out.
+
+        Args:
+            where: the store, for the message.
+
+        Raises:
+            StaleEpoch: a later coordinator or transaction has written; nothing may be written.
+        """
+        if stored is None:
+            return True
+        other_life = stored.incarnation != self.incarnation
+        if stored.epoch > self.epoch or (other_life and stored.epoch == self.epoch):
+            raise StaleEpoch(f"{where} has been written by a later coordinator", found=stored.text, expected=self.text)
+        if other_life or stored.txid < self.txid:
+            return True
+        if (stored.txid, stored.attempt_id) == (self.txid, self.attempt_id):
+            return False
+        raise StaleEpoch(f"{where} has another or a later transaction", found=stored.text, expected=self.text)
+
+    def taken_over(self, incarnation: str, epoch: int) -> OutsideMark:
+        """The mark once a coordinator has taken the store over; a later coordinator's stays as it is."""
+        if self.epoch >= epoch:
+            return self
+        if self.incarnation != incarnation:
+            return OutsideMark(incarnation, epoch, 0, 0)
+        return replace(self, epoch=epoch)
+
+    @property
+    def text(self) -> str:
+        return f"transaction {self.txid} attempt {self.attempt_id} of coordinator {self.epoch}, life {self.incarnation}"
+
+
+@dataclass(frozen=True)
+class OutsideRows:
+    """The rows that a topology writes to an outside state, as they are known before it runs.
+
+    Attributes:
+        schema: the fields.
+        keys: the fields that name a row; empty where rows are appended.
+        upserts: one row per key and transaction replaces the key's row, or deletes it.
+    """
+
+    topology: str
+    schema: "StructType"
+    keys: tuple[str, ...] = ()
+    upserts: bool = False
+
+
+@dataclass(frozen=True)
+class OutsidePart:
+    """A part of a decided transaction, which the store takes as a whole or not at all.
+
+    Attributes:
+        number: from 0; the same rows are in the same part at every try.
+        mark: to be kept with the rows.
+        keys, upserts: as of :class:`OutsideRows`. With upserts the rows have the boolean column ``_deleted`` besides:
+            where it is true the key is to be deleted.
+    """
+
+    topology: str
+    state: str
+    number: int
+    mark: OutsideMark
+    keys: tuple[str, ...] = ()
+    upserts: bool = False
+
+
+class OutsideState(ABC):
+    """A store outside of the warehouse that takes the rows of each transaction exactly once.
+
+    Pickled to the executors: connections are opened at the first use, in each process. The methods that reach the store
+    are called one at a time for one part, from any process.
+
+    All of them raise ``StateAway`` where the store does not answer, or its answer was lost: they are called again, for
+    as long as it takes, and ``trident status`` shows since when and why. Any other error is the store's refusal: it
+    stops the topology after ``max_attempts`` tries, with the decision kept.
+
+    Attributes:
+        name: the state's name.
+        partitions: a transaction's files are dealt out to at most this many parts, each published by a task of its own
+            and atomic by itself. It may be changed between runs.
+        takes_upserts: whether it can be written with ``Upsert``.
+        calls_user: whether its methods call code of the user's, which must not run in the coordinator's process. A
+            class that is not this framework's is taken to do so.
+    """
+
+    name: str
+    partitions: int = 1
+    takes_upserts: ClassVar[bool] = False
+    calls_user: ClassVar[bool] = True
+
+    def check_rows(self, rows: OutsideRows) -> None:
+        """Raises FieldError or TopologyError, when the topology is built, for rows that it cannot take; no I/O."""
+        return
+
+    @abstractmethod
+    def check_store(self, rows: OutsideRows) -> None:
+        """Looks whether the store can take the rows: before a first start writes anything, and at each take-over.
+
+        Raises:
+            SchemaMismatch: it cannot; the message names the field.
+        """
+
+    @abstractmethod
+    def take_over(self, topology: str, incarnation: str, epoch: int) -> Mapping[int, OutsideMark]:
+        """Closes the store to older coordinators: in one step each mark becomes its ``taken_over(…)``.
+
+        Returns:
+            the marks of all parts of this topology and state behind that.
+        """
+
+    @abstractmethod
+    def publish(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> None:
+        """Writes the rows and the mark in one atomic and durable step.
+
+        In that step it compares: ``part.mark.is_new(stored, …)`` with the mark that the store has of this topology,
+        state and part. It may be called again for a transaction that the store has, by another process, too.
+
+        Raises:
+            StaleEpoch: a later coordinator has written; nothing was written.
+            StateAway: the store does not answer, or it is not known whether it has written.
+        """
+
+
+def is_frameworks(state: Any) -> bool:
+    """Tells whether it is this framework's, and calls no code of the user's: the coordinator's process may run it."""
+    return type(state).__module__.startswith("trident.") and not state.calls_user

@@ -1,0 +1,233 @@
+"""Publishes decided batches to states outside of the warehouse, and knows how far each of them is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators import faults
+from trident.coordinators.errors import Halted, StaleEpoch, StateAway, TridentError
+from trident.coordinators.records import GroupRecord, TableMark, outside_id
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.binding import LAST, DecidedRows, StateBinding
+from trident.states.delta import halts
+from trident.states.outside.kind import rows_of
+from trident.states.outside.port import OutsideMark, OutsidePart, OutsideState, is_frameworks
+from trident.states.outside.tasks import (
+    ANSWER_SCHEMA,
+    Answer,
+    Call,
+    CheckStore,
+    Publish,
+    TakeOver,
+    Task,
+    answer_of,
+    marks_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PUBLISH_OUTSIDE = faults.register("publish.outside", "giving a decided batch to a state outside of the warehouse")
+OPEN_OUTSIDE = faults.register("open.outside", "looking at a state outside of the warehouse, and taking it over")
+# A transaction of at most this size is published from the coordinator's process; a larger one by tasks.
+_DRIVER_ROWS_MAX = 10_000
+_DRIVER_BYTES_MAX = 2_000_000
+
+
+@dataclass(frozen=True)
+class OutsideHealth:
+    """How far an outside state is.
+
+    Attributes:
+        condition: "up to date"; "publishing"; "away" while its store does not answer; "refuses".
+        txid: the last transaction that it has rows of; 0: none is known.
+        waits: the transaction that is to be published to it; None: none waits.
+        since: when that began, seconds since the epoch.
+        tries: how often it was tried and did not succeed.
+        error: of the last of these.
+    """
+
+    state: str
+    condition: str = "up to date"
+    txid: int = 0
+    waits: int | None = None
+    since: float | None = None
+    tries: int = 0
+    error: str | None = None
+
+
+class OutsideProgress:
+    """How far the outside states of a batch group are, for status; outlives the terms of this process."""
+
+    def __init__(self, states: Iterable[str] = (), clock: Callable[[], float] = time.time) -> None:
+        self._lock, self._clock = threading.Lock(), clock
+        self._found = {name: OutsideHealth(name) for name in states}
+
+    def health(self) -> list[OutsideHealth]:
+        with self._lock:
+            return list(self._found.values())
+
+    def begins(self, state: str, txid: int | None) -> None:
+        """A try: to publish a transaction, or (None) to look at the store."""
+        with self._lock:
+            known = self._found.get(state) or OutsideHealth(state)
+            if known.since is None or known.waits != txid:
+                known = replace(known, condition="publishing", waits=txid, since=self._clock(), tries=0, error=None)
+            self._found[state] = known
+
+    def failed(self, state: str, error: BaseException) -> None:
+        with self._lock:
+            known = self._found[state]
+            condition = "away" if isinstance(error, StateAway) else "refuses"
+            self._found[state] = replace(known, condition=condition, tries=known.tries + 1, error=str(error))
+
+    def has(self, state: str, txid: int) -> None:
+        with self._lock:
+            known = self._found.get(state) or OutsideHealth(state)
+            self._found[state] = OutsideHealth(state, txid=max(txid, known.txid))
+
+
+class OutsidePublisher:
+    """The outside states of one batch group under one lease.
+
+    Args:
+        check_fence: raises Deposed when another coordinator leads.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        topology: str,
+        incarnation: str,
+        epoch: int,
+        check_fence: Callable[[], None],
+        progress: OutsideProgress,
+    ) -> None:
+        self._spark, self._topology, self._incarnation, self._epoch = spark, topology, incarnation, epoch
+        self._check_fence, self._progress = check_fence, progress
+        self._opened: set[str] = set()
+
+    def open(self, bindings: Iterable[StateBinding], record: GroupRecord) -> None:
+        """Looks at each store, closes it to older coordinators, and compares its mark with ZooKeeper's record.
+
+        Raises:
+            StateAway: a store does not answer.
+            SchemaMismatch, TridentError: one cannot take the rows.
+            Halted: one is of another moment than ZooKeeper.
+        """
+        for binding in bindings:
+            if isinstance(binding.state, OutsideState):
+                self._open(binding, record.tables.get(outside_id(binding.name)), record.current_txid, None)
+
+    def _open(
+        self, binding: StateBinding, known: TableMark | None, current: int, decided: TransactionAttempt | None
+    ) -> None:
+        """Takes a store over.
+
+        Args:
+            known: what ZooKeeper says of it.
+            current: the transaction that commits next.
+            decided: the attempt that is to be published: the store may have it already.
+        """
+        name = binding.name
+        marks = self._tried(name, decided.txid if decided else None, partial(self._take_over, binding))
+        last = max((mark for mark in marks if mark.txid), key=lambda mark: mark.txid, default=None)
+        found = (last.txid, last.attempt_id) if last else None
+        if decided is None or found != (decided.txid, decided.attempt_id):
+            if last is not None and last.txid >= current:
+                self._check_fence()
+                raise halts.outside_is_ahead(self._topology, name, last.text, current - 1)
+            if known is not None and found != (known.txid, known.attempt_id):
+                self._check_fence()
+                raise halts.outside_is_behind(self._topology, name, last.text if last else "no transaction", known)
+        self._opened.add(name)
+        if decided is None:
+            self._progress.has(name, last.txid if last else 0)
+
+    def _take_over(self, binding: StateBinding) -> Sequence[OutsideMark]:
+        name, state = binding.name, binding.state
+        check_store(self._spark, self._topology, binding)
+        call = TakeOver(state, self._topology, self._incarnation, self._epoch)
+        (answer,) = _answers(self._spark, state, call, 1, True, OPEN_OUTSIDE)
+        marks = list(marks_of(answer.result(f"state {name}")).values())
+        later = [mark for mark in marks if (mark.epoch, mark.incarnation) != (self._epoch, self._incarnation)]
+        if later:
+            self._check_fence()
+            raise halts.outside_is_later(self._topology, name, later[0].text, self._epoch)
+        return marks
+
+    def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
+        """One state's part of a decided batch.
+
+        Raises:
+            Deposed: another coordinator leads.
+            StateAway: its store does not answer: to be called again, for as long as it takes.
+            Halted: the store has seen a newer coordinator, and there is none.
+        """
+        if rows.files:
+            if binding.name not in self._opened:  # a recovery finishes what is decided before it opens anything
+                self._open(binding, rows.known, rows.attempt.txid, rows.attempt)
+            self._tried(binding.name, rows.attempt.txid, lambda: self._publish(binding, rows))
+            self._progress.has(binding.name, rows.attempt.txid)
+
+    def _publish(self, binding: StateBinding, rows: DecidedRows) -> None:
+        attempt, state = rows.attempt, binding.state
+        mark = OutsideMark(self._incarnation, self._epoch, attempt.txid, attempt.attempt_id)
+        files = [(rows.root / file.path, file.num_records) for file in rows.files]
+        count = min(int(rows.details["partitions"]), len(files))
+        upserts, keys = rows.details["merging"] == LAST, tuple(rows.details["keys"])
+        parts = [OutsidePart(self._topology, binding.name, number, mark, keys, upserts) for number in range(count)]
+        few = (
+            sum(file.num_records for file in rows.files) <= _DRIVER_ROWS_MAX
+            and sum(file.size for file in rows.files) <= _DRIVER_BYTES_MAX
+        )
+        call = Publish(state, [(part, files[part.number :: count]) for part in parts])
+        answers = _answers(self._spark, state, call, count, few, PUBLISH_OUTSIDE)
+        if sorted(answer.number for answer in answers) != list(range(count)):
+            raise TridentError(f"not all {count} parts of transaction {attempt.txid} for state {binding.name} answered")
+        for answer in sorted(answers, key=lambda answer: answer.problem == ""):
+            try:
+                answer.result(f"state {binding.name}")
+            except StaleEpoch as error:
+                self._check_fence()
+                raise halts.outside_refuses(self._topology, attempt.txid, self._epoch, error) from error
+
+    def _tried(self, state: str, txid: int | None, action: Callable[[], Any]) -> Any:
+        self._progress.begins(state, txid)
+        try:
+            return action()
+        except Exception as error:
+            self._progress.failed(state, error)
+            if not isinstance(error, Halted):
+                self._check_fence()
+            raise
+
+
+def check_store(spark: "SparkSession", topology: str, binding: StateBinding) -> None:
+    """Looks whether the store of an outside state can take the rows.
+
+    Raises:
+        StateAway: it does not answer.
+        TridentError: it cannot.
+    """
+    state: OutsideState = binding.state
+    rows = rows_of(topology, binding)
+    if is_frameworks(state):
+        state.check_store(rows)  # in this process, so that its error comes as it is
+        return
+    (answer,) = _answers(spark, state, CheckStore(state, rows), 1, False, OPEN_OUTSIDE)
+    answer.result(f"state {binding.name}")
+
+
+def _answers(spark: "SparkSession", state: OutsideState, call: Call, count: int, few: bool, point: str) -> list[Answer]:
+    """Makes ``count`` calls: in this process where they are the framework's own and few, else by a task for each."""
+    with faults.fault_point(point):
+        if few and is_frameworks(state):
+            return [answer_of(call, number) for number in range(count)]
+        frame = spark.range(0, count, 1, count).mapInArrow(Task(call), ANSWER_SCHEMA)
+        return [Answer(row.number, row.problem, row.text) for row in frame.collect()]

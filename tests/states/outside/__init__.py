@@ -1,0 +1,1 @@
+"""Tests of states outside of the warehouse."""

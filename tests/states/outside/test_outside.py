@@ -1,0 +1,265 @@
+"""States outside of the warehouse: published once, behind the tables, for as long as it takes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.group_helpers import ROWS, Group, append_binding
+from tests.states.outside.ledger_state import LedgerState
+from tests.topology_helpers import WAIT_SECS, starter
+from tests.zk_fixtures import eventually
+from trident import Count, DeltaAppend, FixedBatchSpout, OutsideMark, OutsidePart, TridentTopology, Upsert
+from trident.coordinators import faults
+from trident.coordinators.errors import Halted, StaleEpoch, StateAway, TopologyError, TridentError
+from trident.coordinators.faults import InjectedFault
+from trident.coordinators.ports import ProcessedBatch
+from trident.coordinators.records import outside_id
+from trident.coordinators.registration import Registration
+from trident.coordinators.transactions import TransactionAttempt
+from trident.running.status import format_status, read_status
+from trident.states.core.binding import StateBinding
+from trident.states.core.place import Place, warehouse_place
+from trident.states.delta.kernel import KernelEngine
+from trident.states.outside.kind import OUTSIDE
+
+BATCHES = [[("a",), ("b",)], [("c",)], [], [("a",), ("d",)]]
+ALL = ["a", "a", "b", "c", "d"]
+
+
+@pytest.fixture(autouse=True)
+def no_faults():
+    yield
+    faults.disarm()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> LedgerState:
+    return LedgerState(str(tmp_path / "ledger.db"))
+
+
+@pytest.fixture
+def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
+    with starter(spark, zk_server, zk_root, tmp_path) as starts:
+        yield starts
+
+
+def place(folder: Path) -> Place:
+    folder.mkdir(exist_ok=True)
+    return warehouse_place(folder)
+
+
+def bound(state: LedgerState) -> StateBinding:
+    return StateBinding(state, OUTSIDE, (), ROWS, ("word", "n"))
+
+
+def topology(*states: LedgerState, batches: list = BATCHES) -> TridentTopology:
+    made = TridentTopology("words")
+    stream = made.new_stream("words", FixedBatchSpout("word string", batches))
+    stream.partition_persist(DeltaAppend("rows"))
+    for state in states:
+        stream.partition_persist(state)
+    return made
+
+
+def in_delta(folder: Path) -> Counter:
+    return Counter(deltalake.DeltaTable(str(folder / "rows")).to_pyarrow_table()["word"].to_pylist())
+
+
+# --- the mark
+
+
+def mark(txid: int, epoch: int = 1, attempt_id: int = 0, incarnation: str = "inc") -> OutsideMark:
+    return OutsideMark(incarnation, epoch, txid, attempt_id)
+
+
+def test_a_mark_lets_the_next_transaction_in_and_makes_a_repeat_a_no_op() -> None:
+    assert mark(1).is_new(None, "s")
+    assert mark(6, epoch=2).is_new(mark(5), "s")
+    assert not mark(5, epoch=2).is_new(mark(5), "s")
+    assert mark(1, epoch=3, incarnation="next").is_new(mark(9, epoch=2), "s")
+
+
+def test_a_take_over_shuts_older_coordinators_out_and_leaves_later_ones() -> None:
+    assert mark(5).taken_over("inc", 2) == mark(5, epoch=2)
+    assert mark(5).taken_over("next", 2) == mark(0, epoch=2, incarnation="next")
+    assert mark(5, epoch=2).taken_over("next", 2) == mark(5, epoch=2)
+
+
+@pytest.mark.parametrize(
+    "stored", [mark(5, epoch=3), mark(7), mark(6, attempt_id=1), mark(1, epoch=2, incarnation="other")], ids=str
+)
+def test_a_mark_keeps_out_older_coordinators_and_other_histories(stored: OutsideMark) -> None:
+    with pytest.raises(StaleEpoch):
+        mark(6, epoch=2).is_new(replace(stored, epoch=max(stored.epoch, 2)), "s")
+
+
+# --- a group
+
+
+@pytest.fixture(scope="module")
+def engine(spark: SparkSession) -> KernelEngine:
+    return KernelEngine(spark)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_it_is_published_behind_the_tables_by_tasks_and_once(engine, ledger, tmp_path: Path, partitions: int) -> None:
+    state = replace(ledger, partitions=partitions)
+    group = Group(engine, place(tmp_path / "w"), [append_binding(), bound(state)]).open()
+    decision = group.prepare(TransactionAttempt(1, 0), ["a", "b"])
+    faults.arm("publish.outside:fail_before")
+    with pytest.raises(InjectedFault):
+        group.committer.publish(decision, group.record)
+    assert in_delta(group.warehouse) == {"a": 1, "b": 1} and state.words() == []
+    faults.arm("publish.outside:do_then_fail")
+    with pytest.raises(InjectedFault):
+        group.committer.publish(decision, group.record)
+    assert state.words() == ["a", "b"]
+    published = group.committer.publish(decision, group.record)
+    assert state.words() == ["a", "b"] and outside_id("ledger") in published.marks
+    assert os.getpid() not in state.processes(), "code that is not the framework's runs on executors"
+
+
+def test_the_number_of_parts_is_that_of_the_decision(engine, ledger, tmp_path: Path) -> None:
+    """A part that is published stands for the same files, also where the topology has fewer parts by now."""
+    group = Group(engine, place(tmp_path / "w"), [bound(replace(ledger, partitions=3))]).open()
+    staged = group.staged(TransactionAttempt(1, 0), ["a"])
+    for word in ("b", "c", "d"):
+        staged["ledger"] += group.staged(TransactionAttempt(1, 0), [word])["ledger"]
+    decision = group.committer.prepare(TransactionAttempt(1, 0), None, ProcessedBatch(staged), group.record).decision
+    files = [group.warehouse / "_trident/top/g/states/ledger" / file.path for file in staged["ledger"]]
+    first = OutsidePart("top", "ledger", 0, mark(1))
+    table = pa.concat_tables([pq.read_table(str(files[0])), pq.read_table(str(files[3]))])
+    ledger.publish(first, iter(table.to_batches()))
+    assert ledger.words() == ["a", "d"]
+    again = Group(engine, place(tmp_path / "w"), [bound(replace(ledger, partitions=1))], epoch=2, record=group.record)
+    again.committer.publish(decision, again.record)
+    assert ledger.words() == ["a", "b", "c", "d"]
+
+
+def test_a_stale_coordinator_is_refused_each_time(engine, ledger, tmp_path: Path) -> None:
+    old = Group(engine, place(tmp_path / "w"), [bound(ledger)]).open()
+    old.commit(1, ["a"])
+    decision = old.prepare(TransactionAttempt(2, 0), ["zombie"])
+    Group(engine, place(tmp_path / "w"), [bound(ledger)], epoch=2, record=old.record).open()
+    with pytest.raises(Halted, match="a later coordinator"):
+        old.committer.publish(decision, old.record)
+    part = OutsidePart("top", "ledger", 0, mark(2))
+    for _ in range(100):
+        with pytest.raises(StaleEpoch):
+            ledger.publish(part, iter([pa.record_batch({"word": ["zombie"]})]))
+    assert ledger.words() == ["a"]
+
+
+def test_a_store_of_another_moment_halts(engine, ledger, tmp_path: Path) -> None:
+    group = Group(engine, place(tmp_path / "w"), [bound(ledger)]).open()
+    group.commit(1, ["a"])
+    shutil.copy(ledger.path, tmp_path / "copy.db")
+    before = group.record
+    group.commit(2, ["b"])
+    with pytest.raises(Halted, match="ZooKeeper is the older side.*ledger"):
+        Group(engine, place(tmp_path / "w"), [bound(ledger)], epoch=2, record=before).open()
+    decision = group.prepare(TransactionAttempt(3, 0), ["c"])
+    shutil.copy(tmp_path / "copy.db", ledger.path)
+    older = Group(engine, place(tmp_path / "w"), [bound(ledger)], epoch=3, record=group.record)
+    with pytest.raises(Halted, match="ledger.*is the older side") as caught:
+        older.open()
+    assert "transaction 1" in caught.value.found and "transaction 2" in caught.value.expected
+    with pytest.raises(Halted, match="ledger.*is the older side"):  # a recovery publishes before it opens
+        older.committer.publish(decision, group.record)
+    assert ledger.words() == ["a"]
+
+
+def test_a_reset_begins_anew_and_keeps_the_rows(engine, ledger, tmp_path: Path) -> None:
+    Group(engine, place(tmp_path / "w"), [bound(ledger)]).open().commit(1, ["a"])
+    old = Group(engine, place(tmp_path / "v"), [bound(ledger)], epoch=1)
+    decision = old.prepare(TransactionAttempt(2, 0), ["zombie"])
+    new = Group(engine, place(tmp_path / "v"), [bound(ledger)], epoch=2, incarnation="next").open()
+    with pytest.raises(Halted):
+        old.committer.publish(decision, old.record)
+    new.commit(1, ["b"])
+    assert ledger.words() == ["a", "b"]
+    other = Group(engine, place(tmp_path / "v"), [bound(ledger)], epoch=2, incarnation="of another installation")
+    with pytest.raises(Halted, match="later coordinator, and there is none"):
+        other.open()
+
+
+# --- whole topologies
+
+
+def test_one_that_is_away_holds_the_group_up_says_so_and_loses_nothing(start, ledger, tmp_path: Path) -> None:
+    """More tries than a refusal may have: the topology neither stops nor goes on."""
+    away = Path(f"{ledger.path}.away")
+    faults.arm("publish.outside:do_then_hang:2")
+    query = start(topology(ledger), max_attempts=2, status_interval_secs=0.0)
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
+    away.touch()
+    faults.disarm()
+
+    def shown():
+        return read_status(tmp_path / "warehouse", "words").groups[0].outside[0]
+
+    assert eventually(lambda: shown().tries > 3, WAIT_SECS)
+    one = shown()
+    assert (one.state, one.condition, one.waits) == ("ledger", "away", 3) or one.waits in (2, 4), one
+    assert one.since is not None and "does not answer" in str(one.error)
+    said = format_status(read_status(tmp_path / "warehouse", "words"))
+    assert f"outside  ledger: has transaction {one.txid}, transaction {one.waits} waits: IS AWAY, for" in said
+    assert query.is_active
+    away.unlink()
+    query.process_all_available(WAIT_SECS)
+    assert ledger.words() == ALL and in_delta(tmp_path / "warehouse") == Counter(ALL)
+    query.stop(WAIT_SECS)
+    assert "outside  ledger: has transaction 4\n" in format_status(read_status(tmp_path / "warehouse", "words")) + "\n"
+
+
+def test_a_restart_waits_for_one_that_is_away_and_finishes_what_was_decided(start, ledger, tmp_path: Path) -> None:
+    away = Path(f"{ledger.path}.away")
+    faults.arm("publish.outside:hang:2")
+    first = start(topology(ledger), max_attempts=1)
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
+    away.touch()
+    faults.arm("open.outside:fail_before:1")  # of the recovery, which tries again
+    first._zk._client.stop()  # type: ignore[union-attr]
+    second = start(topology(ledger), max_attempts=2)
+    waits = "ledger does not answer"
+    assert eventually(lambda: waits in (tmp_path / "warehouse/_trident/words/status.json").read_text(), WAIT_SECS)
+    away.unlink()
+    second.process_all_available(WAIT_SECS)
+    faults.disarm()
+    first.stop(WAIT_SECS, compact=False)
+    assert ledger.words() == ALL and in_delta(tmp_path / "warehouse") == Counter(ALL)
+
+
+def test_a_store_is_looked_at_before_any_znode(start, ledger, zk) -> None:
+    made = TridentTopology("words")
+    made.new_stream("numbers", FixedBatchSpout("n long", [[(1,)]])).partition_persist(ledger)
+    Path(f"{ledger.path}.away").touch()
+    with pytest.raises(StateAway, match="does not answer"):
+        start(made)
+    Path(f"{ledger.path}.away").unlink()
+    with pytest.raises(TridentError, match="words only"):
+        start(made)
+    assert Registration(zk, "words").read() is None
+
+
+# --- what cannot be written
+
+
+def test_rows_only_and_upserts_where_it_takes_them(ledger) -> None:
+    stream = TridentTopology("t").new_stream("s", FixedBatchSpout("word string, n long", [[]]))
+    with pytest.raises(TopologyError, match="persistent_aggregate needs a state with one value per key"):
+        stream.group_by("word").persistent_aggregate(ledger, Count(), "n")
+    with pytest.raises(TopologyError, match="Upsert needs a state"):
+        stream.partition_persist(ledger, "word, n", Upsert("word"))
+    with pytest.raises(TopologyError, match="takes no updater"):
+        stream.partition_persist(ledger, "word", object())

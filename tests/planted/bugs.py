@@ -28,6 +28,8 @@ SUITES = {
     "test_late_at_once": "whole topologies",
     "test_kafka_answers": "Kafka",
     "test_kafka_consumer": "Kafka",
+    "test_outside": "states outside",
+    "test_postgres": "states outside",
     "test_stores": "stores",
     "test_store_warehouses": "stores",
     "test_place": "stores",
@@ -577,6 +579,18 @@ PLANTED: dict[str, Caught] = {
     "190-a-failed-table-leaves-the-others-to-themselves": spark(
         "InjectedFault",
         "committer.py::test_a_table_that_fails_is_told_only_when_no_other_is_written_to_any_more",
+    ),
+    "208-outside-mark-not-compared": spark(
+        "assert ", "outside.py::test_it_is_published_behind_the_tables_by_tasks_and_once[1]"
+    ),
+    "209-outside-away-is-a-refusal": spark(
+        "could not be finished", "outside.py::test_one_that_is_away_holds_the_group_up_says_so_and_loses_nothing"
+    ),
+    "210-outside-parts-of-the-present-topology": spark(
+        "assert ", "outside.py::test_the_number_of_parts_is_that_of_the_decision"
+    ),
+    "211-outside-store-that-was-put-back-is-taken": spark(
+        "DID NOT RAISE", "outside.py::test_a_store_of_another_moment_halts"
     ),
     "115-a-key-is-forgotten-too-early": pure(
         "assert ", *(f"timed_rules.py::test_dedup_gives_what_the_oracle_gives[{place}]" for place in ("tables", "copy"))

@@ -6,7 +6,7 @@
 # make matrix  every spout kind with six kinds of state under every fault, one state at a time
 # make random  random topologies with random faults; N=200 of them
 # make kills   three batch groups in one process, killed with SIGKILL at every kind of moment
-# make sweep   every fault point of a transaction, start or stop × outcome × time × kind of topology; pairs; real SIGKILLs
+# make sweep   every fault point of a transaction, start or stop × outcome × time × kind of topology; pairs; real SIGKILLs; STORE=s3, STORE=hdfs
 # make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them
 # make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes
 # make repair  everything that can contradict itself, and its repair
@@ -70,8 +70,11 @@ kills: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/whole/test_kill.py tests/spouts/test_stream_spout.py tests/messages/test_reliability_faults.py \
 		tests/messages/test_tracked_streams.py tests/running/test_interrupted_script.py tests/running/test_stopping.py -s $(PYTEST_ARGS)
 
+# The store that sweep and races run on: disk, s3 or hdfs.
+STORE := disk
 sweep: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_SWEEP=all $(BIN)/python -m pytest $(PYTEST) tests/whole/test_sweep.py tests/states/keyed/test_host_copy.py $(PYTEST_ARGS)
+	@TRIDENT_SWEEP=all TRIDENT_STORE=$(STORE) $(BIN)/python -m pytest $(PYTEST) tests/whole/test_sweep.py \
+		$(if $(filter disk,$(STORE)),tests/states/keyed/test_host_copy.py) $(PYTEST_ARGS)
 
 SEEDS := 20000
 simulate: $(STAMP)

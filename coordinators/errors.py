@@ -13,6 +13,7 @@
     │   ├── SessionEnded         the Spark session was stopped, or its JVM is gone
     │   ├── ClusterProblem       a host of the Spark cluster lacks something
     │   └── StorageProblem       a disk is full, a folder cannot be written
+    │       └── StoreProblem     a store refuses this process (StoreUnreachable: it does not answer)
     ├── SourceError              a source's data is missing, unreadable or has changed
     ├── BatchError               one attempt at a batch failed; it may be tried again
     │   ├── FailedException      user code failed the batch on purpose
@@ -124,6 +125,14 @@ class ClusterProblem(EnvironmentProblem):
 
 class StorageProblem(EnvironmentProblem):
     """A disk is full, or a folder can no longer be written; it touches nothing that was committed."""
+
+
+class StoreProblem(StorageProblem):
+    """The store of a warehouse refuses this process: no such bucket, no permission, a clock that is wrong."""
+
+
+class StoreUnreachable(StoreProblem):
+    """The store of a warehouse does not answer, or fails, or is in safe mode; it may answer later."""
 
 
 class SourceError(TridentError):

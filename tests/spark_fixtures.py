@@ -16,6 +16,7 @@ import pytest
 from py4j.clientserver import ClientServerConnection
 from pyspark.sql import SparkSession
 
+from tests import store_servers
 from tests.jvm_options import session_options
 from trident.spark.session import make_session
 
@@ -43,6 +44,11 @@ def spark_confs(folder: str) -> dict[str, str]:
         # tests/streams/test_stream_operations.py, whose subject it is, and in processes of their own.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
+        **(
+            store_servers.spark_settings(store_servers.running(store))
+            if (store := store_servers.chosen()) != "disk"
+            else {}
+        ),
     }
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import atexit
 import http.client
+import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+import uuid
 from contextlib import ExitStack
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +24,7 @@ import pyspark
 import pytest
 
 from trident.coordinators.errors import EnvironmentProblem
+from trident.spark import stores
 from trident.spark.jars import resolved_jars
 from trident.states.core import storage
 
@@ -63,6 +67,11 @@ def s3_settings(endpoint: str) -> dict[str, str]:
     }
 
 
+# The connection ends before the server is asked, behind what it did, in the midst of the request, or of the answer.
+LOSE_REQUEST, LOSE_ANSWER, CUT_BODY, CUT_ANSWER = "lose request", "lose answer", "cut body", "cut answer"
+Fault = str | tuple[int, str] | None
+
+
 class Proxy:
     """Stands before an S3 server: counts requests, and lets happen what a network or another server may do.
 
@@ -73,6 +82,7 @@ class Proxy:
         ignores_conditions: as a server that does not know ``If-None-Match``.
         loses_answers: of so many PUTs from now on the server does what is asked, and the connection ends.
         answers: what is answered in place of the server, by method: status, and the error's code.
+        planned: faults of the next requests of a method, each of one request, in their order: see :meth:`plan`.
     """
 
     def __init__(self, server: str) -> None:
@@ -81,16 +91,26 @@ class Proxy:
         self.ignores_conditions = False
         self.loses_answers = 0
         self.answers: dict[str, tuple[int, str]] = {}
+        self.planned: dict[str, list[Fault]] = {}
         proxy, host = self, server.partition("://")[2]
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def handle_any(self) -> None:
+                fault = proxy._next(self.command)
+                if fault == CUT_BODY:
+                    self.rfile.read(int(self.headers.get("Content-Length") or 0) // 2)
+                    proxy.requests.append((self.command, self.path))
+                    self.cut()
+                    return
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 proxy.requests.append((self.command, self.path))
                 time.sleep(proxy.delay_secs)
-                if refused := proxy.answers.get(self.command):
+                if fault == LOSE_REQUEST:
+                    self.cut()
+                    return
+                if refused := fault if isinstance(fault, tuple) else proxy.answers.get(self.command):
                     self.answer(refused[0], {}, f"<Error><Code>{refused[1]}</Code></Error>".encode())
                     return
                 dropped = {"host", "connection"} | ({"if-none-match"} if proxy.ignores_conditions else set())
@@ -102,14 +122,20 @@ class Proxy:
                 connection.close()
                 if self.command == "PUT" and proxy.loses_answers > 0:
                     proxy.loses_answers -= 1
-                    self.close_connection = True
-                    self.connection.shutdown(socket.SHUT_RDWR)
+                    fault = LOSE_ANSWER
+                if fault == LOSE_ANSWER:
+                    self.cut()
                     return
-                self.answer(got.status, dict(got.getheaders()), content)
+                self.answer(got.status, dict(got.getheaders()), content, cut=fault == CUT_ANSWER)
 
             do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any
 
-            def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+            def cut(self) -> None:
+                self.close_connection = True
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()  # a reset: what was not read is no reason to wait
+
+            def answer(self, status: int, headers: dict[str, str], content: bytes, cut: bool = False) -> None:
                 self.send_response_only(status)
                 length = headers.get("Content-Length") if self.command == "HEAD" else None
                 for name, value in headers.items():
@@ -118,7 +144,11 @@ class Proxy:
                 self.send_header("Content-Length", length or str(len(content)))
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(content)
+                    self.wfile.write(content[: len(content) // 2] if cut else content)
+                if cut:
+                    self.wfile.flush()
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self.close_connection = True
 
             def log_message(self, *_: object) -> None: ...
 
@@ -127,9 +157,41 @@ class Proxy:
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
+    def plan(self, method: str, *faults: Fault) -> None:
+        """Lets these happen to the next requests of a method, one to each; requests behind them pass.
+
+        Args:
+            faults: ``LOSE_REQUEST``, ``LOSE_ANSWER``, ``CUT_BODY``, ``CUT_ANSWER``, a (status, code) that is answered
+                in place of the server, or None, of which nothing happens.
+        """
+        self.planned[method] = list(faults)
+
+    def _next(self, method: str) -> Fault:
+        left = self.planned.get(method)
+        return left.pop(0) if left else None
+
     def end(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def chosen() -> str:
+    """The kind of store that the long tests run on: ``disk``, ``s3`` or ``hdfs``, as ``make sweep STORE=s3`` says."""
+    return os.environ.get("TRIDENT_STORE") or "disk"
+
+
+def warehouse_in(kind: str, folder: Path) -> str:
+    """A warehouse that no other test has, in a store of this kind or below a folder of this disk."""
+    return str(folder / "warehouse") if kind == "disk" else f"{running(kind)}/{uuid.uuid4().hex[:8]}/warehouse"
+
+
+def spark_settings(warehouse: str) -> dict[str, str]:
+    """By which a Spark session of the tests reaches a warehouse."""
+    if is_local(warehouse):
+        return {}
+    root = "/".join(warehouse.split("/")[:3])
+    given = {f"spark.hadoop.{key}": value for key, value in storage.settings_of(root).items()}
+    return {stores.STORE: root.partition("://")[0], **given}
 
 
 def is_local(root: str) -> bool:

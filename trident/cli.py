@@ -34,6 +34,7 @@ from trident.running import last_resort
 from trident.settings_file import VARIABLE as SETTINGS_FILE
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
+from trident.states.core.store_problems import told_by_a_store
 
 # Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
 
@@ -63,9 +64,10 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             raise
         except click.Abort:  # Ctrl-C at a question
             sys.exit(EXIT_INTERRUPTED)
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as raised:
             if verbose:
-                traceback.print_exception(error)
+                traceback.print_exception(raised)
+            error: BaseException = told_by_a_store(raised) or raised
             code = exit_code(error)
             if code == EXIT_INTERNAL and not isinstance(error, TridentError):
                 click.echo(f"trident: an error of the framework: {type(error).__name__}: {error}", err=True)

@@ -11,6 +11,7 @@ import io
 import os
 import posixpath
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,6 +23,9 @@ from trident.states.core.appended_parts import AppendedParts
 from trident.states.core.local_storage import AnyPath, LocalStorage, OutcomeUnknown, Signature, Stat
 
 _READ_BYTES = 4 << 20
+# A name node that is away is tried again for some eight seconds; the library's own 15 tries take three minutes.
+_FEW_TRIES = {"dfs.client.failover.max.attempts": "5"}
+ANSWER_SECS = 30.0
 
 
 class HdfsStorage:
@@ -30,12 +34,16 @@ class HdfsStorage:
     Args:
         root: hdfs://HOST:PORT, or hdfs://NAME of a name service with several name nodes.
         settings: Hadoop's, over those of ``HADOOP_CONF_DIR``.
+
+    Raises:
+        OSError: no name node can be reached, or none answers. (One that falls silent later holds its callers up.)
     """
 
     def __init__(self, root: str, settings: Mapping[str, str]) -> None:
         self._root = root
         with _told(root):
-            self._client = Client(root, dict(settings))
+            self._client = Client(root, {**_FEW_TRIES, **settings})
+            _await_answer(self._client, ANSWER_SECS)
 
     def read(self, path: AnyPath, start: int = 0) -> bytes:
         with _told(path):
@@ -169,40 +177,45 @@ class HdfsFolder:
         return self._storage.stat(f"{self._path}/{name}")
 
     def claim(self, draft: AnyPath, name: str) -> Signature:
-        """By a rename, which fails where the name is taken, of a copy that is flushed."""
+        """By a rename, which fails where the name is taken, of a copy that is flushed.
+
+        No two drafts are alike, as log entries are not (each has a random number in it): where it is not told who has
+        the name, it is read what has it. Length and time of the file do not tell two writers of one moment apart.
+        """
+        data = LocalStorage().read(draft)
         copy = f"{self._path}/.{name}.{uuid.uuid4().hex}.trident.tmp"
         try:
-            self._storage.create(copy, LocalStorage().read(draft))
+            self._storage.create(copy, data)
             own = self._storage.stat(copy)
             if own is None:
                 raise FileNotFoundError(errno.ENOENT, "another writer has removed the draft", copy)
-            self._take(copy, name, own.signature)
+            self._take(copy, name, own.signature, data)
         except BaseException:
             with suppress(OSError):
                 self._storage.delete(copy)
             raise
         return own.signature
 
-    def _take(self, copy: str, name: str, own: Signature) -> None:
+    def _take(self, copy: str, name: str, own: Signature, data: bytes) -> None:
         try:
             self._storage.move(copy, f"{self._path}/{name}")
         except (FileExistsError, FileNotFoundError):
             # A name node that was asked before may have done it: then the copy is gone.
-            if not self._is(name, own) or self._storage.stat(copy) is not None:
+            if not self._is(name, own, data) or self._storage.stat(copy) is not None:
                 raise
         except OSError as error:
             # Once the copy is deleted, a request that is still under way finds nothing to rename.
             try:
-                done = not self._storage.delete(copy) and self._is(name, own)
+                done = not self._storage.delete(copy) and self._is(name, own, data)
             except OSError as second:
                 text = f"{error.strerror}; then {second.strerror}"
                 raise OutcomeUnknown(errno.EIO, text, f"{self._path}/{name}") from error
             if not done:
                 raise
 
-    def _is(self, name: str, signature: Signature) -> bool:
-        there = self.stat(name)
-        return there is not None and there.signature == signature
+    def _is(self, name: str, signature: Signature, data: bytes) -> bool:
+        there, path = self.stat(name), f"{self._path}/{name}"
+        return there is not None and there.signature == signature and self._storage.read(path) == data
 
     def rename(self, name: str, other: str) -> None:
         self._storage.move(f"{self._path}/{name}", f"{self._path}/{other}")
@@ -231,6 +244,12 @@ class _Reader(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = max(0, offset + (0, self._at, self._size)[whence])
         return self._at
+
+    def readall(self) -> bytes:
+        """In one request: Python's own asks for 8 kB at a time."""
+        data = bytearray(max(0, self._size - self._at))
+        del data[self.readinto(data) :]
+        return bytes(data)
 
     def readinto(self, buffer: Any) -> int:
         count = max(0, min(len(buffer), self._size - self._at))
@@ -278,6 +297,25 @@ def _stat(found: Any) -> Stat:
     return Stat(found.length, found.modification_time * 1_000_000, not found.isdir, found.isdir, signature)
 
 
+def _await_answer(client: Client, secs: float) -> None:
+    """The library waits for ever for a name node that takes a connection and is silent."""
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.get_file_info("/")
+        except BaseException as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(secs)
+    if asking.is_alive():
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer of the name node in {secs:.0f} s")
+    if raised:
+        raise raised[0]
+
+
 @contextmanager
 def _told(path: AnyPath) -> Iterator[None]:
     """Raises the ``OSError`` that fits what the library raises, with the first line of a name node's answer."""
@@ -289,7 +327,7 @@ def _told(path: AnyPath) -> Iterator[None]:
     except FileExistsError as error:
         raise FileExistsError(errno.EEXIST, "the name is taken", text) from error
     except OSError as error:
-        raise OSError(error.errno or errno.EIO, _first_line(error), text) from error
+        raise OSError(error.errno or errno.EIO, error.strerror or _first_line(error), text) from error
     except RuntimeError as error:
         said = _first_line(error)
         kind = PermissionError if "AccessControlException" in said else OSError

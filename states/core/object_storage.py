@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -19,7 +19,6 @@ from datetime import timedelta
 from typing import IO, Any, BinaryIO, cast
 
 import obstore
-from obstore import exceptions
 from obstore.store import S3Store
 
 from trident.states.core.appended_parts import AppendedParts
@@ -32,12 +31,15 @@ from trident.states.core.local_storage import (
     Signature,
     Stat,
 )
+from trident.states.core.object_errors import told as _told
 
 # A file up to this size is sent from memory; a larger one waits on the host's disk until it is whole.
 _SPOOL_BYTES = 64 << 20
 # Parts of a file are fetched in pieces of this size.
 _PIECE_BYTES = 4 << 20
 _WRITER = "trident-writer"
+# After an outcome that is not known a conditional PUT is sent again so often, after these waits.
+_AGAIN_SECS = (0.1, 0.5)
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,31 @@ class ObjectStorage:
         self._claim(path, data)
 
     def _claim(self, path: AnyPath, data: bytes) -> Signature:
-        """One conditional PUT; where its outcome is not known, it is looked who has the name."""
-        key, writer = self._key(path), uuid.uuid4().hex
+        """One conditional PUT; where its outcome is not known, it is looked who has the name.
+
+        Where the name is free still, the PUT is sent again, for the same writer: whichever of the two comes first, the
+        other one meets it, and it is ours. A refusal of the second is none of the first.
+        """
+        writer, unknown = uuid.uuid4().hex, None
+        for wait_secs in (0.0, *_AGAIN_SECS):
+            time.sleep(wait_secs)
+            try:
+                return self._claim_once(path, data, writer)
+            except FileExistsError:
+                raise
+            except OutcomeUnknown as error:
+                unknown = error
+            except OSError as error:
+                if unknown is None:
+                    raise
+                raise OutcomeUnknown(
+                    errno.EIO, f"{unknown.strerror}; then {error.strerror}", os.fspath(path)
+                ) from error
+        assert unknown is not None
+        raise unknown
+
+    def _claim_once(self, path: AnyPath, data: bytes, writer: str) -> Signature:
+        key = self._key(path)
         try:
             with _told(path):
                 done = obstore.put(
@@ -138,6 +163,8 @@ class ObjectStorage:
         except (FileNotFoundError, PermissionError, NotExclusive):
             raise
         except OSError as error:
+            if error.errno == errno.ENODEV:  # no bucket: nothing was done
+                raise
             # Taken; or the server did it, and its answer was lost, or is that to a second sending of the request.
             text = os.fspath(path)
             try:
@@ -313,6 +340,12 @@ class _Pieces(io.RawIOBase):
         self._at = max(0, offset + (0, self._at, self._size)[whence])
         return self._at
 
+    def readall(self) -> bytes:
+        """In one request: Python's own asks for 8 kB at a time."""
+        data = bytearray(max(0, self._size - self._at))
+        del data[self.readinto(data) :]
+        return bytes(data)
+
     def readinto(self, buffer: Any) -> int:
         end = min(self._at + len(buffer), self._size)
         if end <= self._at:
@@ -363,38 +396,3 @@ def _signature(e_tag: str | None, size: int) -> Signature:
 def _stat(found: Mapping[str, Any]) -> Stat:
     changed = int(found["last_modified"].timestamp() * 1000) * 1_000_000
     return Stat(found["size"], changed, True, False, _signature(found["e_tag"], found["size"]))
-
-
-@contextmanager
-def _told(path: AnyPath) -> Iterator[None]:
-    """Raises the ``OSError`` that fits what the library raises."""
-    text = os.fspath(path)
-    try:
-        yield
-    except FileNotFoundError as error:
-        if "NoSuchBucket" in str(error):
-            raise _no_bucket(text) from error
-        raise FileNotFoundError(errno.ENOENT, "no such object", text) from error
-    except exceptions.AlreadyExistsError as error:
-        raise FileExistsError(errno.EEXIST, "the name is taken", text) from error
-    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise PermissionError(errno.EACCES, _first_line(error), text) from error
-    except exceptions.NotSupportedError as error:
-        raise NotExclusive(errno.EOPNOTSUPP, _first_line(error), text) from error
-    except exceptions.BaseError as error:
-        if "NoSuchBucket" in str(error):
-            raise _no_bucket(text) from error
-        if "403 Forbidden" in str(error) or "<Code>AccessDenied" in str(error):
-            raise PermissionError(errno.EACCES, _first_line(error), text) from error
-        raise OSError(errno.EIO, _first_line(error), text) from error
-
-
-def _no_bucket(path: str) -> OSError:
-    return OSError(errno.ENODEV, "the bucket does not exist", path)
-
-
-def _first_line(error: Exception) -> str:
-    """The store's own code and message where it gave them."""
-    text = str(error)
-    said = [found[1] for part in ("Code", "Message") if (found := re.search(rf"<{part}>([^<]*)</{part}>", text))]
-    return (": ".join(said) or text.strip().partition("\n")[0])[:500]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.matrix.sources import PER_BATCH, Source
+from tests.store_mirror import Mirror
 from tests.sweep.oracle import Stored, fold
 from tests.sweep.topologies import MAPS, PER_BATCH_COUNTS, delta_states, topology_of
 from tests.zk_fixtures import eventually
@@ -17,17 +18,21 @@ class Books:
 
     Args:
         kind: of the topology.
-        folder: of this topology alone; its warehouse is ``folder / "warehouse"``.
+        folder: of this topology alone: its source, its maps, and the copy of a warehouse in a store.
+        warehouse: a path or URL.
         znodes: () → every path under its root in ZooKeeper.
         merging: whether a table is merged all the time, where the kind has one that is merged.
     """
 
-    def __init__(self, kind: str, folder: Path, znodes: Callable[[], list[str]], merging: bool = True) -> None:
+    def __init__(
+        self, kind: str, folder: Path, warehouse: str, znodes: Callable[[], list[str]], merging: bool = True
+    ) -> None:
         self.kind, self._znodes, self.merging = kind, znodes, merging
         self._maps = folder / "maps.db"
         self.source = source_of(kind, folder)
         (folder / "source").mkdir(parents=True)
-        self.stored = Stored(folder / "warehouse", self._maps)
+        self._mirror = Mirror(warehouse, folder / "mirror")
+        self.stored = Stored(self._mirror.path, self._maps)
         self._txids = 0
         self._written = 0
 
@@ -47,6 +52,7 @@ class Books:
 
     def check(self) -> None:
         """0 lost, 0 doubled, no gap."""
+        self._mirror.bring()
         audit, attempts = self.stored.audit(), self.stored.attempts()
         expected = list(range(1, self._txids + 1))
         assert self.stored.txids() == expected, f"transactions {self.stored.txids()}, expected 1 to {self._txids}"
@@ -71,6 +77,7 @@ class Books:
 
     def leftovers(self) -> list[str]:
         """Files that nobody needs any more, once all is committed."""
+        self._mirror.bring()
         return self.stored.leftovers([f"{name}__log" for name in delta_states(self.kind)], self._txids + 1)
 
     def cleaned(self, within_secs: float, files: bool = True) -> bool:

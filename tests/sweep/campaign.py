@@ -37,7 +37,8 @@ class Campaign:
     Args:
         kind: of the topology.
         folder: of this campaign alone.
-        start: starts a topology over the campaign's warehouse, ``folder / "warehouse"``.
+        warehouse: of this campaign alone, a path or URL.
+        start: starts a topology over it.
         znodes: () → every path under the campaign's root.
         depose: has the next contender take whoever leads for gone, though its session lives.
         merging: whether a table is merged all the time, where the kind has one that is merged.
@@ -47,13 +48,14 @@ class Campaign:
         self,
         kind: str,
         folder: Path,
+        warehouse: str,
         start: Start,
         znodes: Callable[[], list[str]],
         depose: Callable[[], None],
         merging: bool,
     ) -> None:
         self._start, self._depose = start, depose
-        self.books = Books(kind, folder, znodes, merging)
+        self.books = Books(kind, folder, warehouse, znodes, merging)
         self._query: TopologyQuery | None = None
         self._abandoned: list[TopologyQuery] = []
         self._starting: list[threading.Thread] = []

@@ -44,6 +44,8 @@ BESIDES = {
 }
 # What only MERGEs pass, or only tables that are merged.
 MERGES = ("compact.merge", "compact.write", "compact.drop", "delta.files")
+# What only the native MERGE passes, which writes to a disk: in a store Spark merges.
+ON_DISK = ("compact.write",)
 # What only a coordinator that begins passes.
 BEGINS = ("zk.acquire", "zk.read", "zk.sync", "delta.load", "descriptor.write")
 # What only the very first one passes; in two kinds, for each case needs a warehouse of its own.
@@ -107,8 +109,9 @@ def of_kind(kind: str) -> Iterator[Case]:
     yield from (Case(kind, "zk.release", STOP, outcome) for outcome in OUTCOMES)
 
 
-def every() -> list[Case]:
-    return [case for kind in KINDS for case in of_kind(kind)]
+def every(store: str = "disk") -> list[Case]:
+    """All cases of a warehouse on a disk, or in a store."""
+    return [case for kind in KINDS for case in of_kind(kind) if store == "disk" or case.point not in ON_DISK]
 
 
 SWEPT = {case.point for case in every()} | set(SELDOM)
@@ -130,9 +133,9 @@ def sample(cases: list[Case], count: int, seed: int = 7) -> list[Case]:
     return chosen
 
 
-def pairs(kind: str, count: int, seed: int) -> list[tuple[Case, Case]]:
+def pairs(kind: str, count: int, seed: int, store: str = "disk") -> list[tuple[Case, Case]]:
     """Two faults of which the second counts from when the first has happened, sampled by seed."""
     generator = random.Random(f"{kind} {seed}")
-    steady = [case for case in of_kind(kind) if case.time == FIRST]
+    steady = [case for case in every(store) if case.kind == kind and case.time == FIRST]
     # What is left to do once the first has happened passes a point once at least.
     return [(generator.choice(steady), generator.choice(steady)._replace(nth=1)) for _ in range(count)]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trident.coordinators import faults
 from trident.spark.session import make_session
 
 
-def main(kind: str, folder: Path, zookeeper: str, root: str) -> None:
+def main(kind: str, folder: Path, warehouse: str, zookeeper: str, root: str, conf: str) -> None:
     spark = make_session(
         "killed",
         {
@@ -24,11 +25,12 @@ def main(kind: str, folder: Path, zookeeper: str, root: str) -> None:
             "spark.ui.enabled": "false",
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            **json.loads(conf),
         },
     )
     query = topology_of(kind, source_of(kind, folder), folder / "maps.db").start(
         spark,
-        warehouse=str(folder / "warehouse"),
+        warehouse=warehouse,
         zookeeper=zookeeper,
         zookeeper_root=root,
         zookeeper_session_timeout_secs=4,

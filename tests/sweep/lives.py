@@ -6,6 +6,7 @@ before it is sent to its own death.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,31 +15,36 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests import store_servers
 from tests.jvm_options import COLD, VARIABLE
 from tests.sweep.books import Books
-from tests.sweep.cases import BEGINS, BESIDES, EVERY, NTH
+from tests.sweep.cases import BEGINS, BESIDES, EVERY, NTH, ON_DISK
 
 WAIT_SECS = 180
 PER_LIFE = 2
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def deaths(kind: str) -> list[tuple[str, str]]:
+def deaths(kind: str, store: str = "disk") -> list[tuple[str, str]]:
     """(when, fault): at each point of a running coordinator, or in one kind of one that begins, where kinds are alike.
 
     All that a running coordinator passes in that kind it passes in the others too.
     """
     if kind == "transactional":
         return [("beginning", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in BEGINS]
-    return [("running", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in (*EVERY, *BESIDES[kind])]
+    points = [point for point in (*EVERY, *BESIDES[kind]) if store == "disk" or point not in ON_DISK]
+    return [("running", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in points]
 
 
 class Lives:
     """The processes of one kind over one warehouse."""
 
-    def __init__(self, kind: str, folder: Path, zookeeper: str, root: str, znodes: Callable[[], list[str]]) -> None:
-        self.books = Books(kind, folder, znodes)
-        self._command = [sys.executable, "-m", "tests.sweep.child", kind, str(folder), zookeeper, root]
+    def __init__(
+        self, kind: str, folder: Path, warehouse: str, zookeeper: str, root: str, znodes: Callable[[], list[str]]
+    ) -> None:
+        self.books = Books(kind, folder, warehouse, znodes)
+        conf = json.dumps(store_servers.spark_settings(warehouse))
+        self._command = [sys.executable, "-m", "tests.sweep.child", kind, str(folder), warehouse, zookeeper, root, conf]
         self.killed = 0
 
     def go(self, ends: list[tuple[str, str]]) -> None:

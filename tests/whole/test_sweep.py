@@ -1,7 +1,8 @@
 """The crash sweep: every fault point × outcome × time × kind of topology, on real Spark, ZooKeeper and Delta.
 
 `make test` runs a fixed sample, `make sweep` every case (TRIDENT_SWEEP=all),
-then pairs of faults (TRIDENT_SEED chooses them) and real SIGKILLs.
+then pairs of faults (TRIDENT_SEED chooses them) and real SIGKILLs. The
+warehouse is on the disk, or where TRIDENT_STORE says: `make sweep STORE=s3`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests import store_servers
 from tests.sweep.campaign import Campaign
 from tests.sweep.cases import BIRTH, KINDS, MERGES, OUTCOMES, SWEPT, Case, every, pairs, sample
 from tests.sweep.lives import Lives, all_deaths, deaths
@@ -25,10 +27,12 @@ from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
+from trident.states.core import storage
 
 WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
 SAMPLE = 31  # as many as there are points
-CASES = every() if WHOLE else sample(every(), SAMPLE)
+STORE = store_servers.chosen()
+CASES = every(STORE) if WHOLE else sample(every(STORE), SAMPLE)
 PAIRS = 12
 # So many points are swept over one warehouse: making it takes as long as a case or two.
 POINTS_TOGETHER = 3
@@ -57,9 +61,12 @@ def campaign(
 ) -> Iterator[Callable[..., Campaign]]:
     made: list[Campaign] = []
     connections: list[ZooKeeper] = []
+    warehouses: list[str] = []
 
     def make(kind: str, merging: bool = True) -> Campaign:
         root, folder = f"/sweep-{uuid.uuid4().hex}", tmp_path / str(len(made))
+        warehouse = store_servers.warehouse_in(STORE, folder)
+        warehouses.append(warehouse)
         zk = ZooKeeper(ZooKeeperConfig(zk_server, root))
         zk.connect()
         connections.append(zk)
@@ -68,7 +75,7 @@ def campaign(
             return start_topology(
                 topology,
                 spark,
-                warehouse=str(folder / "warehouse"),
+                warehouse=warehouse,
                 zookeeper=zk_server,
                 zookeeper_root=root,
                 zookeeper_session_timeout_secs=4,
@@ -82,7 +89,7 @@ def campaign(
             if found:
                 leadership._ended_tokens.add(json.loads(found[0])["token"])
 
-        made.append(Campaign(kind, folder, start, lambda: znodes(zk, root), depose, merging))
+        made.append(Campaign(kind, folder, warehouse, start, lambda: znodes(zk, root), depose, merging))
         return made[-1]
 
     yield make
@@ -91,6 +98,9 @@ def campaign(
         one.close()
     for zk in connections:
         zk.close()
+    for warehouse in warehouses:
+        if not store_servers.is_local(warehouse):
+            storage.delete(warehouse)  # a server of the tests lists all it holds at each question
 
 
 def znodes(zk: ZooKeeper, path: str) -> list[str]:
@@ -120,8 +130,9 @@ def test_there_are_at_least_60_real_deaths() -> None:
 @pytest.mark.skipif(not WHOLE, reason="make sweep has real SIGKILLs (TRIDENT_SWEEP=all)")
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_real_sigkills(kind: str, zk_server: str, zk_root: str, zk: ZooKeeper, tmp_path: Path) -> None:
-    ends = deaths(kind)
-    lives = Lives(kind, tmp_path, zk_server, zk_root, lambda: znodes(zk, zk_root))
+    ends = deaths(kind, STORE)
+    warehouse = store_servers.warehouse_in(STORE, tmp_path)
+    lives = Lives(kind, tmp_path, warehouse, zk_server, zk_root, lambda: znodes(zk, zk_root))
     lives.go(ends)
     assert lives.killed >= len(ends)
 
@@ -130,7 +141,7 @@ def test_after_real_sigkills(kind: str, zk_server: str, zk_root: str, zk: ZooKee
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_pairs_of_faults(kind: str, campaign: Callable[..., Campaign], rng) -> None:
     over = campaign(kind)
-    for first, second in pairs(kind, PAIRS, rng.randrange(2**32)):
+    for first, second in pairs(kind, PAIRS, rng.randrange(2**32), STORE):
         print(first, "then", second)
         over.run(first, second)
     over.goes_on()

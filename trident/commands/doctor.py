@@ -21,6 +21,7 @@ from trident.spark.session import make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
+from trident.states.core.store_problems import told_by_a_store
 
 _DRIVERS = ("trident-spark", "pyspark", "delta-spark", *LIBRARIES, *LIBRARIES_OF_COPIES)
 
@@ -87,7 +88,13 @@ def _version(package: str) -> str:
 
 
 def _warehouse(report: Report, warehouse: Place) -> None:
-    if not storage.is_folder(warehouse):
+    try:
+        there = storage.is_folder(warehouse)
+    except OSError as problem:
+        report.say("warehouse", f"{warehouse} (see below)")
+        report.problems.append(str(told_by_a_store(problem) or problem))
+        return
+    if not there:
         report.say("warehouse", f"{warehouse} (not there yet: a start makes it)")
         return
     probe = warehouse / f".trident-doctor-{uuid.uuid4().hex}"
@@ -96,7 +103,8 @@ def _warehouse(report: Report, warehouse: Place) -> None:
         written = storage.read(probe) == b"probe"
     except OSError as problem:
         report.say("warehouse", f"{warehouse} (see below)")
-        report.problems.append(f"the warehouse {warehouse} cannot be written to: {problem}")
+        told = told_by_a_store(problem) or f"the warehouse {warehouse} cannot be written to: {problem}"
+        report.problems.append(str(told))
         return
     finally:
         storage.try_delete(probe)

@@ -1,7 +1,8 @@
 """The exit codes of the command line, by errors and by the conditions of topologies.
 
 0 stopped or done, 1 the attempt cap was reached, 2 bad input, 3 HALT (a person
-must look), 4 ZooKeeper unreachable, or it refuses a certificate or a password.
+must look), 4 ZooKeeper, or the store of a warehouse, unreachable, or ZooKeeper
+refuses a certificate or a password.
 ``status`` and ``zookeeper status`` end with 5 when what they tell of does not
 run, ``status`` also with 1 or 3 when that is how it ended. Beside these 70 for
 an error of the framework itself, or a JVM that has died, and 130 for an
@@ -23,12 +24,14 @@ from trident.coordinators.errors import (
     SessionEnded,
     SourceError,
     StorageProblem,
+    StoreProblem,
+    StoreUnreachable,
     TopologyError,
     TridentError,
     ZooKeeperUnreachable,
 )
 
-EXIT_ATTEMPT_CAP, EXIT_BAD_INPUT, EXIT_HALT, EXIT_ZOOKEEPER_UNREACHABLE, EXIT_NOT_RUNNING = 1, 2, 3, 4, 5
+EXIT_ATTEMPT_CAP, EXIT_BAD_INPUT, EXIT_HALT, EXIT_UNREACHABLE, EXIT_NOT_RUNNING = 1, 2, 3, 4, 5
 EXIT_INTERNAL, EXIT_INTERRUPTED = 70, 130
 # The exit codes of `status`; of several topologies the first of these that is one's.
 EXIT_OF_CONDITION = {
@@ -51,6 +54,8 @@ _BAD_INPUT = (
 
 def exit_code(error: BaseException) -> int:
     """The exit code for an error that ended a command."""
+    if isinstance(error, StoreProblem):
+        return EXIT_UNREACHABLE if isinstance(error, StoreUnreachable) else EXIT_BAD_INPUT
     # A recovery that met a full disk too often is given up like a batch.
     if isinstance(error, (AttemptCapReached, BatchError, StorageProblem)):
         return EXIT_ATTEMPT_CAP
@@ -62,7 +67,7 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, _BAD_INPUT) or type(error) in (TridentError, CoordinationError):
         return EXIT_BAD_INPUT
     if isinstance(error, ZooKeeperUnreachable):
-        return EXIT_ZOOKEEPER_UNREACHABLE
+        return EXIT_UNREACHABLE
     if isinstance(error, TridentError):
         return EXIT_HALT  # coordination or a table is not as it must be
     return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_INTERNAL

@@ -14,6 +14,7 @@ from trident.spark.session import check_session
 from trident.spark.stores import configure_by_session
 from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.core.place import Place, warehouse_place
+from trident.states.core.store_problems import stores_told
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.frames import own_snapshot, values_by_spark
 from trident.states.keyed.key_reads import KeyReader, NotByKey, Values, held_values
@@ -100,13 +101,15 @@ def get(
             ``trident.read`` reads it.
         FieldError: a key has other columns or types than the state's.
         ConfigError: a Python combiner is needed and was not given.
+        StoreProblem: the warehouse's store refuses, or cannot be reached.
     """
     reader = _reader(str(TridentConfig(warehouse=os.fspath(warehouse)).warehouse_place()))
 
     def values(asked: list[Any]) -> list[Values | None]:
         return reader.get(state, reader.asked(state, asked), txid, aggregator)
 
-    return _one_or_all(values, keys)
+    with stores_told():
+        return _one_or_all(values, keys)
 
 
 @lru_cache(maxsize=16)

@@ -96,7 +96,10 @@ class FilesSlot:
     @property
     def rows(self) -> str:
         # In Spark's own order, so that the rows are as without a kept plan; Spark itself cuts files above some 4 MB.
-        return json.dumps(sorted(self.files, key=lambda file: -file[1]))
+        # The slot knows the store: it is that of the file which the plan was made with.
+        return json.dumps(
+            [[_in_its_store(path), *rest] for path, *rest in sorted(self.files, key=lambda file: -file[1])]
+        )
 
     def over(self, kept: Any, property: str) -> "DataFrame":
         read: Any = self.read([self.files[0][0]])
@@ -110,3 +113,8 @@ class FilesSlot:
         if name.startswith("__"):  # pickle and copy ask for these
             raise AttributeError(name)
         return getattr(self.frame(), name)
+
+
+def _in_its_store(path: str) -> str:
+    scheme, colon, rest = path.partition("://")
+    return f"/{rest.partition('/')[2]}" if colon and "/" not in scheme else path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from trident.spark.jars import resolved_jars
 from trident.spark.spark_defaults import spark_defaults
 from trident.states.core import storage
 from trident.states.core.place import Place
+from trident.states.core.store_problems import store_problem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ def check_store(warehouse: Place, single_writer: bool) -> None:
     """Makes the warehouse's own folder, and looks whether the store keeps two writers apart.
 
     Raises:
-        StorageProblem: it does not; or it cannot be written.
+        StorageProblem: it does not; or, ``StoreProblem``, it cannot be written.
     """
     try:
         storage.make_warehouse(warehouse)
@@ -56,7 +56,7 @@ def check_store(warehouse: Place, single_writer: bool) -> None:
     except storage.NotExclusive as error:
         raise _not_exclusive(warehouse, str(error)) from error
     except OSError as error:
-        raise _refused(warehouse, error) from error
+        raise store_problem(error, warehouse) from error
     if not exclusive and not single_writer:
         raise _not_exclusive(warehouse, "two of four writers that made one file at once were both told that they had")
 
@@ -68,22 +68,6 @@ def _not_exclusive(warehouse: Place, found: str) -> StorageProblem:
         expected="one writer that wins, as S3 itself has it since 2024",
         action="use another store; or set single_writer, if you vouch for there never being two coordinators at once",
     )
-
-
-def _refused(warehouse: Place, error: OSError) -> StorageProblem:
-    said = f"{error.strerror or error}"
-    if "SafeMode" in said:
-        what, action = "the name node is in safe mode", "wait until it leaves it (hdfs dfsadmin -safemode get)"
-    elif error.errno == errno.ENODEV:
-        what, action = "the bucket does not exist", "make it, or set warehouse to another one"
-    elif "RequestTimeTooSkewed" in said:
-        what, action = "this machine's clock is too far from the store's", "set the clock, by NTP for example"
-    elif isinstance(error, PermissionError):
-        what = "the store refuses this process"
-        action = "give it credentials that may read, write, list and delete below the warehouse"
-    else:
-        what, action = "the store cannot be written", "see that it is there, and that this machine reaches it"
-    return StorageProblem(f"the warehouse {warehouse} cannot be used: {what}", found=said, action=action)
 
 
 def refuse_secrets(conf: Mapping[str, str]) -> None:

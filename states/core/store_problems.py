@@ -1,0 +1,56 @@
+"""Errors of a store in words: which of its refusals it was, and what a person can do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trident.coordinators.errors import StoreProblem, StoreUnreachable
+from trident.states.core.storage import STORES, AnyPath
+
+
+def store_problem(error: OSError, warehouse: AnyPath | None = None) -> StoreProblem:
+    """The problem that an error of a storage is.
+
+    Args:
+        warehouse: named in the message; without it the file that the error names.
+    """
+    said = f"{error.strerror or error}"
+    kind = StoreProblem
+    if "SafeMode" in said:
+        kind, what = StoreUnreachable, "the name node is in safe mode"
+        action = "wait until it leaves it (hdfs dfsadmin -safemode get)"
+    elif error.errno == errno.ENODEV:
+        what, action = "the bucket does not exist", "make it, or set warehouse to another one"
+    elif "RequestTimeTooSkewed" in said:
+        what, action = "this machine's clock is too far from the store's", "set the clock, by NTP for example"
+    elif isinstance(error, PermissionError):
+        what = "the store refuses this process"
+        action = "give it credentials that may read, write, list and delete below the warehouse"
+    else:
+        kind, what = StoreUnreachable, "the store cannot be reached, or fails"
+        action = "see that it is there, and that this machine reaches it"
+    where = f"the warehouse {os.fspath(warehouse)}" if warehouse is not None else f"{error.filename}"
+    return kind(f"{where} cannot be used: {what}", found=said, action=action)
+
+
+def told_by_a_store(error: BaseException) -> StoreProblem | None:
+    """The problem, where an error is one that a store told; a file that is missing is none."""
+    if not isinstance(error, OSError) or isinstance(error, (FileNotFoundError, FileExistsError)):
+        return None
+    named = str(error.filename).partition("://")[0] in STORES
+    return store_problem(error) if named else None
+
+
+@contextmanager
+def stores_told() -> Iterator[None]:
+    """Raises the problem in place of an error that a store told."""
+    try:
+        yield
+    except OSError as error:
+        problem = told_by_a_store(error)
+        if problem is None:
+            raise
+        raise problem from error

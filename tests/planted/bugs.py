@@ -704,6 +704,18 @@ PLANTED: dict[str, Caught] = {
     "152-credentials-in-settings": pure(
         "DID NOT RAISE", "store_warehouses.py::test_a_topologys_settings_hold_no_credentials"
     ),
+    "203-kept-plans-look-below-the-wrong-store": pure(
+        "assert", "store_faults.py::test_the_rows_of_a_kept_plan_are_named_in_their_store"
+    ),
+    "204-a-conditional-put-is-sent-again-as-another-writer": pure(
+        "assert",
+        "store_faults.py::test_a_commit_that_is_never_answered_is_unknown_and_of_all_that_were_sent_one_counts",
+    ),
+    "205-a-refusal-behind-an-open-request-is-believed": pure(
+        "assert",
+        "store_faults.py::test_a_commit_that_is_refused_behind_one_without_an_answer_is_not_called_refused"
+        "[no permission]",
+    ),
     # --- cluster: trident/running/cluster_probe.py, executor_look.py
     "155-executors-writes-are-not-looked-for": pure(
         "not enough values to unpack",

@@ -67,7 +67,7 @@ def test_a_file_is_read_whole_in_one_request(proxy: Proxy, root: str) -> None:
     assert [method for method, _ in proxy.requests] == ["HEAD", "GET"]
 
 
-@pytest.mark.parametrize(("fault", "said"), REFUSALS, ids=str)
+@pytest.mark.parametrize(("fault", "said"), REFUSALS, ids=["no permission", "clock skew", "no bucket"])
 def test_a_refusal_is_told_at_once_and_nothing_happens(proxy: Proxy, root: str, fault: Fault, said: str) -> None:
     proxy.answers = {"PUT": fault, "GET": fault}  # type: ignore[dict-item]
     for call in (
@@ -122,7 +122,7 @@ def test_a_commit_without_an_answer_is_looked_at(proxy: Proxy, root: str, fault:
     assert commit(f"{root}/again", b"ours") == "committed"
 
 
-@pytest.mark.parametrize(("fault", "said"), REFUSALS, ids=str)
+@pytest.mark.parametrize(("fault", "said"), REFUSALS, ids=["no permission", "clock skew", "no bucket"])
 def test_a_commit_that_is_refused_behind_one_without_an_answer_is_not_called_refused(
     proxy: Proxy, root: str, fault: Fault, said: str
 ) -> None:

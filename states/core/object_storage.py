@@ -9,16 +9,17 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import IO, Any, BinaryIO, cast
 
 import obstore
+from obstore import exceptions
 from obstore.store import S3Store
 
 from trident.states.core.appended_parts import AppendedParts
@@ -31,7 +32,7 @@ from trident.states.core.local_storage import (
     Signature,
     Stat,
 )
-from trident.states.core.object_errors import told as _told
+from trident.states.core.object_settings import StoreSettings
 
 # A file up to this size is sent from memory; a larger one waits on the host's disk until it is whole.
 _SPOOL_BYTES = 64 << 20
@@ -40,45 +41,6 @@ _PIECE_BYTES = 4 << 20
 _WRITER = "trident-writer"
 # After an outcome that is not known a conditional PUT is sent again so often, after these waits.
 _AGAIN_SECS = (0.1, 0.5)
-
-
-@dataclass(frozen=True)
-class StoreSettings:
-    """How a bucket is reached. The SDK's own chain gives each None: environment, web identity, instance.
-
-    Attributes:
-        options: obstore's names of settings, such as ``endpoint``; secrets are not shown.
-        timeout_secs: of one request.
-        retry_secs: for so long requests that may be repeated are.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    timeout_secs: float = 30.0
-    retry_secs: float = 20.0
-
-
-def store_settings(hadoop: Mapping[str, str], bucket: str = "") -> StoreSettings:
-    """Hadoop's settings of a store in obstore's words: so that Spark and the framework's tasks reach the same one.
-
-    Args:
-        bucket: of which settings of its own count more.
-    """
-    own = f"fs.s3a.bucket.{bucket}."
-    hadoop = {**hadoop, **{f"fs.s3a.{key[len(own) :]}": value for key, value in hadoop.items() if key.startswith(own)}}
-    named = {
-        "fs.s3a.endpoint": "endpoint",
-        "fs.s3a.endpoint.region": "region",
-        "fs.s3a.access.key": "access_key_id",
-        "fs.s3a.secret.key": "secret_access_key",
-        "fs.s3a.session.token": "session_token",
-    }
-    options: dict[str, Any] = {ours: hadoop[theirs] for theirs, ours in named.items() if hadoop.get(theirs)}
-    if (endpoint := options.get("endpoint", "")) and "://" not in endpoint:
-        secure = hadoop.get("fs.s3a.connection.ssl.enabled", "true") != "false"
-        options["endpoint"] = f"{'https' if secure else 'http'}://{endpoint}"
-    if hadoop.get("fs.s3a.path.style.access", "false") == "false" and not endpoint:
-        options["virtual_hosted_style_request"] = True
-    return StoreSettings(options)
 
 
 class ObjectStorage:
@@ -396,3 +358,38 @@ def _signature(e_tag: str | None, size: int) -> Signature:
 def _stat(found: Mapping[str, Any]) -> Stat:
     changed = int(found["last_modified"].timestamp() * 1000) * 1_000_000
     return Stat(found["size"], changed, True, False, _signature(found["e_tag"], found["size"]))
+
+
+@contextmanager
+def _told(path: AnyPath) -> Iterator[None]:
+    """Raises the ``OSError`` that fits what the library raises."""
+    text = os.fspath(path)
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):
+            raise _no_bucket(text) from error
+        raise FileNotFoundError(errno.ENOENT, "no such object", text) from error
+    except exceptions.AlreadyExistsError as error:
+        raise FileExistsError(errno.EEXIST, "the name is taken", text) from error
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        raise PermissionError(errno.EACCES, _first_line(error), text) from error
+    except exceptions.NotSupportedError as error:
+        raise NotExclusive(errno.EOPNOTSUPP, _first_line(error), text) from error
+    except exceptions.BaseError as error:
+        if "NoSuchBucket" in str(error):
+            raise _no_bucket(text) from error
+        if "403 Forbidden" in str(error) or "<Code>AccessDenied" in str(error):
+            raise PermissionError(errno.EACCES, _first_line(error), text) from error
+        raise OSError(errno.EIO, _first_line(error), text) from error
+
+
+def _no_bucket(path: str) -> OSError:
+    return OSError(errno.ENODEV, "the bucket does not exist", path)
+
+
+def _first_line(error: Exception) -> str:
+    """The store's own code and message where it gave them."""
+    text = str(error)
+    said = [found[1] for part in ("Code", "Message") if (found := re.search(rf"<{part}>([^<]*)</{part}>", text))]
+    return (": ".join(said) or text.strip().partition("\n")[0])[:500]

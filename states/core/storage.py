@@ -26,6 +26,7 @@ from trident.states.core.local_storage import LockHeld as LockHeld
 from trident.states.core.local_storage import NotExclusive as NotExclusive
 from trident.states.core.local_storage import OutcomeUnknown as OutcomeUnknown
 from trident.states.core.local_storage import Signature as Signature
+from trident.states.core.object_settings import store_settings
 
 
 class Folder(AbstractContextManager["Folder"], Protocol):
@@ -233,7 +234,7 @@ _settings: dict[str, dict[str, str]] = {}
 def _opened(root: str, scheme: str) -> Storage:
     if scheme == "s3a":
         try:
-            from trident.states.core.object_storage import ObjectStorage, store_settings  # an optional dependency
+            from trident.states.core.object_storage import ObjectStorage  # an optional dependency
         except ImportError as error:
             raise _not_installed(root, "s3", error) from error
         return ObjectStorage(root, store_settings(settings_of(root), root.partition("://")[2]))

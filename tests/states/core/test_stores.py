@@ -21,7 +21,7 @@ import pytest
 from tests import store_servers
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
-from trident.states.core.object_storage import store_settings
+from trident.states.core.object_settings import store_settings
 
 STORES = ["local", "s3", *(["hdfs"] if os.environ.get("TRIDENT_STORES") else [])]
 

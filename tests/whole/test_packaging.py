@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = {"trident", "coordinators", "states", "tests", "examples", "benchmarks"}
 # Module -> the distribution that brings it, where the names differ or another one depends on it.
 DISTRIBUTION = {
+    "hdfs_native": "hdfs-native",
     "importlinter": "import-linter",
     "delta": "delta-spark",
     "py4j": "pyspark",

@@ -12,7 +12,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import boto3
-from botocore.config import Config
 from hdfs_native import Client
 
 from trident.states.core import storage
@@ -65,7 +64,6 @@ def _s3(url: str) -> tuple[Callable[[], Listed], Callable[[str], bytes]]:
         region_name=given["fs.s3a.endpoint.region"],
         aws_access_key_id=given["fs.s3a.access.key"],
         aws_secret_access_key=given["fs.s3a.secret.key"],
-        config=Config(s3={"addressing_style": "path"}),
     )
     above = parts.path.strip("/") + "/"
 

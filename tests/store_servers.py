@@ -1,4 +1,4 @@
-"""Stores that the tests share: an S3 server (moto, whose conditional PUT lets one writer win) and HDFS."""
+"""Stores that the tests share: an S3 server (moto, behind a lock: see s3_server.py) and HDFS."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def running(kind: str) -> str:
 def _s3() -> str:
     (port,) = free_ports(1)
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, "-m", "tests.s3_server", str(port)],
+        cwd=Path(__file__).resolve().parent.parent,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -23,8 +23,8 @@ from trident.states.core.appended_parts import AppendedParts
 from trident.states.core.local_storage import AnyPath, LocalStorage, OutcomeUnknown, Signature, Stat
 
 _READ_BYTES = 4 << 20
-# A name node that is away is tried again for some eight seconds; the library's own 15 tries take three minutes.
-_FEW_TRIES = {"dfs.client.failover.max.attempts": "5"}
+# A name node that is away is tried again for some ten seconds; the library's own 15 tries take three minutes.
+_FEW_TRIES = {"dfs.client.failover.max.attempts": "4"}
 ANSWER_SECS = 30.0
 
 

@@ -13,6 +13,7 @@ from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, BatchCoordinator, Json
 from trident.spouts.kafka.cluster import BrokersAway, KafkaCluster
 from trident.spouts.kafka.group_commits import GroupCommits
+from trident.spouts.kafka.looks import Looks
 from trident.spouts.kafka.ranges import (
     At,
     Batch,
@@ -73,12 +74,12 @@ class KafkaCoordinator(BatchCoordinator):
         self._lost: dict[At, int] = {}  # where logs were seen to end before what was read, if the spout takes that
         self._told: dict[At, int] = {}  # the ends of such logs that the log of this process has
         self._fresh: Batch | None = None  # where the stream begins, until its first batch is pinned
-        self._look: Sequence[TopicLook] | None = None  # the latest; None: the latest has failed
-        self._failure: SourceError | None = None
-        self._next_look = 0.0
-        self._look_again = False  # asked for by refresh(), perhaps while a look was under way
+        self._looks = Looks(cluster, spout.topics, spout.pattern, spout.poll_interval_secs)
         self._must_know = False  # asked for by refresh(): "nothing waits" is an answer of all partitions
-        self._lock = threading.RLock()  # the backlog is asked for from another thread
+        # Held while brokers are asked, which may take seconds: by threads that cannot go on without the answer.
+        # What needs none (a replay, an end, the backlog) takes _lock alone, which is held for no wait.
+        self._asking = threading.RLock()
+        self._lock = threading.RLock()  # the batches; taken behind _asking, never before it
 
     # --- looks --------------------------------------------------------------------------------
 
@@ -93,7 +94,8 @@ class KafkaCoordinator(BatchCoordinator):
 
         That nothing waits is said then only once the leaders of all partitions have answered.
         """
-        self._look_again = self._must_know = True
+        self._must_know = True
+        self._looks.ask_again()
 
     def is_ready(self, txid: int) -> bool:
         """Tells whether messages wait.
@@ -101,18 +103,20 @@ class KafkaCoordinator(BatchCoordinator):
         Raises:
             SourceError: the cluster cannot be asked, or has not what belongs to the stream. It is asked again.
         """
-        with self._lock:
-            look = self._look_now()
-            before = self._planned.get(txid - 1)
+        with self._asking:
+            look = self._looks.newest()
+            with self._lock:
+                before, begins = self._planned.get(txid - 1), not self._planned
             if before is None:
-                if self._planned:
+                if not begins:
                     return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
                 before = self._first()
                 # Where the stream begins is written down at once, before it could be another place.
                 if not self._starts.is_fixed:
                     return True
-            if self._waiting(before) > 0:
-                return True
+            with self._lock:
+                if self._waiting(before, look) > 0:
+                    return True
             self._require_all(look)
             return False
 
@@ -129,23 +133,6 @@ class KafkaCoordinator(BatchCoordinator):
             )
         self._must_know = False
 
-    def _look_now(self) -> Sequence[TopicLook]:
-        """Looks where partitions end, at most every poll_interval_secs."""
-        if time.monotonic() < self._next_look and not self._look_again:
-            if self._failure is not None:
-                raise self._failure
-        else:
-            self._look_again = False  # before the look: a refresh() during it asks for another
-            try:
-                self._look, self._failure = self._cluster.look(self._spout.topics, self._spout.pattern), None
-            except SourceError as error:
-                self._look, self._failure = None, error
-                raise
-            finally:
-                self._next_look = time.monotonic() + self._spout.poll_interval_secs
-        assert self._look is not None
-        return self._look
-
     def _first(self) -> Batch:
         """The empty batch that everything begins after.
 
@@ -153,16 +140,15 @@ class KafkaCoordinator(BatchCoordinator):
             SourceError: a topic that is named is not there, or the stream cannot begin as it is told to.
         """
         if self._fresh is None:
-            look = self._look_now()
+            look = self._looks.newest()
             wrong = self._wrong(Batch(), look)
             if wrong is not None:
                 raise wrong
             self._fresh = follow(Batch(), look, self._starts.first(all_partitions(look)))
         return self._fresh
 
-    def _waiting(self, after: Batch) -> int:
+    def _waiting(self, after: Batch, look: Sequence[TopicLook]) -> int:
         """Offsets that wait behind a batch; at least 1 where something is wrong, which the transaction's begin says."""
-        look = self._look_now()
         known, ends = after.without(self._spout.forget), ends_of(look)
         self._note_lost(known, ends)
         new = sum(ends[at] for at in new_partitions(known, look))
@@ -170,10 +156,10 @@ class KafkaCoordinator(BatchCoordinator):
 
     def backlog(self) -> Backlog:
         with self._lock:
-            after = self._planned[max(self._planned)] if self._planned else self._fresh
-            if self._look is None or after is None:
+            after, look = self._planned[max(self._planned)] if self._planned else self._fresh, self._looks.seen
+            if look is None or after is None:
                 return Backlog()
-            return Backlog(rows=waiting(after, ends_of(self._look)))
+            return Backlog(rows=waiting(after, ends_of(look)))
 
     # --- planning -----------------------------------------------------------------------------
 
@@ -184,30 +170,36 @@ class KafkaCoordinator(BatchCoordinator):
             SourceError: the cluster has not what belongs to the stream: a topic is gone, is another one, or has lost
                 messages at its end.
         """
-        with self._lock:
-            if curr_metadata is not None:
+        if curr_metadata is not None:
+            with self._lock:
                 return self._remember(txid, Batch.read(curr_metadata))
+        with self._asking:
             if prev_metadata is None:
                 before = self._first()
             else:
                 before = Batch.read(prev_metadata).without(self._spout.forget)
-            self._planned_at[txid] = time.monotonic()
+            begun_at = time.monotonic()
             try:
-                look = self._look_now()
+                look = self._looks.newest()
             except SourceError as error:
                 # It answered when it was asked whether messages wait: the transaction takes none, rather than fail.
                 log.info("transaction %d begins without messages of %s: %s", txid, self._what, error)
-                return self._remember(txid, follow(before, [], {}))
+                with self._lock:
+                    self._planned_at[txid] = begun_at
+                    return self._remember(txid, follow(before, [], {}))
             wrong = self._wrong(before, look)
             if wrong is not None:
                 raise wrong
-            ends = ends_of(look)
-            self._note_lost(before, ends)
-            empty = follow(self._moved_back(before), look, self._later(new_partitions(before, look)))
-            rows = self._adaptive.next_size(max(1, waiting(empty, ends)))
-            begun = self._remember(txid, cut(empty, ends, rows, txid))
-            self._lost.clear()
-            return begun
+            later = self._later(new_partitions(before, look))
+            with self._lock:
+                self._planned_at[txid] = begun_at
+                ends = ends_of(look)
+                self._note_lost(before, ends)
+                empty = follow(self._moved_back(before), look, later)
+                rows = self._adaptive.next_size(max(1, waiting(empty, ends)))
+                begun = self._remember(txid, cut(empty, ends, rows, txid))
+                self._lost.clear()
+                return begun
 
     def _later(self, new: Sequence[At]) -> dict[At, int]:
         try:

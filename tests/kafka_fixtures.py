@@ -246,6 +246,8 @@ class KafkaBroker:
             "log.cleaner.threads": 1,
             "log.cleaner.dedupe.buffer.size": 4 << 20,
             "log.cleaner.backoff.ms": 50,
+            # Some tests write messages of long ago; by the default of a week the broker would delete them at once.
+            "log.retention.ms": -1,
             "log.retention.check.interval.ms": 1_000,
             "log.segment.delete.delay.ms": 1_000,
             # One that was killed is taken for gone soon, so that it may come back.

@@ -77,7 +77,7 @@ class KafkaCoordinator(BatchCoordinator):
         self._looks = Looks(cluster, spout.topics, spout.pattern, spout.poll_interval_secs)
         self._must_know = False  # asked for by refresh(): "nothing waits" is an answer of all partitions
         # Held while brokers are asked, which may take seconds: by threads that cannot go on without the answer.
-        # What needs none (a replay, an end, the backlog) takes _lock alone, which is held for no wait.
+        # A replay, an end and the backlog need none: they take _lock alone, which is held for no wait.
         self._asking = threading.RLock()
         self._lock = threading.RLock()  # the batches; taken behind _asking, never before it
 

@@ -15,7 +15,7 @@
 # make cluster a standalone Spark cluster (master, workers) whose hosts have neither the framework nor the user's modules
 # make planted  every patch of tests/planted, with every test that must find it
 # make soak    random kills every few seconds; MINUTES=60 of them
-# make races   commits against Delta's own writers on one disk; ROUNDS=200 of them
+# make races   processes for one table version, stopped at any moment, and Delta's own writers; ROUNDS=200; STORE=s3, hdfs
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a sixth of them
 # make jar     the jar of kept plans from java/, with a JDK 17: the bytes that are checked in
 # make rooms   arrows between packages, those against their order, circles of files, lines
@@ -93,7 +93,8 @@ storage: check-java $(STAMP) $(CLASSES)
 		tests/running/test_embedded_keeper.py $(PYTEST_ARGS)
 
 stores: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/whole/test_store_warehouses.py $(PYTEST_ARGS)
+	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/states/core/test_store_faults.py \
+		tests/states/delta/test_process_races.py tests/whole/test_store_warehouses.py $(PYTEST_ARGS)
 
 cluster: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/cluster tests/spark/test_cluster.py tests/whole/test_wheel.py \
@@ -108,8 +109,9 @@ soak: check-java $(STAMP)
 
 ROUNDS := 200
 races: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_RACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest tests/states/delta/test_kernel_races.py tests/states/delta/test_log_commit.py \
-		tests/states/delta/test_kernel.py -k "race or wins or optimize or renames" $(PYTEST_ARGS)
+	@TRIDENT_RACE_ROUNDS=$(ROUNDS) TRIDENT_STORE=$(STORE) $(BIN)/python -m pytest -s tests/states/delta/test_process_races.py \
+		$(if $(filter disk,$(STORE)),tests/states/delta/test_kernel_races.py tests/states/delta/test_log_commit.py \
+		tests/states/delta/test_kernel.py) -k "race or wins or optimize or renames" $(PYTEST_ARGS)
 
 types: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/states/keyed/test_last_value.py tests/states/core/test_value_types.py \

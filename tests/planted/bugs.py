@@ -686,7 +686,7 @@ PLANTED: dict[str, Caught] = {
     ),
     # --- stores: states/core/object_storage.py, appended_parts.py, place.py, trident/spark/stores.py
     "147-entries-are-put-over-others": pure(
-        "assert", "store_warehouses.py::test_of_two_processes_one_wins_each_table_version[s3]"
+        "assert", "process_races.py::test_of_processes_that_race_one_wins_each_table_version[s3]"
     ),
     "148-lost-answer-of-a-put-taken-for-a-conflict": pure(
         "the name is taken", "stores.py::test_a_name_whose_taking_was_not_answered_is_looked_at[create]"

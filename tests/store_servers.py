@@ -86,7 +86,7 @@ class Proxy:
         planned: faults of the next requests of a method, each of one request, in their order: see :meth:`plan`.
     """
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, port: int = 0) -> None:
         self.requests: list[tuple[str, str]] = []
         self.delay_secs = 0.0
         self.ignores_conditions = False
@@ -153,7 +153,7 @@ class Proxy:
 
             def log_message(self, *_: object) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -264,9 +264,21 @@ class HdfsCluster:
         found = sorted(str(each) for each in spark.iterdir() if each.name.startswith(of_spark))
         self._class_path = ":".join([str(self.folder / "conf"), *jars, *found])
         self._node("namenode.NameNode", "-format", "-nonInteractive").wait(120)
-        self.name_node = self._node("namenode.NameNode")
-        self.data_node = self._node("datanode.DataNode")
+        self.start_name_node()
+        self.start_data_node()
         self._wait()
+
+    def start_name_node(self) -> None:
+        self.name_node = self._node("namenode.NameNode")
+
+    def start_data_node(self) -> None:
+        self.data_node = self._node("datanode.DataNode")
+
+    @staticmethod
+    def kill(node: subprocess.Popen[bytes]) -> None:
+        """SIGKILL; start it again, and it has what it had."""
+        node.kill()
+        node.wait()
 
     def _node(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         small = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
@@ -301,8 +313,7 @@ class HdfsCluster:
 
     def end(self) -> None:
         for node in (self.data_node, self.name_node):
-            node.kill()
-            node.wait()
+            self.kill(node)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -312,3 +323,8 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+if __name__ == "__main__":  # a process of its own before an S3 server: PORT ENDPOINT
+    Proxy(sys.argv[2], int(sys.argv[1]))
+    threading.Event().wait()

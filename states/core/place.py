@@ -136,6 +136,11 @@ def _arrived(text: str, settings: Mapping[str, str]) -> Place:
     return place
 
 
+def reached_stores() -> tuple[Place, ...]:
+    """The stores that this process was told how to reach: sent along with a task, they have it reach them too."""
+    return tuple(Place(root) for root in storage.configured_roots())
+
+
 def warehouse_place(warehouse: AnyPath) -> Place:
     """The place that a setting or an argument names; a relative path is taken from the working folder.
 

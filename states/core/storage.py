@@ -226,6 +226,11 @@ def settings_of(root: str) -> Mapping[str, str]:
     return _settings.get(root, {})
 
 
+def configured_roots() -> list[str]:
+    """The stores that ``configure`` was told of."""
+    return sorted(_settings)
+
+
 # Scheme and bucket, or name service → its storage, and what `configure` was told.
 _shared: dict[str, Storage] = {}
 _settings: dict[str, dict[str, str]] = {}

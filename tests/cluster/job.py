@@ -1,4 +1,4 @@
-"""The topology of test_kills.py: a word count over numbers, look-ups of it, a queue, requests. Run as a script.
+"""The topology of the kill tests: a word count over numbers, look-ups of it, a queue, requests. Run as a script.
 
 Its arguments are in the variable ``TEST_JOB``, as JSON. It runs until it is stopped or killed.
 """
@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trident import Count, DeltaAppend, DeltaMapState, DirectoryQueueSpout, MapGet, SpoutKind, TridentTopology
+from trident import (
+    Count,
+    DeltaAppend,
+    DeltaMapState,
+    DirectoryQueueSpout,
+    MapGet,
+    RedisListSpout,
+    SpoutKind,
+    TridentTopology,
+)
 from trident.udf.schemas import as_schema
 
 ROWS, WORDS = 20, 7
@@ -66,7 +75,8 @@ def same(word: str) -> Iterator[str]:
     yield word
 
 
-def topology(end: str, messages: str) -> TridentTopology:
+def topology(end: str, messages: str = "", redis: str = "", key: str = "") -> TridentTopology:
+    """The queue is the directory ``messages``, or the list ``key`` of a Redis server."""
     made = TridentTopology("kills")
     numbers = made.new_stream("numbers", Numbers(end))
     words = numbers.each("n", word_of, "word")
@@ -75,7 +85,12 @@ def topology(end: str, messages: str) -> TridentTopology:
     )
     looked = words.state_query(counts, "word", MapGet(), "before").each("word", same, "again")
     looked.partition_persist(DeltaAppend("looked"))
-    queue = made.new_stream("queue", DirectoryQueueSpout(messages, shared=True))
+    spout = (
+        RedisListSpout(redis, key, "value string", redeliver_after_secs=600, prefetch=10)
+        if redis
+        else DirectoryQueueSpout(messages, shared=True)
+    )
+    queue = made.new_stream("queue", spout)
     queue.each("value", same, "again").partition_persist(DeltaAppend("delivered"))
     asked = made.new_drpc_stream("count", "word string").each("word", same, "key")
     asked.state_query(counts, "key", MapGet(), "count").project("count")

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -46,6 +47,21 @@ def may_be_hosts() -> bool:
     with suppress(OSError):
         return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
     return False
+
+
+def own_disk(folder: Path) -> str:
+    """A shell command that hides the folder of temporary files behind an empty one, but for this folder in it."""
+    hidden = Path(tempfile.gettempdir()).resolve()
+    own = folder.resolve()
+    assert own.is_relative_to(hidden), f"{own} is not in {hidden}"
+    steps = (
+        f"mount --bind '{own}' /mnt",
+        f"mount -t tmpfs none '{hidden}'",
+        f"mkdir -p '{own}'",
+        f"mount --move /mnt '{own}'",
+        f"cd '{own}'",
+    )
+    return " && ".join(steps)
 
 
 class Process:
@@ -110,19 +126,21 @@ class Standalone:
         workers: their number.
         memory: of each, in MB.
         cores: of each; an executor takes one of them, and 600 MB.
+        apart: the workers' hosts share no disk with each other and with the driver: each has an empty folder for
+            temporary files, which all the tests' folders are in, and there its own folder alone. Needs ``hosts``.
     """
 
-    def __init__(self, folder: Path, workers: int = 2, memory: int = 1024, cores: int = 1) -> None:
-        self.folder, self.memory, self.cores = folder, memory, cores
+    def __init__(self, folder: Path, workers: int = 2, memory: int = 1024, cores: int = 1, apart: bool = False) -> None:
+        self.folder, self.memory, self.cores, self.apart = folder, memory, cores, apart
         self.hosts = may_be_hosts()
         folder.mkdir(parents=True, exist_ok=True)
         self._port = LoopbackPort()
         self.url = f"spark://127.0.0.1:{self._port.number}"
         self.master = Process(self, "master", "127.0.0.1")
         self.workers = [Process(self, f"node{n}", f"127.0.0.{n + 1}") for n in range(1, workers + 1)]
-        environment = bare_environment(folder / "env")
+        shared = None if apart else bare_environment(folder / "env")
         for one in self.workers:
-            self.give_python(one, f'exec "{environment}" "$@"')
+            self.give_python(one, f'exec "{shared or bare_environment(one.folder / "env")}" "$@"')
 
     @staticmethod
     def give_python(worker: Process, script: str) -> None:
@@ -162,6 +180,7 @@ class Standalone:
         mounts: a shell command that the host's own mounts are made with.
         """
         worker.output.unlink(missing_ok=True)
+        mounts = mounts or (own_disk(worker.folder) if self.apart else "")
         worker.start(
             "org.apache.spark.deploy.worker.Worker",
             *("--host", worker.address, "--webui-port", "0", "--cores", str(self.cores), "--memory", f"{self.memory}M"),
@@ -222,9 +241,15 @@ class Standalone:
             **more,
         }
 
-    def environment(self, warehouse: Path, zookeeper: str, root: str, **more: str) -> Mapping[str, str]:
-        """The environment of a driver: all that it is told of the cluster, the warehouse and ZooKeeper."""
-        conf = "; ".join(f"{key}={value}" for key, value in self.settings().items())
+    def environment(
+        self, warehouse: Path | str, zookeeper: str, root: str, spark: Mapping[str, str] | None = None, **more: str
+    ) -> Mapping[str, str]:
+        """The environment of a driver: all that it is told of the cluster, the warehouse and ZooKeeper.
+
+        Args:
+            spark: more settings of Spark.
+        """
+        conf = "; ".join(f"{key}={value}" for key, value in {**self.settings(), **(spark or {})}.items())
         return {
             **os.environ,
             "PYSPARK_PYTHON": PYTHON,

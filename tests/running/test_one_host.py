@@ -103,7 +103,8 @@ def test_what_a_function_makes_is_refused_where_it_is_made(tmp_path):
 
 def test_sources_of_one_host(tmp_path):
     queue = QueueSpout(SqliteQueue(tmp_path / "q.db"))
-    assert "spout of stream 'words'" in refusal(written_to(DeltaMapState("x"), queue))
+    said = refusal(written_to(DeltaMapState("x"), queue))
+    assert "the queue of stream 'words' lives on one host" in said and "found: SqliteQueue" in said
     folder = DirectoryQueueSpout(tmp_path)
     assert "DirectoryQueueSpout" in (said := refusal(written_to(DeltaMapState("x"), folder))) and "shared=True" in said
     check_topology(written_to(DeltaMapState("x"), DirectoryQueueSpout(tmp_path, shared=True)).graph, ENSEMBLE, CLUSTER)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trident import DeltaAppend, FileSpout, FixedBatchSpout, TridentTopology
+from trident import DeltaAppend, DirectoryQueueSpout, FileSpout, FixedBatchSpout, TridentTopology
 from trident.running.source_folders import folders_of_tasks, sample, unseen
+from trident.states.core.place import Place
 
 
 def test_the_folders_are_those_of_files_and_globs_and_each_has_its_reader(tmp_path: Path) -> None:
@@ -16,7 +17,18 @@ def test_the_folders_are_those_of_files_and_globs_and_each_has_its_reader(tmp_pa
     topology.new_stream("lines", FileSpout(given)).partition_persist(DeltaAppend("out"))
     topology.new_stream("fixed", FixedBatchSpout("n long", [])).partition_persist(DeltaAppend("other"))
     reader = "the FileSpout of stream 'lines'"
-    assert folders_of_tasks(topology.graph) == {str(tmp_path / "in"): reader, str(tmp_path / "one.txt"): reader}
+    expected = {str(tmp_path / "in"): reader, str(tmp_path / "one.txt"): reader}
+    assert folders_of_tasks(topology.graph, Place("/w")) == expected
+
+
+def test_the_folder_of_a_directory_queue_is_read_by_tasks_where_the_warehouse_is_in_a_store(tmp_path: Path) -> None:
+    """Its copies lie in it then; else they are in the warehouse."""
+    topology = TridentTopology("folders")
+    spout = DirectoryQueueSpout(tmp_path, shared=True)
+    topology.new_stream("files", spout).partition_persist(DeltaAppend("out"))
+    assert folders_of_tasks(topology.graph, Place("/w")) == {}
+    found = folders_of_tasks(topology.graph, Place("s3a://lake/w"))
+    assert found == {str(tmp_path): "the DirectoryQueueSpout of stream 'files'"}
 
 
 def test_a_host_that_has_another_folder_is_named_once_with_the_reader(tmp_path: Path) -> None:

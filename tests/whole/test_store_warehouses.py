@@ -19,7 +19,7 @@ import pytest
 
 import trident
 from tests import store_servers
-from trident.coordinators.errors import ConfigError, StorageProblem, TopologyError
+from trident.coordinators.errors import ConfigError, StorageProblem
 from trident.spark import stores
 from trident.states.core import storage
 from trident.states.core.place import Place
@@ -254,14 +254,3 @@ def test_the_embedded_server_is_refused_beside_a_store() -> None:
 
     with pytest.raises(ConfigError, match="bound to one machine's disk"):
         server_folder(Place("s3a://start/w"))
-
-
-def test_messages_and_queues_of_files_need_a_disk(behind: store_servers.Proxy, tmp_path: Path) -> None:
-    topology = trident.TridentTopology("queued")
-    topology.new_stream("files", trident.DirectoryQueueSpout(tmp_path)).partition_persist(trident.DeltaAppend("t"))
-    from trident.planning.groups import plan  # beside what it tests
-    from trident.running.on_store import check_on_store
-
-    with pytest.raises(TopologyError, match="cannot be kept in s3a://start/w"):
-        check_on_store(topology.graph, plan(topology.graph), Place("s3a://start/w"))
-    check_on_store(topology.graph, plan(topology.graph), Place(str(tmp_path)))

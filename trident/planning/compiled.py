@@ -18,6 +18,7 @@ from trident.planning.nodes import Node, SourceNode, is_source
 from trident.planning.operation import MultiInputOp, Operation, PyOp, arrow_types, names_of
 from trident.planning.segments import Lowered, Segment
 from trident.planning.session_frames import Batch, Join, SessionFrames, Transform, compute_once, free, is_single
+from trident.states.core.place import reached_stores
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.anchors import ANCHORS
 from trident.workers.chain import Chain
@@ -175,7 +176,9 @@ class CompiledGroup:
         fields = ops[-1].fields
         self._passes += 1
         schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
-        chain = Chain(tuple(op.step for op in ops), schema, f"pass{self._passes}", spark_too)
+        steps = tuple(op.step for op in ops)
+        stores = reached_stores() if any(hasattr(step, "for_task") for step in steps) else ()
+        chain = Chain(steps, schema, f"pass{self._passes}", spark_too, stores)
         per_batch = any(op.per_batch for op in ops)
         return self._frames.map_in_arrow(chain, sorted(ops[0].takes), StructType(list(fields)), per_batch)
 

@@ -11,7 +11,7 @@ from trident.operations.state_writes import PersistNode
 from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import SourceNode
 from trident.spark.session import spark_settings
-from trident.states.core.host_bound import check_hosts, is_local_master
+from trident.states.core.host_bound import check_hosts, is_bound, is_local_master
 from trident.udf.expressions import current_session
 
 if TYPE_CHECKING:
@@ -46,7 +46,11 @@ def check_topology(graph: TopologyGraph, config: "TridentConfig", master: str) -
 def _things(graph: TopologyGraph) -> Iterator[tuple[Any, str]]:
     for node in graph.nodes:
         if isinstance(node, SourceNode):
-            yield node.spout, f"the spout of stream {node.tx_id!r}"
+            queue = getattr(node.spout, "queue", None)
+            if is_bound(queue):
+                yield queue, f"the queue of stream {node.tx_id!r}"
+            else:
+                yield node.spout, f"the spout of stream {node.tx_id!r}"
         elif isinstance(node, PersistNode):
             yield _store(node.binding.state), f"state {node.binding.name!r} ({node.location})"
         elif isinstance(node, StateQueryNode) and node.writer is None:

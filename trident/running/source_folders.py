@@ -9,18 +9,21 @@ from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import SourceNode
 from trident.running.executor_look import Found
 from trident.states.core import storage
+from trident.states.core.place import Place
 
 # Of a folder so many files are compared: the last ones by name.
 _FILES = 3
 Sample = dict[str, "int | None"]
 
 
-def folders_of_tasks(graph: TopologyGraph) -> dict[str, str]:
-    """Folder or file → its reader, for messages: those that spouts say by an attribute ``folders_of_tasks``."""
+def folders_of_tasks(graph: TopologyGraph, warehouse: Place) -> dict[str, str]:
+    """Folder or file → its reader, for messages: those that spouts say by an attribute ``folders_of_tasks``, and by
+    ``folders_beside_a_store`` where the warehouse is in one."""
+    attributes = ["folders_of_tasks", *(["folders_beside_a_store"] if not warehouse.is_local else [])]
     found = {}
     for node in graph.nodes:
         if isinstance(node, SourceNode):
-            for folder in getattr(node.spout, "folders_of_tasks", ()):
+            for folder in (each for name in attributes for each in getattr(node.spout, name, ())):
                 if "://" not in folder:  # a URL is the same on every host
                     found[folder] = f"the {type(node.spout).__name__} of stream {node.tx_id!r}"
     return found

@@ -27,7 +27,6 @@ from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.embedded_keeper import EmbeddedKeeper
 from trident.running.ending import Ending
 from trident.running.interrupts import prepare
-from trident.running.on_store import check_on_store
 from trident.running.one_host import check_topology, master_of
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
@@ -94,14 +93,10 @@ def start_topology(
     last_resort.install()
     config = as_config(config).replace(**settings)
     warehouse = config.warehouse_place()
-    if not warehouse.is_local:
-        stores.refuse_secrets(dict(config.spark_conf))
-        stores.configure(warehouse, spark, dict(config.spark_conf))
-        stores.check_store(warehouse, config.single_writer)
+    stores.prepare_store(warehouse, spark, dict(config.spark_conf), config.single_writer)
     topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
     plans = plan(topology.graph, tracking=config.ackers > 0)
     check_topology(topology.graph, config, master_of(spark, config))
-    check_on_store(topology.graph, plans, warehouse)
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
     place = place_of(topology.name, config, warehouse)
     make_room(place, replace=replace, standby=standby)
@@ -110,9 +105,8 @@ def start_topology(
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
-    if not warehouse.is_local:
-        stores.configure_by_session(warehouse, spark)
-    prepare_cluster(spark, warehouse, config.python_archive, folders_of_tasks(topology.graph))
+    stores.configure_by_session(warehouse, spark)
+    prepare_cluster(spark, warehouse, config.python_archive, folders_of_tasks(topology.graph, warehouse))
     query = _make_query(topology, plans, spark, config, warehouse, show_progress)
     add(place, query)
     prepare()

@@ -44,6 +44,28 @@ def session_settings(warehouse: Place) -> dict[str, str]:
     return {} if warehouse.is_local else {STORE: warehouse.root.partition("://")[0]}
 
 
+def prepare_store(warehouse: Place, spark: SparkSession | None, conf: Mapping[str, str], single_writer: bool) -> None:
+    """Has this process reach the store of a topology's warehouse, and looks whether it may hold one.
+
+    Args:
+        spark: the session that there is; None: one will be made with ``conf``.
+        single_writer: there is one writer at a time, for which the user vouches.
+
+    Raises:
+        ConfigError: the settings hold credentials.
+        SparkSessionProblem: the session cannot commit to that store.
+        StorageProblem: it does not keep two writers apart; or it cannot be written.
+    """
+    if warehouse.is_local:
+        return
+    refuse_secrets(conf)
+    if spark is not None:
+        configure_by_session(warehouse, spark)
+    else:
+        configure_by(warehouse, {**spark_defaults(), **conf})
+    check_store(warehouse, single_writer)
+
+
 def check_store(warehouse: Place, single_writer: bool) -> None:
     """Makes the warehouse's own folder, and looks whether the store keeps two writers apart.
 
@@ -85,14 +107,6 @@ def refuse_secrets(conf: Mapping[str, str]) -> None:
                 "credential provider of Hadoop's",
                 action=f"take {key} out of the settings",
             )
-
-
-def configure(warehouse: Place, spark: SparkSession | None, conf: Mapping[str, str]) -> None:
-    """As the session says, or as the settings do of which one will be made."""
-    if spark is not None:
-        configure_by_session(warehouse, spark)
-    else:
-        configure_by(warehouse, {**spark_defaults(), **conf})
 
 
 def configure_by(warehouse: Place, conf: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trident.config import TridentConfig, as_config
 from trident.coordinators.acker import Ackers
 from trident.coordinators.backoff import backoff_secs
-from trident.coordinators.errors import BatchError, SourceError, TopologyError, TridentError
+from trident.coordinators.errors import BatchError, SourceError, TridentError
 from trident.running import last_resort
 from trident.running.cluster_probe import prepare_cluster
 from trident.running.interrupts import prepare
@@ -24,6 +24,7 @@ from trident.running.registry import add
 from trident.running.session_end import session_end
 from trident.running.shown import short
 from trident.running.stuck_calls import stuck_calls
+from trident.spark import stores
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.spouts.contracts import SpoutContext
 from trident.states.core import storage
@@ -78,16 +79,13 @@ def start_tuple_topology(
     config = as_config(config).replace(**settings)
     plan = topology.plan()
     check_tuple_topology(topology, master_of(spark, config))
-    if not config.warehouse_place().is_local:
-        raise TopologyError(
-            "a topology of spouts and bolts keeps its marks in a folder",
-            found=config.warehouse,
-            expected="a path; nothing that is to last is kept there",
-            action="set warehouse to a path",
-        )
+    warehouse = config.warehouse_place()
+    # Two of one name do not meet there: one writer or several, it is all the same.
+    stores.prepare_store(warehouse, spark, dict(config.spark_conf), single_writer=True)
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
+    stores.configure_by_session(warehouse, spark)
     prepare_cluster(spark, None, config.python_archive)
     ackers = acker_double
     if ackers is None:

@@ -34,7 +34,7 @@ class ResetTeller:
         folder: made by the driver; None: rounds have no time limit, so nothing is told.
     """
 
-    def __init__(self, folder: "str | None") -> None:
+    def __init__(self, folder: Place | None) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._told_at: float | None = None

@@ -67,7 +67,7 @@ class RoundRunner:
         self._spark.conf.set("spark.sql.adaptive.enabled", "false")
         self._run_id = uuid.uuid4().hex[:6]
         self._resets = RoundResets(resets) if timeout_secs is not None else None
-        told_in = str(resets) if self._resets is not None else None
+        told_in = resets if self._resets is not None else None
         self._bodies = {
             level: _in_arrow(LevelTask(plan.topology, bolts, plan.origins, told_in))
             for level, bolts in plan.levels.items()

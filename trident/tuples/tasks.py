@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from trident.states.core.place import Place
 from trident.tuples.bolts import BoltContext
 from trident.tuples.collectors import BasicOutputCollector, Copy, OutputCollector, Report, Tuple
 from trident.tuples.groupings import Output
@@ -60,7 +61,7 @@ class BoltCode:
 class BoltRun:
     """One instance of a bolt, from prepare to its report."""
 
-    def __init__(self, topology: str, code: BoltCode, task: int, resets: str | None = None) -> None:
+    def __init__(self, topology: str, code: BoltCode, task: int, resets: Place | None = None) -> None:
         self._code, self._label = code, Label(f"bolt {code.name}", code.location)
         self.collector = OutputCollector(Report(code.name, task), code.outputs, tell_reset=ResetTeller(resets).tell)
         self._bolt = pickle.loads(code.pickled)
@@ -116,7 +117,7 @@ class LevelTask:
     topology: str
     bolts: Sequence[BoltCode]
     origins: Sequence[Origin]
-    resets: str | None = None
+    resets: Place | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # One Spark partition is one task; were it several, each would still have its own instance.

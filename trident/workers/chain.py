@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.states.core.place import Place
 from trident.workers.calls import Results, call_rows, output_arrays
 from trident.workers.failures import Label, fail
 from trident.workers.ledger import Ledger, ledger_place
@@ -283,12 +284,14 @@ class Chain:
         schema: of the batches that come out.
         name: distinct among the passes of a batch.
         spark_too: Spark can compute the same from the tables, and does where Arrow cannot read a value.
+        stores: those that its tasks may write a ledger to; a task that unpickles them reaches them.
     """
 
     steps: tuple[Any, ...]
     schema: pa.Schema
     name: str = ""
     spark_too: bool = False
+    stores: tuple[Place, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if any(hasattr(step, "for_task") for step in self.steps):

@@ -41,11 +41,12 @@ class DirectoryQueue:
 
     def __init__(self, folder: Path, done: str, min_age_secs: float = 0.0) -> None:
         self.folder, self._done, self._min_age_secs = folder, done, min_age_secs
+        self.hidden = folder / HIDDEN
         self.id = self._identify()
 
     def _identify(self) -> str:
         """Makes the hidden folder with a random id, once: the directory is known again by it."""
-        hidden = self.folder / HIDDEN
+        hidden = self.hidden
         try:
             if not self.folder.is_dir():
                 raise NotADirectoryError("no such folder")

@@ -7,7 +7,8 @@ Opaque: an attempt emits the files that are there when it is emitted.
 An attempt first copies its files, one by one, into a folder of this stream, and
 uses a copy only if the file was the same message before and after. So a batch
 never holds half of one version and half of another, whatever happens to the
-directory while Spark reads, or when a task runs again. The staged rows count.
+directory while Spark reads, or when a task runs again. The staged rows count. Where
+the warehouse is in a store that folder is in the hidden one of the directory.
 
 The events that can happen to a file, and their results:
 
@@ -58,12 +59,14 @@ from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
 from trident.spouts.metadata import read_commit_data
 from trident.spouts.queues.directory import DONE, DirectoryQueue, FileMessage, wait_for_clock
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MAX_FILES = "max_files"
+COPIES = "copies-"
 
 
 class DirectoryQueueSpout:
@@ -132,6 +135,8 @@ class DirectoryQueueSpout:
             if shared
             else ("if all hosts have this one directory, at the same path, say so: DirectoryQueueSpout(…, shared=True)")
         )
+        # Copies lie in it then: the stream's folder is no path.
+        self.folders_beside_a_store = (str(self.folder),)
         self._intake = SharedIntake(lambda context: _Intake(self, context))
 
     @property
@@ -162,10 +167,18 @@ class _Intake(Intake[_Taken]):
         super().__init__(context)
         self._max_bytes = spout.max_bytes
         self.directory = DirectoryQueue(spout.folder, spout.done, spout.min_age_secs)
-        self._copies = Path(context.state_folder) / "copies"
+        self._copies = self._place_of_copies(context)
         # Fixed width: the order of the names is that of the epochs.
         self._mine = self._copies / f"{context.options.get('epoch') or 0:012d}-{uuid.uuid4().hex}"
         self._started = False
+
+    def _place_of_copies(self, context: SpoutContext) -> Path:
+        """In the stream's folder; where that is in a store, beside the files: Spark reads copies by paths."""
+        stored = Place(context.state_folder)
+        if stored.is_local:
+            return Path(stored) / "copies"
+        # Of each incarnation its own: epochs begin anew with it.
+        return self.directory.hidden / f"{COPIES}{context.incarnation}"
 
     # --- for the coordinator ------------------------------------------------------------------
 
@@ -220,6 +233,9 @@ class _Intake(Intake[_Taken]):
             for name in storage.list_names(self._copies):
                 if name[:12] <= self._mine.name[:12]:
                     storage.try_delete(self._copies / name)
+            for name in storage.list_names(self.directory.hidden):  # the directory is one stream's alone
+                if name.startswith(COPIES) and name != self._copies.name:
+                    storage.try_delete(self.directory.hidden / name)
             self._started = True
         folder = self._mine / f"{attempt.txid}-{attempt.attempt_id}"
         storage.make_folder(folder, self._copies.parent)

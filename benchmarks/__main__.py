@@ -42,7 +42,7 @@ NAMES = (
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.
-WHEN_NAMED = ("failover", "stores")
+WHEN_NAMED = ("failover", "stores", "cluster")
 JSON_SCHEMA = 1
 
 

@@ -37,7 +37,7 @@ def run(bench: Bench, report: Report) -> None:
     for store in (_DISK, _HDFS, _S3, _FAR):
         bench.said(f"   {store}")
         with _place(bench, store) as (place, options, environment, proxy):
-            found[store] = _child(bench, files, lines, place, options, environment, proxy)
+            found[store] = child(bench, files, lines, place, options, environment, proxy)
     for store, figures in found.items():
         for name in (ONE, FOUR, THEIRS):
             report.figure(f"{store}: {name}", "ms/transaction", figures[name])
@@ -83,7 +83,7 @@ def _place(bench: Bench, store: str) -> Iterator[tuple[str, dict[str, str], dict
         proxy.end()
 
 
-def _child(
+def child(
     bench: Bench,
     files: Path,
     lines: int,

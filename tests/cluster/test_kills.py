@@ -81,7 +81,7 @@ class S3Front:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "tests.store_servers", str(self._port), store_servers.s3_endpoint()]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill(self) -> None:
         if self._process is not None:

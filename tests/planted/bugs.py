@@ -33,6 +33,8 @@ SUITES = {
     "test_stores": "stores",
     "test_store_warehouses": "stores",
     "test_place": "stores",
+    "test_store_messages": "stores",
+    "test_one_host": "cluster",
     "test_window_parts": "windows",
     "test_in_driver": "late part in the driver",
     "test_together": "requests",
@@ -716,7 +718,11 @@ PLANTED: dict[str, Caught] = {
         "store_faults.py::test_a_commit_that_is_refused_behind_one_without_an_answer_is_not_called_refused"
         "[no permission]",
     ),
+    "206-a-pass-is-sent-without-its-store": spark(
+        "the store was not sent", "store_messages.py::test_a_task_is_sent_the_store_that_its_ledger_is_in"
+    ),
     # --- cluster: trident/running/cluster_probe.py, executor_look.py
+    "207-a-queue-of-one-host-serves-a-cluster": pure("DID NOT RAISE", "one_host.py::test_sources_of_one_host"),
     "155-executors-writes-are-not-looked-for": pure(
         "not enough values to unpack",
         "cluster.py::test_a_warehouse_that_is_another_one_on_a_host_is_named_with_it[more2-is not here]",

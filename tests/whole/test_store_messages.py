@@ -130,7 +130,8 @@ LEDGER = """
 import base64, json, pickle, sys
 from trident.states.core import storage
 folder = sys.argv[1]
-chain = pickle.loads(base64.b64decode(sys.argv[2]))
+pickle.loads(base64.b64decode(sys.argv[2]))
+assert storage.settings_of("/".join(folder.split("/")[:3])), "the store was not sent"
 from trident.workers.ledger import Ledger
 Ledger().write(folder, "pass1-0@1")
 print(storage.list_names(folder))

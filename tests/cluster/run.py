@@ -27,7 +27,7 @@ from trident.coordinators.loopback_port import LoopbackPort
 from trident.running.status import read_status
 
 JOB = Path(__file__).with_name("job.py")
-SECS = 240.0
+SECS = 400.0
 
 
 class Messages(Protocol):
@@ -144,11 +144,11 @@ class Run:
                 body = json.dumps([f"w{self.sent % WORDS}"]).encode()
                 with suppress(OSError, ValueError):  # it is no leader, or gone; a Spark job of its own has failed
                     request = urllib.request.Request(
-                        f"http://127.0.0.1:{port.number}/drpc/count?timeout_secs=20",
+                        f"http://127.0.0.1:{port.number}/drpc/count?timeout_secs=120",
                         body,
                         {"Content-Type": "application/json"},
                     )
-                    with urllib.request.urlopen(request, timeout=30) as answer:
+                    with urllib.request.urlopen(request, timeout=130) as answer:
                         self.answers.append({**json.load(answer), "word": self.sent % WORDS})
 
     def finish_asking(self) -> None:

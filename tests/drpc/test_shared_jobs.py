@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.drpc.plain_types import TYPES, VALUES
 from tests.topology_helpers import WAIT_SECS, Starter, starter
@@ -32,6 +33,7 @@ from trident.coordinators.errors import DrpcTimeout, NotLeading, UserFunctionErr
 from trident.drpc.request_jobs import RequestJobs
 from trident.drpc.requests import DrpcRequests
 from trident.running.query import TopologyQuery
+from trident.spark import pools
 from trident.workers.requests import Asked
 
 BATCHES = 6
@@ -296,3 +298,43 @@ def test_when_the_leader_ends_in_the_middle_each_caller_is_told(
 
     *answers, _ = together([*calls, stops])
     assert [type(answer) for answer in answers] == [NotLeading] * 12
+
+
+def test_a_free_core_is_given_to_a_request_before_batches(spark: SparkSession, tmp_path: Path) -> None:
+    """Both cores are taken by batches, and a third batch waits longer than the request: one core becomes free."""
+    context, ran = spark.sparkContext, tmp_path / "ran"
+
+    def job(pool: str, gate: str) -> None:
+        def task(_: Any) -> Iterator[int]:
+            with ran.open("a") as told:
+                told.write(f"{pool} ")
+            while not (tmp_path / gate).exists():
+                time.sleep(0.01)
+            yield 1
+
+        context.setLocalProperty("spark.scheduler.pool", pool)
+        try:
+            context.parallelize([1], 1).mapPartitions(task).count()
+        finally:
+            context.setLocalProperty("spark.scheduler.pool", None)
+
+    def runs(pool: str) -> bool:
+        return ran.exists() and f"{pool} " in ran.read_text()
+
+    first, second, third = (pools.of_batch(txid) for txid in (5, 6, 7))
+    tracker = context.statusTracker()
+    with ThreadPoolExecutor(4) as threads:
+        try:
+            jobs = [threads.submit(job, first, "1"), threads.submit(job, second, "2")]
+            assert eventually(lambda: runs(first) and runs(second), WAIT_SECS)
+            for pool, active in ((third, 3), (pools.REQUESTS, 4)):
+                jobs.append(threads.submit(job, pool, "3"))
+                assert eventually(lambda: len(tracker.getActiveStageIds()) == active, WAIT_SECS)
+            (tmp_path / "1").touch()
+            assert eventually(lambda: runs(third) or runs(pools.REQUESTS), WAIT_SECS)
+            assert not runs(third), "the batch was first"
+        finally:
+            for gate in "123":
+                (tmp_path / gate).touch()
+        for each in jobs:
+            each.result(WAIT_SECS)

@@ -17,6 +17,7 @@ from trident.drpc.together import Found, Job, Moved
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
 from trident.planning.session_frames import Batch, SessionFrames
+from trident.spark import pools
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.rows import arrow_rows
 from trident.spark.slots import RowsSlot
@@ -32,7 +33,6 @@ _ASKED = StructType([StructField("asked", BinaryType(), False)])
 _TOLD = StructType([StructField(name, StringType(), False) for name in ("outcomes", "rows")])
 _PROPERTY = "trident.requests"
 _NONE = BatchInfo(RequestId(""))
-POOL = "trident-drpc"
 
 
 class SharedJobs:
@@ -79,7 +79,7 @@ class SharedJobs:
         context = self._spark.sparkContext
         count = f"{len(job.waiting)} requests" if len(job.waiting) > 1 else job.waiting[0].request_id
         context.setJobGroup(job.name, f"{self._topology} {plan.function} {count}")
-        context.setLocalProperty("spark.scheduler.pool", POOL)
+        context.setLocalProperty("spark.scheduler.pool", pools.REQUESTS)
         ids = [one.request_id for one in job.waiting]
         rows = arrow_rows([one.values for one in job.waiting], plan.arguments)
         info = self._info({name: as_of[group] for name, (_, group) in plan.states.items()})

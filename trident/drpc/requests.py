@@ -25,11 +25,12 @@ from pyspark.sql import Row
 
 from trident.coordinators.errors import ConfigError, DrpcError, DrpcTimeout, NotLeading, UnknownFunction
 from trident.drpc.in_driver import AnswersHere, StatesAsOf, is_long
-from trident.drpc.request_jobs import POOL, SharedJobs
+from trident.drpc.request_jobs import SharedJobs
 from trident.drpc.together import SLOW_SECS, Together, Waiting, fail, settle
 from trident.drpc.values import arguments
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
+from trident.spark import pools
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import to_dataframe
 from trident.states.core.binding import InProcessKind, StateBinding
@@ -233,7 +234,7 @@ class DrpcRequests:
 
     def _answer(self, plan: DrpcPlan, values: tuple[Any, ...], request: RequestId, deadline: float) -> Answer:
         self._context.setJobGroup(_job_group(request.request_id), f"{self._topology} {plan.function} {request}")
-        self._context.setLocalProperty("spark.scheduler.pool", POOL)
+        self._context.setLocalProperty("spark.scheduler.pool", pools.REQUESTS)
         schema = plan.arguments
         asked = to_dataframe(self._spark, [values], schema).coalesce(1)
         for last in [False] * (_PINS - 1) + [True]:

@@ -26,6 +26,7 @@ from trident.running.attempt_jobs import AttemptJobs
 from trident.running.boundaries import StagedBoundary
 from trident.running.kept_plans import KeptPlans
 from trident.running.late_forms import AT_ONCE, LateForms
+from trident.spark import pools
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import held_rows, to_dataframe
 from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot
@@ -144,7 +145,7 @@ class SparkBatchRunner:
         """Runs; jobs that it begins are in a group that can be cancelled, and is when it takes too long."""
         job_group = f"trident-{self._topology}-{self._plan.name}-{attempt}-{uuid.uuid4().hex[:6]}"
         text = f"{self._topology} {self._plan.name} {attempt} {part}".rstrip()
-        running = AttemptJobs(self._context, job_group, timeout_secs, text, f"trident-{attempt.txid % 16}")
+        running = AttemptJobs(self._context, job_group, timeout_secs, text, pools.of_batch(attempt.txid))
         with self._lock:
             self._running[attempt] = running
         try:

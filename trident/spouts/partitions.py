@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trident.coordinators import faults
 from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
 from trident.coordinators.transactions import TransactionAttempt
+from trident.spark import pools
 from trident.spark.jobs import JobWatch, cancel_group
 from trident.spark.rows import parquet_reader
 from trident.spark.slots import FilesSlot
@@ -126,7 +127,7 @@ class PartitionEmission:
             raise SourceError(f"stream {self.context.tx_id} was closed before attempt {attempt} was emitted")
         try:
             context.setJobGroup(job_group, f"{self.context.topology} {self.context.tx_id} emits {attempt}")
-            context.setLocalProperty("spark.scheduler.pool", f"trident-{attempt.txid % 16}")
+            context.setLocalProperty("spark.scheduler.pool", pools.of_batch(attempt.txid))
             with watch, faults.fault_point(EMIT):
                 return frame.collect()
         except Exception as error:

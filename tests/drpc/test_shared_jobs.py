@@ -327,9 +327,10 @@ def test_a_free_core_is_given_to_a_request_before_batches(spark: SparkSession, t
         try:
             jobs = [threads.submit(job, first, "1"), threads.submit(job, second, "2")]
             assert eventually(lambda: runs(first) and runs(second), WAIT_SECS)
-            for pool, active in ((third, 3), (pools.REQUESTS, 4)):
-                jobs.append(threads.submit(job, pool, "3"))
-                assert eventually(lambda: len(tracker.getActiveStageIds()) == active, WAIT_SECS)
+            jobs.append(threads.submit(job, third, "3"))
+            assert eventually(lambda: len(tracker.getActiveStageIds()) == 3, WAIT_SECS)
+            jobs.append(threads.submit(job, pools.REQUESTS, "3"))
+            assert eventually(lambda: len(tracker.getActiveStageIds()) == 4, WAIT_SECS)
             (tmp_path / "1").touch()
             assert eventually(lambda: runs(third) or runs(pools.REQUESTS), WAIT_SECS)
             assert not runs(third), "the batch was first"

@@ -19,11 +19,11 @@ Sample = dict[str, "int | None"]
 def folders_of_tasks(graph: TopologyGraph, warehouse: Place) -> dict[str, str]:
     """Folder or file → its reader, for messages: those that spouts say by an attribute ``folders_of_tasks``, and by
     ``folders_beside_a_store`` where the warehouse is in one."""
-    attributes = ["folders_of_tasks", *(["folders_beside_a_store"] if not warehouse.is_local else [])]
     found = {}
     for node in graph.nodes:
         if isinstance(node, SourceNode):
-            for folder in (each for name in attributes for each in getattr(node.spout, name, ())):
+            beside = () if warehouse.is_local else getattr(node.spout, "folders_beside_a_store", ())
+            for folder in (*getattr(node.spout, "folders_of_tasks", ()), *beside):
                 if "://" not in folder:  # a URL is the same on every host
                     found[folder] = f"the {type(node.spout).__name__} of stream {node.tx_id!r}"
     return found

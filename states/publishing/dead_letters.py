@@ -139,12 +139,6 @@ def tables_beside(
     return found
 
 
-def belongs_to(path: Place, topology: str) -> bool:
-    """Tells whether a table beside the states is this topology's, and not another's of the same name."""
-    owner = _owner(path)
-    return owner is not None and owner[0] == topology
-
-
 def _owner(path: Place) -> tuple[str, str] | None:
     """Topology and batch group of a table, by the newest commit that says so."""
     if not has_log(path):

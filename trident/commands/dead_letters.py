@@ -21,7 +21,7 @@ from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS, MESSAGES
 from trident.states.delta.whole_files import require_whole_log
-from trident.states.publishing.dead_letters import belongs_to, tables_beside
+from trident.states.publishing.dead_letters import tables_beside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -190,16 +190,14 @@ def _read(spark: "SparkSession", path: Place) -> "DataFrame":
 def _replays(spark: "SparkSession", warehouse: Place, name: str) -> dict[tuple[str, str], list[tuple[float, str]]]:
     """(stream, message) → its replays: in which transaction one ended, and how; the last of them may be asked for."""
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
-    streams = warehouse / "_trident" / name / "streams"
-    for stream in storage.list_names(streams):
+    before, behind = MESSAGES.table_name(name, "*").split("*")
+    for path, _ in tables_beside(warehouse, name, (MESSAGES,)):
+        stream = path.name[len(before) : -len(behind)]
         # Before the ends: a request that ends meanwhile is among these, and would else be among neither.
-        asked = ReplayRequests.asked(streams / stream)
-        path = warehouse / MESSAGES.table_name(name, stream)
-        # By its name alone it may be another topology's: see check_names_apart.
-        if belongs_to(path, name):
-            rows = _read(spark, path).where(F.col("message").startswith("replay ")).orderBy("txid").collect()
-            for row in rows:
-                found.setdefault((stream, row.message.split(" ", 2)[2]), []).append((row.txid, row.outcome))
+        asked = ReplayRequests.asked(warehouse / "_trident" / name / "streams" / stream)
+        rows = _read(spark, path).where(F.col("message").startswith("replay ")).orderBy("txid").collect()
+        for row in rows:
+            found.setdefault((stream, row.message.split(" ", 2)[2]), []).append((row.txid, row.outcome))
         for message in asked:
             found.setdefault((stream, message), []).append((math.inf, "asked for"))
     return found

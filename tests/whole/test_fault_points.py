@@ -140,7 +140,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
         "a copy of a consumed file, inside of the attempt's own folder",
     ),
     "trident/spouts/queues/directory.py:_move": (2, _INSIDE + ": directory.remove"),
-    "trident/spouts/queues/directory_spout.py:_Intake._folder": (1, _FOLDER),
+    "trident/spouts/queues/directory_spout.py:_Intake._folder": (2, _FOLDER),
     "trident/spouts/queues/directory_spout.py:_Intake.close": (1, _SPACE),
     "trident/spouts/queues/directory_spout.py:_Intake._give_back": (1, _SPACE),
     "trident/drpc/requests.py:DrpcRequests._collected": (1, "a request that reads; no batch"),

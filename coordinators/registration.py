@@ -214,7 +214,9 @@ def _group_of(identity: IdentityDict) -> dict[str, str]:
 
 def _only_columns_differ(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> bool:
     """Tells whether a state that may have nulls has columns behind its earlier ones, or lacks some of them."""
-    if key != "value_schema" or before["aggregator"] != after["aggregator"] or before["aggregator"] not in _EVOLVING:
+    how = before["aggregator"]
+    # Of an Upsert with a sequence the name goes on with it.
+    if key != "value_schema" or how != after["aggregator"] or how.partition(" ")[0] not in _EVOLVING:
         return False
     one, other = _columns(before[key]), _columns(after[key])
     if not one or not other:

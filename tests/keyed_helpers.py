@@ -59,16 +59,17 @@ def keyed(
     aggregator: Any = None,
     merging: str = "combine",
     ordered_by: str = "",
+    sequence: str = "",
     **settings: Any,
 ) -> StateBinding:
     """The binding of a keyed state; counts words unless told.
 
-    With merging "last" a published row has, after keys and values, whether its key is deleted.
+    With merging "last" or "sequenced" a published row has, after keys and values, whether its key is deleted.
     """
     struct = StructType.fromDDL(schema)
     values = tuple(field.name for field in struct.fields if field.name not in keys)
     state, combined = DeltaMapState(name, **settings), aggregator or Native("count")
-    return StateBinding(state, KEYED, tuple(keys), struct, values, combined, merging, ordered_by)
+    return StateBinding(state, KEYED, tuple(keys), struct, values, combined, merging, ordered_by, sequence)
 
 
 def append(name: str = "lines", schema: str = "line string", partition_columns: Sequence[str] = ()) -> StateBinding:

@@ -9,20 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from pyspark.sql.types import BooleanType, StructField, StructType
+from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.place import Place
 from trident.states.core.plain_values import Row
 from trident.states.core.staged import StagedFile
-from trident.states.core.tables import DELETED_COLUMN, TableSpec
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, TableSpec
 
 if TYPE_CHECKING:
     from trident.coordinators.records import TableMark
 
 COMBINE = "combine"
 LAST = "last"
+SEQUENCED = "sequenced"
+# Of these a log row is a whole value, or says that its key is deleted.
+WHOLE_VALUES = (LAST, SEQUENCED)
 
 
 class StateKind(ABC):
@@ -201,9 +204,11 @@ class StateBinding:
         aggregator: how partial values combine; None for append.
         merging: "combine": a keyed row is a part of its key's value, and the
             aggregator combines them; "last": it is the whole new value, or says
-            that the key is deleted (at most one row per key and transaction).
+            that the key is deleted (at most one row per key and transaction); "sequenced": the same, and of a key's
+            rows the one with the greatest (value in ``sequence``, txid) counts, also where it deletes the key.
         ordered_by: of a keyed state, the integer or timestamp of its rows, by which a local copy finds those below a
             position; "": none. Of a row where it is null a copy finds the key alone.
+        sequence: the value field by which "sequenced" rows are ordered; never null.
     """
 
     state: Any
@@ -214,6 +219,7 @@ class StateBinding:
     aggregator: Any = None
     merging: str = COMBINE
     ordered_by: str = ""
+    sequence: str = ""
 
     @property
     def name(self) -> str:
@@ -240,12 +246,12 @@ class StateBinding:
 
     @property
     def log_schema(self) -> "StructType":
-        """The columns of the rows to be staged: the schema, with "last" merging also ``_deleted``.
+        """The columns of the rows to be staged: the schema, and of whole values also ``_deleted``.
 
         True in ``_deleted`` deletes the key; the values of that row are not
         looked at. Null is as false.
         """
-        if self.merging != LAST:
+        if self.merging not in WHOLE_VALUES:
             return self.schema
 
         return StructType([*self.schema.fields, StructField(DELETED_COLUMN, BooleanType(), True)])
@@ -258,6 +264,18 @@ class StateBinding:
             semantics = getattr(self.state, "semantics", None)
             how = f"{self.kind}{f'/{semantics.value}' if semantics is not None else ''} {how}"
         return {"keys": list(self.keys), "value_schema": self.schema.simpleString(), "aggregator": how}
+
+
+def kept_schema(schema: "StructType", merging: str) -> "StructType":
+    """The columns of a keyed state's plain table without ``_upto``: keys and values.
+
+    With "sequenced" merging it also has each row's ``_deleted`` and ``_txid``: a deleted key is a row, which holds
+    against older changes that come later.
+    """
+    if merging != SEQUENCED:
+        return schema
+    hidden = [StructField(DELETED_COLUMN, BooleanType(), True), StructField(TXID_COLUMN, LongType(), True)]
+    return StructType([*schema.fields, *hidden])
 
 
 def aggregator_name(aggregator: Any) -> str:

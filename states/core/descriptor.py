@@ -18,7 +18,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import MAY_BE_MISSING, as_record, parse_stored
 from trident.states.core import storage
-from trident.states.core.binding import COMBINE, LAST, StateKind
+from trident.states.core.binding import COMBINE, SEQUENCED, WHOLE_VALUES, StateKind
 from trident.states.core.kinds import all_kinds, stored_kind
 from trident.states.core.names import check_name, other_owner
 from trident.states.core.place import AnyPath, Place
@@ -46,9 +46,9 @@ class StateDescriptor:
         ends_at: the last txid that it took part in, once the topology no longer
             has it; None while it does. Such a state is kept and can be read,
             and what is newest in its group no longer waits for it.
-        merging: how log rows become the value of a key: "combine" or "last"
+        merging: how log rows become the value of a key: "combine", "last" or "sequenced"
             (see :class:`trident.states.core.binding.StateBinding`).
-        ordered_by: as of the binding.
+        ordered_by, sequence: as of the binding.
     """
 
     name: str
@@ -64,15 +64,24 @@ class StateDescriptor:
     ends_at: int | None = None
     merging: str = field(default=COMBINE, metadata={MAY_BE_MISSING: True})
     ordered_by: str = field(default="", metadata={MAY_BE_MISSING: True})
+    sequence: str = field(default="", metadata={MAY_BE_MISSING: True})
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
         described = tuple(kind.name for kind in all_kinds() if kind.is_described)
         if self.kind not in described:
             raise TableError(f"state {self.name} cannot be described", found=self.kind, expected=f"one of {described}")
-        if self.merging not in (COMBINE, LAST):
+        if self.merging not in (COMBINE, *WHOLE_VALUES):
             raise TableError(
-                f"state {self.name} cannot be described", found=self.merging, expected=f"{COMBINE} or {LAST}"
+                f"state {self.name} cannot be described",
+                found=self.merging,
+                expected=f"one of {(COMBINE, *WHOLE_VALUES)}",
+            )
+        if (self.merging == SEQUENCED) != (self.sequence in self.value_fields):
+            raise TableError(
+                f"state {self.name} cannot be described",
+                found=f"{self.merging} by {self.sequence!r}",
+                expected="a sequence that is one of its values, and of a sequenced state only",
             )
         object.__setattr__(self, "keys", tuple(self.keys))
         object.__setattr__(self, "value_fields", tuple(self.value_fields))
@@ -95,6 +104,7 @@ class StateDescriptor:
             starts_at=starts_at,
             merging=binding.merging,
             ordered_by=binding.ordered_by,
+            sequence=binding.sequence,
         )
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import ConfigError
-from trident.states.core.binding import StateBinding, TableKind
+from trident.states.core.binding import WHOLE_VALUES, StateBinding, TableKind, kept_schema
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_name
 from trident.states.core.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN, TableSpec, table_schema
@@ -85,13 +85,15 @@ class KeyedKind(TableKind):
         return TableSpec(self.published_path(binding.name), schema, (), PROPERTIES, TXID_COLUMN, tuple(binding.keys))
 
     def plain_table(self, binding: StateBinding) -> TableSpec:
-        return TableSpec(binding.name, table_schema(binding.schema, UPTO_COLUMN), (), PROPERTIES)
+        return TableSpec(
+            binding.name, table_schema(kept_schema(binding.schema, binding.merging), UPTO_COLUMN), (), PROPERTIES
+        )
 
     def published_path(self, name: str) -> str:
         return f"{name}__log"
 
     def may_grow(self, binding: StateBinding) -> bool:
-        return binding.aggregator_name == "upsert"
+        return binding.merging in WHOLE_VALUES and (binding.aggregator_name or "").partition(" ")[0] == "upsert"
 
 
 KEYED = KeyedKind()

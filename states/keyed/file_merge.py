@@ -17,7 +17,7 @@ from typing import Any
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core import storage
-from trident.states.core.binding import LAST
+from trident.states.core.binding import WHOLE_VALUES, kept_schema
 from trident.states.core.control import DOMAIN
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.descriptor import StateDescriptor
@@ -196,8 +196,8 @@ class FileMerge:
         reason = self._why_not(state, plain)
         if reason is not None:
             raise CannotMerge(reason)
-        aggregator = None if state.merging == LAST else state.aggregator
-        return RowMerge(arrow_schema(state.schema), tuple(state.keys), aggregator)
+        aggregator = None if state.merging in WHOLE_VALUES else state.aggregator
+        return RowMerge(arrow_schema(state.schema), tuple(state.keys), aggregator, state.sequence)
 
     def _why_not(self, state: StateDescriptor, plain: TableSnapshot) -> str | None:
         local = storage.local_path(self._plain) is not None and storage.local_path(self._log) is not None
@@ -205,14 +205,14 @@ class FileMerge:
             return "its table is not on a local disk, or has features of Delta that are left to Delta"
         if plain.partition_columns or plain.properties.get("delta.appendOnly", "false") == "true":
             return "its table is partitioned, or appended to only"
-        strange = set(column_names(plain)) ^ {*state.schema.names, UPTO_COLUMN}
+        strange = set(column_names(plain)) ^ {*kept_schema(state.schema, state.merging).names, UPTO_COLUMN}
         if strange:
             return f"its table has columns that are not the state's, or lacks some: {sorted(strange)}"
         # A state without keys has one row, which no copy has, and which can be merged.
         reason = why_not_copied(state.schema, state.keys or ("",))
         if reason is not None:
             return reason
-        aggregator = None if state.merging == LAST else (state.aggregator or "")
+        aggregator = None if state.merging in WHOLE_VALUES else (state.aggregator or "")
         return why_not(arrow_schema(state.schema), state.keys, aggregator)
 
     def _files(self, plain: TableSnapshot) -> list[LiveFile]:

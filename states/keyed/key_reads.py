@@ -27,7 +27,7 @@ from trident.states.delta.log_tables import LogSnapshot, LogTables
 from trident.states.keyed.asked_keys import AskedKeys, asked_keys
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.copy_combine import Uncombinable, arrow_schema, combine_of
-from trident.states.keyed.log_merge import combiner_of, doubled, fold_of, keeps_last, native_merge
+from trident.states.keyed.log_merge import combiner_of, doubled, fold_of, is_sequenced, keeps_last, native_merge
 from trident.states.keyed.pinning import Pinned, load_state, pin
 from trident.states.keyed.tables import greatest_txid
 
@@ -185,7 +185,7 @@ def _arrow(state: StateDescriptor) -> pa.Schema:
 
 
 def _rows(view: Pinned[LogSnapshot], txid: int, keys: AskedKeys) -> pa.Table:
-    """The rows of the keys in table and log, with their txid; the table's have 0, which is before all."""
+    """The rows of the keys in table and log, with their txid; the table's have 0, before all, unless it has theirs."""
     state, control = view.state, view.control
     assert view.merged is not None, "a keyed state has a log"
     hidden = [pa.field(TXID_COLUMN, pa.int64())]
@@ -193,10 +193,14 @@ def _rows(view: Pinned[LogSnapshot], txid: int, keys: AskedKeys) -> pa.Table:
         hidden.append(pa.field(DELETED_COLUMN, pa.bool_()))
     schema = pa.schema([*_arrow(state), *hidden])
     found = [schema.empty_table()]
+    of_table = schema if is_sequenced(state) else _arrow(state)
     if txid < control.starts_at:
         return found[0]
     if view.plain is not None:
-        for rows in _of_table(view.plain, list(view.plain.files), _arrow(state), keys):
+        for rows in _of_table(view.plain, list(view.plain.files), of_table, keys):
+            if is_sequenced(state):
+                found.append(rows)
+                continue
             zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
             columns = [*rows.columns, zeros, *([pa.nulls(rows.num_rows, pa.bool_())] if keeps_last(state) else [])]
             found.append(pa.Table.from_arrays(columns, schema=schema))
@@ -227,23 +231,25 @@ def _combined(state: StateDescriptor, keys: AskedKeys, rows: pa.Table, aggregato
     """The value of each asked key, from its rows in table and log."""
     combiner = combiner_of(state, aggregator)
     codes = keys.codes_of(rows)
-    txids = rows.column(TXID_COLUMN).to_pylist()
+    places: list[Any] = rows.column(TXID_COLUMN).to_pylist()
+    if is_sequenced(state):
+        places = list(zip(rows.column(state.sequence).to_pylist(), places, strict=True))
     # In the order of transactions, of each in that of the log's files.
     of_key: dict[bytes, list[int]] = {}
-    for at in sorted(range(rows.num_rows), key=txids.__getitem__):
+    for at in sorted(range(rows.num_rows), key=places.__getitem__):
         of_key.setdefault(codes[at], []).append(at)
-    for places in of_key.values():
-        if len(places) > 1 and txids[places[1]] == 0:
-            raise doubled(state.name, rows.select(list(keys.columns)).slice(places[0], 1).to_pylist()[0])
+    for some in of_key.values():
+        if len(some) > 1 and places[some[1]] == 0:
+            raise doubled(state.name, rows.select(list(keys.columns)).slice(some[0], 1).to_pylist()[0])
     if combiner is not None:
         return _folded(state, keys, rows, of_key, combiner)
     values = _values_of(state, rows)
     if keeps_last(state):
         gone = rows.column(DELETED_COLUMN).to_pylist()
-        newest = {code: places[-1] for code, places in of_key.items()}
+        newest = {code: some[-1] for code, some in of_key.items()}
         found = {code: values[at] for code, at in newest.items() if not gone[at]}
     else:
-        found = {code: _merged(state, rows.schema, [values[at] for at in places]) for code, places in of_key.items()}
+        found = {code: _merged(state, rows.schema, [values[at] for at in some]) for code, some in of_key.items()}
     return [found.get(code) for code in keys.codes]
 
 

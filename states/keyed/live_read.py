@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
-from trident.states.core.binding import LAST
+from trident.states.core.binding import WHOLE_VALUES
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.host_bound import is_local_master
@@ -103,9 +103,10 @@ def _merge(state: StateDescriptor, files: StoredFiles) -> RowMerge | None:
     if size > LOG_BYTES_MAX or rows > LOG_ROWS_MAX or why_not_copied(state.schema, state.keys) is not None:
         return None
     schema, keys = arrow_schema(state.schema), tuple(state.keys)
-    if why_not(schema, keys, None if state.merging == LAST else (state.aggregator or "")) is not None:
+    aggregator = None if state.merging in WHOLE_VALUES else (state.aggregator or "")
+    if why_not(schema, keys, aggregator) is not None:
         return None
-    return RowMerge(schema, keys, None if state.merging == LAST else state.aggregator)
+    return RowMerge(schema, keys, aggregator, state.sequence)
 
 
 def _parts(state: StateDescriptor, files: StoredFiles, merge: RowMerge, count: int) -> list[LivePart] | None:

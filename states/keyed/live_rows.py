@@ -162,7 +162,7 @@ class LivePart:
             raise self._not_merged(error) from error
         changed = [merge.table_schema.empty_table()]
         changes = _Changes(new, merge.keys)
-        for batch in rows_of(str(self.plain), self.files, merge.schema):
+        for batch in rows_of(str(self.plain), self.files, merge.kept_schema):
             touched = changes.may_touch(batch)
             some = batch.filter(touched) if touched is not None else batch.slice(0, 0)
             if some.num_rows:
@@ -170,13 +170,14 @@ class LivePart:
                 upto = pa.repeat(pa.scalar(self.after, pa.int64()), some.num_rows)
                 changed.append(pa.table([*some.columns, upto], schema=merge.table_schema))
                 batch = batch.filter(pc.invert(touched))
+            batch = merge.shown(batch)
             if batch.num_rows:
                 yield batch
         try:
             merged = merge.overlaid(pa.concat_tables(changed), new, self.after, self.upto)
         except NotMergeable as error:
             raise self._not_merged(error) from error
-        yield from merged.select(merge.schema.names).combine_chunks().to_batches()
+        yield from merge.shown(merged).combine_chunks().to_batches()
 
     def _log_rows(self) -> pa.Table:
         schema = self.merge.log_schema

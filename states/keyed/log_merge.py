@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import ConfigError, TableError
-from trident.states.core.binding import LAST, aggregator_name
+from trident.states.core.binding import SEQUENCED, WHOLE_VALUES, aggregator_name, kept_schema
 from trident.states.core.copyable import why_not_exact
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.names import backquoted
@@ -27,7 +27,7 @@ from trident.states.core.plain_values import frozen, python_values
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 # Log rows in this many bytes of Parquet are sent to every task; they take some ten times as much there.
@@ -36,7 +36,12 @@ _BROADCAST_BYTES_MAX = 8 << 20
 
 def keeps_last(state: StateDescriptor) -> bool:
     """Tells whether the log's rows are whole values: neither a native merging nor a combiner is asked then."""
-    return state.merging == LAST
+    return state.merging in WHOLE_VALUES
+
+
+def is_sequenced(state: StateDescriptor) -> bool:
+    """Tells whether of whole values the one with the greatest (sequence, txid) counts, not just the newest."""
+    return state.merging == SEQUENCED
 
 
 def native_merge(state: StateDescriptor) -> NativeMerge | None:
@@ -96,8 +101,24 @@ def log_rows(state: StateDescriptor, log: "DataFrame", after: int, upto: int) ->
 
 
 def table_rows(state: StateDescriptor, table: "DataFrame") -> "DataFrame":
-    """Keys and values of a table; null in a column that this version of it does not have yet."""
-    return table.select(*_fields(state, table))
+    """Keys and values of a table; null in a column that this version of it does not have yet.
+
+    Of a sequenced state also ``_deleted`` and ``_txid``, with the rows of deleted keys: :func:`shown` leaves them out.
+    """
+    hidden = (DELETED_COLUMN, TXID_COLUMN) if is_sequenced(state) else ()
+    return table.select(*_fields(state, table), *[quoted(name) for name in hidden])
+
+
+def no_rows(spark: "SparkSession", state: StateDescriptor) -> "DataFrame":
+    """The rows of a table that was not made yet, as :func:`table_rows` gives them."""
+    return spark.createDataFrame([], kept_schema(state.schema, state.merging))
+
+
+def shown(state: StateDescriptor, base: "DataFrame") -> "DataFrame":
+    """Keys and values of the keys that are there, of rows as :func:`table_rows` gives them."""
+    if not is_sequenced(state):
+        return base
+    return base.where(~deleted()).select(*[quoted(field.name) for field in state.schema.fields])
 
 
 def _fields(state: StateDescriptor, frame: "DataFrame") -> list["Column"]:
@@ -120,12 +141,14 @@ def live(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregato
         ConfigError: a Python combiner is needed and was not given.
     """
     combiner, native = combiner_of(state, aggregator), native_merge(state)
-    if keeps_last(state):
+    if keeps_last(state) and not is_sequenced(state):
         return _replaced(state, base, rows)
     # Of a text with a collation there are equal keys whose hashes differ.
     hashed = state.keys and why_not_exact(StructType([state.schema[key] for key in state.keys]), state.keys) is None
     if hashed and _size_bytes(rows) <= _BROADCAST_BYTES_MAX:
         return _beside(state, base, rows, aggregator)
+    if is_sequenced(state):
+        return _newest_of_both(state, base, rows)
     return combined(state, base, rows, native) if native else overlaid(state, base, rows, combiner)
 
 
@@ -147,9 +170,14 @@ def live_grouped(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", a
 
 
 def newest_log(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
-    """The newest log row of each key, with ``_deleted``. No rows give none, also without keys."""
-    names = [*state.value_fields, DELETED_COLUMN]
-    newest = F.max_by(F.struct(*[quoted(name) for name in names]), quoted(TXID_COLUMN)).alias(TXID_COLUMN)
+    """The log row of each key that counts, with ``_deleted``. No rows give none, also without keys.
+
+    It is the newest; of a sequenced state that with the greatest (sequence, txid), which is given with its ``_txid``.
+    """
+    names, order = [*state.value_fields, DELETED_COLUMN], quoted(TXID_COLUMN)
+    if is_sequenced(state):
+        names, order = [*names, TXID_COLUMN], F.struct(quoted(state.sequence), quoted(TXID_COLUMN))
+    newest = F.max_by(F.struct(*[quoted(name) for name in names]), order).alias(TXID_COLUMN)
     keys = [quoted(key) for key in state.keys]
     # Without keys there is a row also for no rows, with null in the place of the newest.
     found = rows.groupBy(*keys).agg(newest).where(quoted(TXID_COLUMN).isNotNull())
@@ -179,8 +207,11 @@ def _replaced(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "
 
 def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame":
     fields = [quoted(field.name) for field in state.schema.fields]
-    # The table has no transaction; it is older than each that waits in the log.
-    old = base.select(*fields, F.lit(False).alias(DELETED_COLUMN), F.lit(0).cast("bigint").alias(TXID_COLUMN))
+    if is_sequenced(state):
+        old = base.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN))
+    else:
+        # The table has no transaction; it is older than each that waits in the log.
+        old = base.select(*fields, F.lit(False).alias(DELETED_COLUMN), F.lit(0).cast("bigint").alias(TXID_COLUMN))
     both = old.unionByName(rows.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN)))
     return newest_log(state, both).where(~deleted()).select(*fields)
 
@@ -218,8 +249,8 @@ def _beside(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggreg
     # A hidden column, whose name no field has.
     hashes = F.broadcast(rows.select(_key_hash(state.keys).alias(TXID_COLUMN))).alias("s")
     table, has_hash = base.alias("t"), _key_hash(state.keys, "t") == quoted(TXID_COLUMN, "s")
-    kept = table.join(hashes, has_hash, "left_anti").select(*fields)
-    changed = table.join(hashes, has_hash, "left_semi").select(*fields)
+    kept = shown(state, table.join(hashes, has_hash, "left_anti")).select(*fields)
+    changed = table.join(hashes, has_hash, "left_semi")
     return kept.unionByName(live_grouped(state, changed, rows, aggregator))
 
 

@@ -21,7 +21,7 @@ from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.table_files import PATHS_PER_SCAN, NotFollowed, TableFiles, scan
 from trident.states.delta.whole_files import require_whole
 from trident.states.keyed import reading
-from trident.states.keyed.log_merge import broadcast_if_small, log_rows, quoted, same_key, table_rows
+from trident.states.keyed.log_merge import broadcast_if_small, log_rows, quoted, same_key, shown, table_rows
 from trident.states.keyed.pinning import load_state
 from trident.states.keyed.snapshot import Stored
 from trident.states.keyed.tables import check_own, greatest_txid
@@ -153,7 +153,7 @@ def base_of(
     asked = broadcast_if_small(keys_frame.select(*[quoted(key) for key in state.keys]), _KEYS_BYTES_MAX).alias("s")
     base = base.alias("t").join(asked, same_key(state.keys, "t", "s"), "left_semi")
     if rows is None:
-        return base
+        return shown(state, base)
     rows = rows.alias("t").join(asked, same_key(state.keys, "t", "s"), "left_semi")
     return stored.grouped(base, rows, aggregator)
 

@@ -42,11 +42,14 @@ class RowMerge:
         schema: of keys and values in Arrow's types, instants in UTC.
         keys: the key columns; none for the one row of a global aggregate.
         aggregator: the stored name of the native aggregator; None where the last value counts.
+        sequence: of whole values the column by which the greatest (sequence, txid) counts; "" where the newest does.
+            Then the table's rows have their ``_deleted`` and ``_txid``, and those of deleted keys are kept.
     """
 
     schema: pa.Schema
     keys: tuple[str, ...]
     aggregator: str | None
+    sequence: str = ""
 
     @property
     def values(self) -> list[str]:
@@ -63,10 +66,22 @@ class RowMerge:
     @property
     def table_schema(self) -> pa.Schema:
         """Of the plain table's rows."""
-        return pa.schema([*self.schema, pa.field(UPTO_COLUMN, pa.int64())])
+        return pa.schema([*self.kept_schema, pa.field(UPTO_COLUMN, pa.int64())])
+
+    @property
+    def kept_schema(self) -> pa.Schema:
+        """Of the plain table's rows without ``_upto``."""
+        hidden = [pa.field(DELETED_COLUMN, pa.bool_()), pa.field(TXID_COLUMN, pa.int64())] if self.sequence else []
+        return pa.schema([*self.schema, *hidden])
+
+    def shown(self, rows: Any) -> Any:
+        """Keys and values of the keys that are there, of rows of the table: a table, or a record batch."""
+        if self.sequence:
+            rows = rows.filter(pc.invert(pc.fill_null(rows.column(DELETED_COLUMN), False)))
+        return rows.select(self.schema.names)
 
     def reduced(self, rows: pa.Table) -> pa.Table:
-        """One row per key of log rows, as ``log_schema`` has them without the txid, sorted by key.
+        """One row per key of log rows, sorted by key: as ``log_schema`` has them, without the txid but for a sequence.
 
         Args:
             rows: of the transactions that are merged; of one transaction in the order of its files.
@@ -75,7 +90,7 @@ class RowMerge:
             NotMergeable: a sum does not fit its column.
         """
         if not rows.num_rows:
-            return rows.drop_columns([TXID_COLUMN])
+            return rows if self.sequence else rows.drop_columns([TXID_COLUMN])
         if self.aggregator is None:
             return self.sorted(self._newest(rows))
         return self.sorted(self._folded(rows))
@@ -127,16 +142,23 @@ class RowMerge:
         # Each key's last row: of the table, of the log, or what both make together, behind all others.
         last = np.append(np.flatnonzero(begins)[1:] - 1, len(order) - 1) if len(order) else order
         chosen = order[last]
-        if self.aggregator is None:
+        names = self.kept_schema.names
+        if self.sequence:
+            stays = np.flatnonzero(self._stays(base.take(pa.array(old_rows)), new.take(pa.array(new_rows))))
+            instead = np.arange(size + new.num_rows)
+            instead[order[second][stays]] = old_rows[stays]
+            chosen = instead[chosen]
+            both = [base.select(names), new.select(names)]
+        elif self.aggregator is None:
             gone = new.column(DELETED_COLUMN).fill_null(False).to_numpy(zero_copy_only=False)
             chosen = chosen[~((chosen >= size) & np.append(np.zeros(size, bool), gone)[chosen])]
-            both = [base.select(self.schema.names), new.select(self.schema.names)]
+            both = [base.select(names), new.select(names)]
         else:
             pairs = self._pairs(base, new, pa.array(old_rows), pa.array(new_rows))
             together = np.full(len(order), -1)
             together[order[second]] = size + new.num_rows + np.arange(len(second))
             chosen = np.where(together[chosen] >= 0, together[chosen], chosen) if len(order) else chosen
-            both = [base.select(self.schema.names), new.select(self.schema.names), pairs]
+            both = [base.select(names), new.select(names), pairs]
         rows = pa.concat_tables(both).take(pa.array(chosen, pa.int64()))
         old = pa.array(np.where(chosen < size, chosen, 0))
         kept = base.column(UPTO_COLUMN).take(old) if size else pa.nulls(len(chosen), pa.int64())
@@ -181,12 +203,23 @@ class RowMerge:
         return begins
 
     def _newest(self, rows: pa.Table) -> pa.Table:
-        rows = _by_txid(rows).drop_columns([TXID_COLUMN])
+        if self.sequence:
+            # Stable: rows of one place in the order of their files, which do not differ.
+            rows = rows.take(positions_in_order([rows.column(self.sequence), rows.column(TXID_COLUMN)]))
+        else:
+            rows = _by_txid(rows).drop_columns([TXID_COLUMN])
         if not self.keys:
             return rows.slice(rows.num_rows - 1)
         keys = {f"k{n}": rows.column(name) for n, name in enumerate(self.keys)}
         numbered = pa.table({**keys, "row": np.arange(rows.num_rows)})
         return rows.take(_grouped(numbered, len(keys), row=("row", "max")).column("row"))
+
+    def _stays(self, old: pa.Table, new: pa.Table) -> Any:
+        """Tells of rows of the table which are later than the log's of the same key, by (sequence, txid)."""
+        ours, theirs = old.column(self.sequence), new.column(self.sequence)
+        later = pc.greater(old.column(TXID_COLUMN), new.column(TXID_COLUMN))
+        stays = pc.or_(pc.greater(ours, theirs), pc.and_(pc.equal(ours, theirs), later))
+        return pc.fill_null(stays, False).to_numpy(zero_copy_only=False)
 
     def _folded(self, rows: pa.Table) -> pa.Table:
         assert self.aggregator is not None

@@ -12,10 +12,10 @@ from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.names import backquoted
 from trident.states.core.native import NativeMerge
-from trident.states.core.tables import UPTO_COLUMN
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.kernel_errors import java_causes
 from trident.states.keyed.compaction import MergePlan, guard_condition
-from trident.states.keyed.log_merge import deleted, keeps_last, quoted, same_key
+from trident.states.keyed.log_merge import deleted, is_sequenced, keeps_last, quoted, same_key
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -51,7 +51,13 @@ def merge_into(
     }
     added[backquoted(UPTO_COLUMN)] = _txid(plan.upto)
     changed = _changed(state, plan, native)
-    if keeps_last(state):
+    if is_sequenced(state):
+        # A row of the table that is later in the sequence stays, and so does a deleted one: it holds the key deleted.
+        # Nothing of this MERGE shows in it, so that the guard need not look at it.
+        hidden = {backquoted(name): quoted(name, "s") for name in (DELETED_COLUMN, TXID_COLUMN)}
+        merge = merge.whenMatchedUpdate(~_stays(state), {**changed, **hidden})
+        merge = merge.whenNotMatchedInsert(values={**added, **hidden})
+    elif keeps_last(state):
         # Delta computes conditions for rows without a match too, so that nothing may raise here: a deleted row
         # that does not pass is left to the update, which raises.
         merge = merge.whenMatchedDelete(deleted("s") & _passes(plan)).whenMatchedUpdate(set=changed)
@@ -77,6 +83,12 @@ def _changed(state: StateDescriptor, plan: MergePlan, native: NativeMerge | None
             new = native.combine_columns(quoted(name, "t"), new).cast(kinds[name])
         changed[backquoted(name)] = new
     return changed
+
+
+def _stays(state: StateDescriptor) -> "Column":
+    """True of a matched row that is later than the new one by (sequence, txid); never null."""
+    place = [F.struct(quoted(state.sequence, side), quoted(TXID_COLUMN, side)) for side in ("t", "s")]
+    return F.coalesce(place[0] > place[1], F.lit(False))
 
 
 def _passes(plan: MergePlan) -> "Column":

@@ -16,7 +16,7 @@ from trident.states.core.place import AnyPath, Place
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.live_read import live_frame
-from trident.states.keyed.log_merge import log_rows, table_rows
+from trident.states.keyed.log_merge import log_rows, no_rows, table_rows
 from trident.states.keyed.pinning import Pinned, load_state, pin
 from trident.states.keyed.snapshot import Stored, StoredFiles, load_frame, log_frame, plain_frame
 
@@ -117,7 +117,7 @@ def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnap
     """A keyed state as of txid, from pinned tables that fit: floor <= merged <= txid."""
     assert table.merged is not None, "an append has no log"
     state, control = table.state, table.control
-    base = spark.createDataFrame([], state.schema)
+    base = no_rows(spark, state)
     if txid < control.starts_at:
         return Stored(state, control, base, None)
     plain_files: list[LiveFile] | None = []

@@ -23,7 +23,7 @@ from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.log_tables import LogTables
 from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
 from trident.states.delta.whole_files import require_whole
-from trident.states.keyed.log_merge import live, live_grouped
+from trident.states.keyed.log_merge import live, live_grouped, shown
 from trident.states.keyed.tables import greatest_txid
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Stored:
     """A keyed state as of one transaction, in two parts.
 
     Attributes:
-        base: keys and values of the table.
+        base: the rows of the table, as ``log_merge.table_rows`` gives them.
         rows: of the log, up to the transaction, that are not in the table; None when there are none.
         size: bytes of the files that both are read from, None when unknown.
         files: these files, None when unknown; they need not be given where rows are looked up by Spark alone.
@@ -88,7 +88,7 @@ class Stored:
             ConfigError: a Python combiner is needed and was not given.
         """
         if self.rows is None:
-            return self.base
+            return shown(self.state, self.base)
         if self.is_small:
             return self.grouped(self.base, self.rows, aggregator)
         return live(self.state, self.base, self.rows, aggregator)

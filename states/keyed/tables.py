@@ -9,6 +9,7 @@ from dataclasses import replace
 from pyspark.sql.types import LongType, StructField, StructType
 
 from trident.coordinators.errors import CommitConflict, ForeignTable, TableError
+from trident.states.core.binding import kept_schema
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.tables import HIDDEN_COLUMNS, PROPERTIES, TXID_COLUMN, UPTO_COLUMN
@@ -128,5 +129,6 @@ def as_stored(state: StateDescriptor, plain: TableSnapshot, log: TableSnapshot) 
 
 def plain_schema_json(state: StateDescriptor) -> str:
     """The plain table's schema: keys, values and the hidden ``_upto``, all nullable."""
-    fields = [StructField(field.name, field.dataType, True) for field in state.schema.fields]
+    kept = kept_schema(state.schema, state.merging)
+    fields = [StructField(field.name, field.dataType, True) for field in kept.fields]
     return StructType([*fields, StructField(UPTO_COLUMN, LongType(), True)]).json()

@@ -241,6 +241,40 @@ def test_a_topology_that_is_started_again_finds_the_same_fields_behind_new_value
             FieldError,
             "expected: boolean",
         ),
+        (
+            lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("word", order_by="n", sequence_by="n")),
+            FieldError,
+            "one order.*order_by='n' and sequence_by='n'",
+        ),
+        (
+            lambda s: s.partition_persist(opaque("x", SqliteMap("f", "t")), None, Upsert("word", sequence_by="n")),
+            TopologyError,
+            "keeps the rows of deleted keys.*DeltaMapState",
+        ),
+        (
+            lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("n", sequence_by="n")),
+            FieldError,
+            "the sequence of changes.*a key",
+        ),
+        (
+            lambda s: s.each("n", float, "f double").partition_persist(
+                DeltaMapState("x"), None, Upsert("word", sequence_by="f")
+            ),
+            FieldError,
+            "orders changes by field 'f'.*found: double.*an integer",
+        ),
+        (
+            lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("word", sequence_by="m")),
+            FieldError,
+            "does not exist; found: 'm'",
+        ),
+        (
+            lambda s: s.partition_persist(
+                DeltaMapState("x"), None, Upsert("word", sequence_by="n")
+            ).new_values_stream(),
+            TopologyError,
+            "no stream of new values.*sequence_by",
+        ),
         (lambda s: s.partition_persist(Lines("x"), "word", Lines("x")), TopologyError, "2 partitions.*partition_by"),
         (
             lambda s: s.partition_persist(Lines("x"), "word", Lines("x"), "a string", partition_by="word"),

@@ -191,6 +191,8 @@ def _binding(engine: KernelEngine, warehouse: Place, descriptor: StateDescriptor
         descriptor.value_fields,
         aggregator,
         descriptor.merging,
+        descriptor.ordered_by,
+        descriptor.sequence,
     )
 
 

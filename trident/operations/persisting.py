@@ -21,7 +21,7 @@ from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.operations.upsert import LastNode, Upsert
 from trident.planning.nodes import Names, Node, field_names, picked, require_fields
 from trident.planning.operation import Fields
-from trident.states.core.binding import StateBinding, StateKind
+from trident.states.core.binding import LAST, SEQUENCED, StateBinding, StateKind
 from trident.states.core.kinds import kind_of_state
 from trident.states.core.tables import DELETED_COLUMN
 from trident.udf.signatures import call_site, check_serialisable
@@ -49,6 +49,8 @@ def new_values(node: PersistNode) -> NewValuesNode:
         TopologyError: they are not known before the state is published, or there are none.
     """
     name, why_not = node.binding.name, node.binding.state_kind.why_no_new_values
+    if node.binding.merging == SEQUENCED:
+        why_not = "an Upsert with sequence_by: its log decides later which changes count"
     if why_not is not None:
         raise no_new_values(name, why_not)
     schema = node.new_values if isinstance(node, _UpdaterNode) else _values_schema(node)
@@ -178,9 +180,11 @@ def _upsert(parent: Node, state: Any, kind: StateKind, schema: StructType, upser
         keys=keys,
         values=values,
         delete_when=upsert.delete_when,
-        order_by=upsert.order_by,
+        order_by=upsert.sequence_by or upsert.order_by,
+        sequenced=upsert.sequence_by is not None,
     )
-    binding = StateBinding(state, kind, keys, stored, values, upsert, merging="last")
+    merging = LAST if upsert.sequence_by is None else SEQUENCED
+    binding = StateBinding(state, kind, keys, stored, values, upsert, merging, sequence=upsert.sequence_by or "")
     return _sink(
         binding,
         PersistNode,

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql.types import BooleanType, StructType
+from pyspark.sql.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    IntegralType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.planning.nodes import require_fields
 from trident.states.core.binding import StateKind
 from trident.states.core.names import check_name
 from trident.states.core.tables import HIDDEN_COLUMNS
+
+_SEQUENCES = (DateType, DecimalType, IntegralType, TimestampNTZType, TimestampType)
 
 
 def check_named(state: Any) -> str:
@@ -38,7 +49,10 @@ def check_upsert(state: Any, kind: StateKind, schema: StructType, upsert: Any) -
             found=repr(state),
             expected="DeltaMapState(name), or opaque(name, map) or transactional(name, map)",
         )
-    require_fields([*upsert.keys, *filter(None, (upsert.delete_when, upsert.order_by))], schema, "Upsert")
+    named = filter(None, (upsert.delete_when, upsert.order_by, upsert.sequence_by))
+    require_fields([*upsert.keys, *named], schema, "Upsert")
+    if upsert.sequence_by is not None:
+        _check_sequence(state, kind, schema, upsert)
     if upsert.delete_when is not None and not isinstance(schema[upsert.delete_when].dataType, BooleanType):
         raise FieldError(
             f"Upsert deletes by field {upsert.delete_when!r}",
@@ -47,6 +61,30 @@ def check_upsert(state: Any, kind: StateKind, schema: StructType, upsert: Any) -
         )
     if not [name for name in schema.names if name not in (*upsert.keys, upsert.delete_when)]:
         raise FieldError("Upsert has nothing to store beside the keys", expected="at least one other field")
+
+
+def _check_sequence(state: Any, kind: StateKind, schema: StructType, upsert: Any) -> None:
+    if not kind.has_log:
+        raise TopologyError(
+            "Upsert with sequence_by needs a state that keeps the rows of deleted keys",
+            found=repr(state),
+            expected="DeltaMapState(name)",
+            action="for a map of your own give an updater of your own, which compares with the stored value",
+        )
+    field = schema[upsert.sequence_by]
+    if upsert.sequence_by in (*upsert.keys, upsert.delete_when):
+        raise FieldError(
+            f"Upsert cannot take {field.name!r} for the sequence of changes",
+            found="a key, or the field of delete_when",
+            expected="another field",
+        )
+    text = isinstance(field.dataType, StringType) and field.dataType.collation == "UTF8_BINARY"
+    if not (text or isinstance(field.dataType, _SEQUENCES)):
+        raise FieldError(
+            f"Upsert orders changes by field {field.name!r}",
+            found=field.dataType.simpleString(),
+            expected="an integer, decimal, date, timestamp or text: of these every two values have an order",
+        )
 
 
 def check_fields(state: Any, kind: StateKind, schema: StructType, keys: Sequence[str]) -> None:

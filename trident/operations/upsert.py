@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 from pyspark.sql import functions as F
 
@@ -17,6 +17,7 @@ from trident.states.core.names import backquoted
 from trident.states.core.tables import DELETED_COLUMN
 
 _ROW, _PLACE = "__trident_row", "__trident_place"
+_NULL_ADVICE = "filter such rows out before, or give them a value: without one their place is not known"
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,27 @@ class Upsert:
             greatest value is the last; nulls come first. None takes the order in
             which the batch has them: that of the source, as long as nothing in
             between moves rows among Spark partitions.
+        sequence_by: a field: of all changes of a key, in whichever transactions they come, the one with the greatest
+            value counts; of equal values that of the later transaction. A deleted key stays deleted against older
+            changes that come later. Integers, a decimal, date, timestamp or text (by its bytes), never null: a batch
+            with a null there fails. It is stored with the other values. For a DeltaMapState (docs/cdc.md).
 
     WARNING: ``order_by`` orders within a batch only. Between batches the later
     transaction always wins, whatever the value in that field: an older change
-    that arrives in a later batch replaces a newer one. So it is no substitute for
-    ``MERGE … WHEN MATCHED AND s.ts > t.ts`` unless the source keeps the changes of a
-    key in order over its batches. Where it does not, keep the greatest value in the
-    state itself: ``persistent_aggregate`` with an Aggregator that has ``resume``
-    (docs/from-structured-streaming.md, "Changes that arrive out of order").
+    that arrives in a later batch replaces a newer one. Where the source does not keep
+    the changes of a key in order over its batches, use ``sequence_by``, which is
+    ``MERGE … WHEN MATCHED AND s.ts >= t.ts``, with deletes.
     """
 
     keys: Union[str, Sequence[str]]
     delete_when: str | None = None
     order_by: str | None = None
+    sequence_by: str | None = None
 
-    native_name = "upsert"
+    @property
+    def native_name(self) -> str:
+        """The stored name: with another sequence the state's values would be others."""
+        return "upsert" if self.sequence_by is None else f"upsert by {self.sequence_by}"
 
     def __post_init__(self) -> None:
         keys = self.keys
@@ -58,6 +65,12 @@ class Upsert:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise FieldError("Upsert needs the fields that name a row", found=repr(keys), expected="'id' or ['a', 'b']")
         object.__setattr__(self, "keys", names)
+        if self.sequence_by is not None and self.order_by is not None:
+            raise FieldError(
+                "Upsert takes one order",
+                found=f"order_by={self.order_by!r} and sequence_by={self.sequence_by!r}",
+                expected="sequence_by, which orders within a batch too; or order_by, which orders nothing else",
+            )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,6 +80,7 @@ class LastNode(Node):
     Attributes:
         delete_when: a boolean field; where it is true the key is to be removed.
         order_by: the field whose greatest value is the last; None: the batch's own order.
+        sequenced: whether that field, a value that is never null, orders over all batches.
     """
 
     row_by_row = False
@@ -75,15 +89,17 @@ class LastNode(Node):
     values: tuple[str, ...]
     delete_when: str | None = None
     order_by: str | None = None
+    sequenced: bool = False
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset((*self.keys, *self.values, *filter(None, (self.delete_when, self.order_by))))
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
-        builder.push(LastOp(tuple(self.schema.fields), self.keys, self.values, self.delete_when, self.order_by))
+        fields = tuple(self.schema.fields)
+        builder.push(LastOp(fields, self.keys, self.values, self.delete_when, self.order_by, self.sequenced))
 
     def notes(self) -> Iterator[str]:
-        if self.order_by:
+        if self.order_by and not self.sequenced:
             wins = "between batches the later transaction wins, whatever its value"
             yield f"ordered by {self.order_by} within a batch only: {wins}"
 
@@ -98,6 +114,7 @@ class LastOp(Operation):
     values: tuple[str, ...]
     delete_when: str | None
     order_by: str | None
+    sequenced: bool = False
 
     @property
     def spreads_rows(self) -> bool:
@@ -110,8 +127,15 @@ class LastOp(Operation):
     def transform(self, frames: SessionFrames) -> Transform:
         gone = F.coalesce(column(self.delete_when), F.lit(False)) if self.delete_when else F.lit(False)
         place = F.monotonically_increasing_id()
-        order = F.struct(column(self.order_by), place) if self.order_by else place
-        row = F.struct(*column_list(self.values), gone.alias(DELETED_COLUMN))
+        order, kept = place, column_list(self.values)
+        if self.order_by and not self.sequenced:
+            order = F.struct(column(self.order_by), place)
+        if self.order_by and self.sequenced:
+            order = F.struct(_never_null(self.order_by), place)
+            # A deleted key's row stays in the table: without its values.
+            others = [F.when(~gone, column(name)).alias(name) for name in self.values if name != self.order_by]
+            kept = [*others, column(self.order_by)]
+        row = F.struct(*kept, gone.alias(DELETED_COLUMN))
         keys = column_list(self.keys)
         # Positions are given before the rows move.
         placed = frames.select([*keys, row.alias(_ROW), order.alias(_PLACE)])
@@ -120,4 +144,10 @@ class LastOp(Operation):
         return in_turn(placed, last, frames.select([*keys, *values, F.col(f"{_ROW}.{DELETED_COLUMN}")]))
 
     def describe(self) -> str:
-        return f"the last row of each {', '.join(self.keys)}"
+        by = f", by {self.order_by} over all transactions" if self.sequenced else ""
+        return f"the last row of each {', '.join(self.keys)}{by}"
+
+
+def _never_null(name: str) -> Any:
+    error = F.raise_error(F.lit(f"Upsert: the field {name!r} of sequence_by is null; {_NULL_ADVICE}"))
+    return F.when(column(name).isNotNull(), column(name)).otherwise(error)

@@ -1,0 +1,230 @@
+"""Upserts by a sequence: of a key the change with the greatest (sequence, txid) counts, in any order."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.keyed_helpers import Group, Native, as_map, keyed
+from trident.coordinators.errors import TableError
+from trident.states.core.descriptor import StateDescriptor, load_descriptor
+from trident.states.core.place import Place
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed import log_merge, snapshot
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.file_merge import CannotMerge, FileMerge
+from trident.states.keyed.key_reads import KeyReader
+from trident.states.keyed.lookups import StatePins, base_of
+from trident.states.keyed.merge_rows import RowMerge
+from trident.states.keyed.reading import read_state
+
+# Longer: TRIDENT_SEQUENCES=20000.
+HISTORIES = int(os.environ.get("TRIDENT_SEQUENCES", "1000"))
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a key: its value since then, or that it is deleted."""
+
+    key: str | None
+    sequence: int
+    value: str | None
+    deleted: bool = False
+
+
+# --- the model: no code under test takes part in it ---------------------------------------------------------
+
+
+def model(changes: Sequence[Change]) -> dict[Any, tuple[int, str | None]]:
+    """Key → (sequence, value) after changes in any order, of which no two of a key share a sequence but equal ones."""
+    found: dict[Any, Change] = {}
+    for change in changes:
+        old = found.get(change.key)
+        if old is None or change.sequence > old.sequence:
+            found[change.key] = change
+    return {key: (one.sequence, one.value) for key, one in found.items() if not one.deleted}
+
+
+def model_of_ties(batches: Sequence[Sequence[Change]]) -> dict[Any, tuple[int, str | None]]:
+    """The same of changes that may share a sequence and differ: then the later transaction counts."""
+    found: dict[Any, tuple[int, int, Change]] = {}
+    for txid, batch in enumerate(batches, 1):
+        for change in batch:
+            place = (change.sequence, txid)
+            if change.key not in found or place >= found[change.key][:2]:
+                found[change.key] = (*place, change)
+    return {key: (one.sequence, one.value) for key, (_, _, one) in found.items() if not one.deleted}
+
+
+def of_each_key(batch: Sequence[Change]) -> list[Change]:
+    """The change of each key of a batch that is staged: with the greatest sequence, of equal ones the last."""
+    found: dict[Any, Change] = {}
+    for change in batch:
+        if change.key not in found or change.sequence >= found[change.key].sequence:
+            found[change.key] = change
+    return list(found.values())
+
+
+# --- rows alone: reduced and laid over each other -------------------------------------------------------------
+
+SCHEMA = pa.schema([("k", pa.string()), ("s", pa.int64()), ("v", pa.string())])
+MERGE = RowMerge(SCHEMA, ("k",), None, "s")
+
+
+def log_rows(batches: Mapping[int, Sequence[Change]]) -> pa.Table:
+    rows = [
+        {"k": one.key, "s": one.sequence, "v": one.value, TXID_COLUMN: txid, DELETED_COLUMN: one.deleted or None}
+        for txid, batch in batches.items()
+        for one in batch
+    ]
+    return pa.Table.from_pylist(rows, schema=MERGE.log_schema)
+
+
+def folded(batches: Sequence[Sequence[Change]], merges: Sequence[int]) -> dict[Any, tuple[int, str | None]]:
+    """The state behind batches, which are transactions 1, 2, …, when MERGEs end with the given ones and the last."""
+    base, after = MERGE.table_schema.empty_table(), 0
+    for upto in sorted({*merges, len(batches)} - {0}):
+        waiting = {txid: of_each_key(batches[txid - 1]) for txid in range(after + 1, upto + 1)}
+        base, after = MERGE.overlaid(base, MERGE.reduced(log_rows(waiting)), after, upto), upto
+        assert base.schema == MERGE.table_schema
+    rows = MERGE.shown(base).to_pylist()
+    assert len({row["k"] for row in rows}) == len(rows)
+    return {row["k"]: (row["s"], row["v"]) for row in rows}
+
+
+KEYS = st.sampled_from(["a", "b", "c", None])
+
+
+@st.composite
+def histories(draw: st.DrawFn, ties: bool) -> list[Change]:
+    """Changes of few keys; without ties that differ, those of one key and sequence are the same change, sent again."""
+    places = draw(st.lists(st.tuples(KEYS, st.integers(0, 6)), max_size=24))
+    changes: dict[Any, Change] = {}
+    made = []
+    for number, (key, sequence) in enumerate(places):
+        deleted = draw(st.booleans())
+        change = Change(key, sequence, None if deleted else f"v{number}", deleted)
+        made.append(change if ties else changes.setdefault((key, sequence), change))
+    return made
+
+
+def cut(draw: st.DrawFn, changes: Sequence[Change]) -> list[list[Change]]:
+    places = sorted(draw(st.lists(st.integers(0, len(changes)), max_size=6)))
+    return [list(changes[low:high]) for low, high in zip([0, *places], [*places, len(changes)], strict=True)]
+
+
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_permutation_of_a_history_over_any_cuts_and_merges_gives_one_state(data: st.DataObject) -> None:
+    changes = data.draw(histories(ties=False))
+    batches = cut(data.draw, data.draw(st.permutations(changes)))
+    merges = data.draw(st.lists(st.integers(0, len(batches)), max_size=4))
+    assert folded(batches, merges) == model(changes)
+
+
+@settings(max_examples=HISTORIES // 4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_of_changes_with_the_same_sequence_the_later_transactions_counts(data: st.DataObject) -> None:
+    batches = cut(data.draw, data.draw(histories(ties=True)))
+    merges = data.draw(st.lists(st.integers(0, len(batches)), max_size=4))
+    assert folded(batches, merges) == model_of_ties(batches)
+
+
+# --- real tables ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine(spark):
+    return KernelEngine(spark)
+
+
+def binding_of(key: str):
+    name = "upsert by s.eq"
+    return keyed("s", f"k {key}, `s.eq` bigint, v string", ("k",), Native(name), "sequenced", sequence="s.eq")
+
+
+def a_history(rng: random.Random, keys: Sequence[Any]) -> list[Change]:
+    changes = []
+    for key in keys:
+        for sequence in range(rng.randrange(1, 6)):
+            deleted = rng.random() < 0.4
+            changes.append(Change(key, sequence, None if deleted else f"{key}/{sequence}", deleted))
+    rng.shuffle(changes)
+    return changes + rng.sample(changes, 3)
+
+
+def publish(group: Group, txid: int, batch: Sequence[Change]) -> None:
+    group.publish(txid, {"s": [(one.key, one.sequence, one.value, one.deleted) for one in of_each_key(batch)]})
+
+
+def as_values(found: Mapping[tuple, tuple]) -> dict[Any, tuple]:
+    return {key: value for (key,), value in found.items()}
+
+
+def everywhere(group: Group, txid: int, keys: Sequence[Any], pins: StatePins) -> list[dict[Any, tuple]]:
+    """The state as of a transaction, as each reader gives it."""
+    binding, place = group.bindings["s"], Place(group.warehouse)
+    asked = group.spark.createDataFrame([(key,) for key in keys], type(binding.schema)([binding.schema["k"]]))
+    frames = [
+        read_state(group.spark, group.engine, group.warehouse, "s", txid),
+        base_of(group.spark, group.engine, group.warehouse, "s", asked.coalesce(1), txid, None, pins),
+        base_of(group.spark, group.engine, group.warehouse, "s", None, txid, None, pins),
+    ]
+    found = [as_values(as_map(binding, frame)) for frame in frames]
+    reader = KeyReader(place)
+    one_by_one = reader.get("s", reader.asked("s", list(keys)), txid)
+    return [*found, {key: tuple(row.values()) for key, row in zip(keys, one_by_one, strict=True) if row is not None}]
+
+
+@pytest.mark.parametrize("way", ["by files", "by Spark"])
+def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
+    spark, engine, tmp_path, rng, monkeypatch, way
+):
+    keys = ["a", "b", "c", "d", "e", None]
+    group = Group(spark, engine, tmp_path, binding_of("string"))
+    history = a_history(rng, keys)
+    cuts = sorted(rng.sample(range(1, len(history)), 3))
+    batches = [history[low:high] for low, high in zip([0, *cuts], [*cuts, len(history)], strict=True)]
+    pins, compactor = StatePins(), Compactor(spark, engine, tmp_path, group.descriptor("s"))
+    if way == "by Spark":
+
+        def refused(*args):
+            raise CannotMerge("this test wants Spark's")
+
+        monkeypatch.setattr(FileMerge, "merge", refused)
+        monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
+    for txid, batch in enumerate(batches, 1):
+        publish(group, txid, batch)
+        expected = model([one for some in batches[:txid] for one in some])
+        if txid % 2 == 0:
+            if way == "by Spark" and txid == 4:
+                monkeypatch.setattr(log_merge, "_BROADCAST_BYTES_MAX", -1)
+            assert everywhere(group, txid, keys, pins) == [expected] * 4, "the log on top of the table"
+            compactor.merge_once(txid, force=True)
+            assert compactor.merged_upto() == txid
+            assert everywhere(group, txid, keys, pins) == [expected] * 4, "the table alone"
+    table = deltalake.DeltaTable(str(tmp_path / "s")).to_pyarrow_table().to_pylist()
+    assert set(table[0]) == {"k", "s.eq", "v", DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN}
+    assert {row["k"]: (row["s.eq"], row["v"]) for row in table if not row[DELETED_COLUMN]} == model(history)
+    assert {row["k"] for row in table} == set(keys), "the rows of deleted keys hold them deleted"
+
+
+def test_a_descriptor_says_the_sequence_and_one_that_does_not_fit_is_refused(spark, engine, tmp_path):
+    Group(spark, engine, tmp_path, binding_of("string"))
+    assert load_descriptor(tmp_path, "s").sequence == "s.eq"
+    fields: dict[str, Any] = dict(name="s", kind="keyed", topology="t", group="g", incarnation="i", keys=("k",))
+    for merging, sequence in [("sequenced", ""), ("sequenced", "k"), ("last", "v"), ("other", "")]:
+        with pytest.raises(TableError, match="cannot be described"):
+            StateDescriptor(
+                **fields, value_fields=("v",), schema_json="{}", aggregator="x", merging=merging, sequence=sequence
+            )

@@ -12,7 +12,8 @@
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
 # make stores  what each store promises, on HDFS too; a topology that is killed and resumed on S3 and on HDFS
-# make cluster a standalone Spark cluster (master, workers) whose hosts have neither the framework nor the user's modules
+# make cluster a standalone Spark cluster (master, workers) whose hosts have neither the framework nor the user's modules;
+#              kills of its parts, with a shared folder, and on S3 and HDFS with hosts that share no disk
 # make planted  every patch of tests/planted, with every test that must find it
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make races   processes for one table version, stopped at any moment, and Delta's own writers; ROUNDS=200; STORE=s3, hdfs
@@ -94,7 +95,8 @@ storage: check-java $(STAMP) $(CLASSES)
 
 stores: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/states/core/test_store_faults.py \
-		tests/states/delta/test_process_races.py tests/whole/test_store_warehouses.py $(PYTEST_ARGS)
+		tests/states/delta/test_process_races.py tests/whole/test_store_warehouses.py tests/whole/test_store_messages.py \
+		$(PYTEST_ARGS)
 
 cluster: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/cluster tests/spark/test_cluster.py tests/whole/test_wheel.py \

@@ -60,6 +60,7 @@ class ApiServer:
             def do_POST(self) -> None:
                 sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 sent["metadata"].setdefault("uid", "u")
+                sent["metadata"].setdefault("namespace", self.path.split("/namespaces/")[1].split("/")[0])
                 api.made.append(sent)
                 self.answer(sent)
 

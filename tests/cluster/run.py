@@ -105,7 +105,7 @@ class Run:
         self.ports: list[LoopbackPort] = []
         self.answers: list[dict[str, Any]] = []
         self.reads: list[list[int]] = []
-        self.sent, self._begun = 0, time.monotonic()
+        self.sent, self._known, self._begun = 0, 0, time.monotonic()
         self._over = threading.Event()
         self._asking = threading.Thread(target=self._ask, daemon=True)
 
@@ -156,12 +156,11 @@ class Run:
         self._asking.join()
 
     def txid(self) -> int:
-        """The current transaction of the numbers, as the leader has written it last."""
-        try:
+        """The current transaction of the numbers, as the leader has written it last and could be read."""
+        with suppress(TridentError, OSError):
             groups = read_status(self.warehouse, "kills").to_json()["groups"]
-        except (TridentError, OSError):
-            return 0
-        return max((group["current_txid"] for group in groups if group["name"] == "numbers"), default=0)
+            self._known = max(self._known, *(one["current_txid"] for one in groups if one["name"] == "numbers"), 0)
+        return self._known
 
     def goes_on(self, what: str, transactions: int = 3) -> None:
         """Until it has advanced by some transactions, and a request was answered."""

@@ -8,7 +8,7 @@
 # make kills   three batch groups in one process, killed with SIGKILL at every kind of moment
 # make sweep   every fault point of a transaction, start or stop × outcome × time × kind of topology; pairs; real SIGKILLs; STORE=s3, STORE=hdfs
 # make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them
-# make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes
+# make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes; STORE=s3, hdfs
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
 # make stores  what each store promises, on HDFS too; a topology that is killed and resumed on S3 and on HDFS
@@ -71,7 +71,7 @@ kills: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/whole/test_kill.py tests/spouts/test_stream_spout.py tests/messages/test_reliability_faults.py \
 		tests/messages/test_tracked_streams.py tests/running/test_interrupted_script.py tests/running/test_stopping.py -s $(PYTEST_ARGS)
 
-# The store that sweep and races run on: disk, s3 or hdfs.
+# The store that sweep, races and failover run on: disk, s3 or hdfs.
 STORE := disk
 sweep: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_SWEEP=all TRIDENT_STORE=$(STORE) $(BIN)/python -m pytest $(PYTEST) tests/whole/test_sweep.py \
@@ -83,8 +83,9 @@ simulate: $(STAMP)
 	@TRIDENT_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/whole/test_simulator.py -k planted $(PYTEST_ARGS)
 
 failover: check-java $(STAMP)
-	@TRIDENT_FAILOVER=all $(BIN)/python -m pytest tests/running/test_failover.py tests/running/test_warm_up.py -s $(PYTEST_ARGS)
-	@$(BIN)/python -m benchmarks failover
+	@TRIDENT_FAILOVER=all TRIDENT_STORE=$(STORE) $(BIN)/python -m pytest tests/running/test_failover.py \
+		$(if $(filter disk,$(STORE)),tests/running/test_warm_up.py) -s $(PYTEST_ARGS)
+	@$(if $(filter disk,$(STORE)),$(BIN)/python -m benchmarks failover)
 
 repair: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_REPAIR=all $(BIN)/python -m pytest tests/repair/test_repair_plan.py tests/repair/test_contradictions.py $(PYTEST_ARGS)

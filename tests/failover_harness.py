@@ -20,10 +20,13 @@ from typing import Any
 
 import deltalake
 
+from tests import store_servers
 from tests.ensemble import SERVERS, Ensemble
 from tests.failover_child import STREAM, TOPOLOGY, word_of
 from tests.networks import make_network
+from tests.store_mirror import Mirror
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.states.core import storage
 
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_SECS = 120.0
@@ -149,17 +152,23 @@ class Coordinator:
 
 
 class Cluster:
-    """An ensemble, coordinators by name, one warehouse on the disk that all share."""
+    """An ensemble, coordinators by name, one warehouse that all share: on the disk, or in the store that is chosen.
+
+    A store is reached over this machine's own network: then what cuts coordinators off from ZooKeeper are proxies.
+    """
 
     def __init__(self, folder: Path, coordinators: tuple[str, ...] = ("a", "b"), **settings: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.names, self._settings = folder, coordinators, settings
-        self.network = make_network(SERVERS, (*coordinators, WATCH))
+        store = store_servers.chosen()
+        self._url = store_servers.warehouse_in(store, folder)
+        self._mirror = Mirror(self._url, folder / "mirror")
+        self.network = make_network(SERVERS, (*coordinators, WATCH), own=store == "disk")
         (folder / "ensemble").mkdir()
         self.ensemble = Ensemble(folder / "ensemble", self.network)
         self.coordinators: dict[str, Coordinator] = {}
         self.root = "/proof"
-        self.warehouse, self._end = folder / "warehouse", folder / "end"
+        self.warehouse, self._end = self._mirror.path, folder / "end"
         self._zk: ZooKeeper | None = None
 
     def __enter__(self) -> Cluster:
@@ -185,10 +194,13 @@ class Cluster:
                     with suppress(ProcessLookupError):
                         os.kill(json.loads(line)["worker"], signal.SIGKILL)
         self.ensemble.close()
+        if not store_servers.is_local(self._url):
+            storage.delete(self._url)
 
     def start(self, name: str, faults: str = "", own_host: bool = False, **settings: Any) -> Coordinator:
         given = {
-            "warehouse": str(self.warehouse),
+            "warehouse": self._url,
+            "spark": store_servers.spark_settings(self._url),
             "zookeeper": self.network.hosts(name),
             "zookeeper_root": self.root,
             "log": str(self.folder / f"{name}.jsonl"),
@@ -255,6 +267,7 @@ class Cluster:
 
     def finish(self) -> int:
         """Gives the source an end, waits until it is reached and advanced; how many numbers there were."""
+        self._mirror.bring()
         seen = max(self._rows("seen"), default={"n": 0}, key=lambda row: row["n"])["n"]
         count = (seen // 100 + 6) * 100 + 7
         self._end.write_text(str(count))
@@ -274,6 +287,7 @@ class Cluster:
 
     def check(self, count: int) -> None:
         """Everything once: in both tables and in the map, of every transaction, by epochs that only grow."""
+        self._mirror.bring()
         words = Counter(word_of(number) for number in range(count))
         assert Counter(row["n"] for row in self._rows("seen")) == Counter(range(count))
         totals = self._totals()

@@ -68,8 +68,9 @@ def may_make_namespaces() -> bool:
         _ip("netns", "del", name, check=False)
 
 
-def make_network(servers: Sequence[str], clients: Sequence[str]) -> Network:
-    return Namespaces(servers, clients) if may_make_namespaces() else Proxies(servers, clients)
+def make_network(servers: Sequence[str], clients: Sequence[str], own: bool = True) -> Network:
+    """Returns networks of their own where root allows; else, or where those are not wanted, proxies."""
+    return Namespaces(servers, clients) if own and may_make_namespaces() else Proxies(servers, clients)
 
 
 # --- namespaces ----------------------------------------------------------------------------------

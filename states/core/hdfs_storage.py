@@ -59,18 +59,67 @@ class HdfsStorage:
         at = self._at(path)
         folder, name = posixpath.split(at)
         draft = posixpath.join(folder, f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
-        with _told(path):
+        with _told(path), self._removed_if_it_fails(draft):
+            self._create(draft, data, durable)
             try:
-                self._create(draft, data, durable)
                 self._client.rename(draft, at, overwrite=True)
-            except BaseException:
-                with suppress(Exception):
-                    self._client.delete(draft)
-                raise
+            except FileNotFoundError:
+                # A rename that the client has sent again finds nothing, where the first has done it.
+                if self.read(path) != data:
+                    raise
 
     def create(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
-        with _told(path):
-            self._create(self._at(path), data, durable)
+        self.take(path, data, durable)
+
+    def take(self, path: AnyPath, data: bytes, durable: bool = True) -> Signature:
+        """Makes a file that was not there, whole at once: by a rename, which fails where the name is taken.
+
+        The client sends requests again by itself. Where it is not told who has the name, the file is read: no two log
+        entries are alike (each has a random number in it), and length and time do not tell two writers of one moment.
+        """
+        folder, _, name = os.fspath(path).rpartition("/")
+        copy = f"{folder}/.{name}.{uuid.uuid4().hex}.trident.tmp"
+        with self._removed_if_it_fails(self._at(copy)):
+            with _told(path):
+                try:
+                    self._create(self._at(copy), data, durable)
+                except FileExistsError as error:
+                    raise OSError(errno.EIO, "a request was sent twice, and the second refused") from error
+            own = self.stat(copy)
+            if own is None:
+                raise FileNotFoundError(errno.ENOENT, "another writer has removed the draft", copy)
+            self._rename_to(copy, path, own.signature, data)
+        return own.signature
+
+    def _rename_to(self, copy: str, path: AnyPath, own: Signature, data: bytes) -> None:
+        try:
+            self.move(copy, path)
+        except (FileExistsError, FileNotFoundError):
+            # A name node that was asked before may have done it: then the copy is gone.
+            if not self._is(path, own, data) or self.stat(copy) is not None:
+                raise
+        except OSError as error:
+            # Once the copy is deleted, a request that is still under way finds nothing to rename.
+            try:
+                done = not self.delete(copy) and self._is(path, own, data)
+            except OSError as second:
+                text = f"{error.strerror}; then {second.strerror}"
+                raise OutcomeUnknown(errno.EIO, text, os.fspath(path)) from error
+            if not done:
+                raise
+
+    def _is(self, path: AnyPath, signature: Signature, data: bytes) -> bool:
+        there = self.stat(path)
+        return there is not None and there.signature == signature and self.read(path) == data
+
+    @contextmanager
+    def _removed_if_it_fails(self, draft: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                self._client.delete(draft)
+            raise
 
     def _create(self, at: str, data: bytes, durable: bool) -> None:
         # The folder must be there: one that was deleted is not made again.
@@ -177,45 +226,7 @@ class HdfsFolder:
         return self._storage.stat(f"{self._path}/{name}")
 
     def claim(self, draft: AnyPath, name: str) -> Signature:
-        """By a rename, which fails where the name is taken, of a copy that is flushed.
-
-        No two drafts are alike, as log entries are not (each has a random number in it): where it is not told who has
-        the name, it is read what has it. Length and time of the file do not tell two writers of one moment apart.
-        """
-        data = LocalStorage().read(draft)
-        copy = f"{self._path}/.{name}.{uuid.uuid4().hex}.trident.tmp"
-        try:
-            self._storage.create(copy, data)
-            own = self._storage.stat(copy)
-            if own is None:
-                raise FileNotFoundError(errno.ENOENT, "another writer has removed the draft", copy)
-            self._take(copy, name, own.signature, data)
-        except BaseException:
-            with suppress(OSError):
-                self._storage.delete(copy)
-            raise
-        return own.signature
-
-    def _take(self, copy: str, name: str, own: Signature, data: bytes) -> None:
-        try:
-            self._storage.move(copy, f"{self._path}/{name}")
-        except (FileExistsError, FileNotFoundError):
-            # A name node that was asked before may have done it: then the copy is gone.
-            if not self._is(name, own, data) or self._storage.stat(copy) is not None:
-                raise
-        except OSError as error:
-            # Once the copy is deleted, a request that is still under way finds nothing to rename.
-            try:
-                done = not self._storage.delete(copy) and self._is(name, own, data)
-            except OSError as second:
-                text = f"{error.strerror}; then {second.strerror}"
-                raise OutcomeUnknown(errno.EIO, text, f"{self._path}/{name}") from error
-            if not done:
-                raise
-
-    def _is(self, name: str, signature: Signature, data: bytes) -> bool:
-        there, path = self.stat(name), f"{self._path}/{name}"
-        return there is not None and there.signature == signature and self._storage.read(path) == data
+        return self._storage.take(f"{self._path}/{name}", LocalStorage().read(draft))
 
     def rename(self, name: str, other: str) -> None:
         self._storage.move(f"{self._path}/{name}", f"{self._path}/{other}")

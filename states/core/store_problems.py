@@ -11,11 +11,12 @@ from trident.coordinators.errors import StoreProblem, StoreUnreachable
 from trident.states.core.storage import STORES, AnyPath
 
 
-def store_problem(error: OSError, warehouse: AnyPath | None = None) -> StoreProblem:
+def store_problem(error: OSError, warehouse: AnyPath | None = None, then: str = "") -> StoreProblem:
     """The problem that an error of a storage is.
 
     Args:
         warehouse: named in the message; without it the file that the error names.
+        then: comes of it, at the end of the message.
     """
     said = f"{error.strerror or error}"
     kind = StoreProblem
@@ -33,7 +34,9 @@ def store_problem(error: OSError, warehouse: AnyPath | None = None) -> StoreProb
         kind, what = StoreUnreachable, "the store cannot be reached, or fails"
         action = "see that it is there, and that this machine reaches it"
     where = f"the warehouse {os.fspath(warehouse)}" if warehouse is not None else f"{error.filename}"
-    return kind(f"{where} cannot be used: {what}", found=said, action=action)
+    return kind(
+        f"{where} cannot be used: {what}", found=said[:500], action="; ".join([action, *([then] if then else [])])
+    )
 
 
 def told_by_a_store(error: BaseException) -> StoreProblem | None:

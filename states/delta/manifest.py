@@ -239,7 +239,7 @@ class ManifestStore:
         with faults.fault_point(CLEAN):
             for folder in (self._folder, self._old_folder):
                 for name in storage.list_names(folder):
-                    txid = name.split("-", 1)[0]
+                    txid = name.lstrip(".").split("-", 1)[0]  # a draft, of a killed process, begins with a dot
                     if keep is not None and re.fullmatch(rf"{keep.txid}-{keep.attempt_id}(-\w+)?\.json", name):
                         continue
                     path = folder / name

@@ -44,6 +44,36 @@ def test_a_full_disk_is_named_with_its_folder_and_what_to_do(tmp_path: Path, err
     assert FailureExplainer([tmp_path])(meaning) is meaning, "explained once"
 
 
+@pytest.mark.parametrize(
+    ("number", "said", "meaning", "kind"),
+    [
+        (
+            errno.EIO,
+            "SlowDown: Please reduce your request rate.",
+            "the store cannot be reached, or fails",
+            "Unreachable",
+        ),
+        (errno.EACCES, "RequestTimeTooSkewed: The difference", "clock is too far from the store's", "Problem"),
+        (errno.EACCES, "AccessDenied", "the store refuses this process", "Problem"),
+        (errno.ENODEV, "the bucket does not exist", "the bucket does not exist", "Problem"),
+        (errno.EROFS, "org.apache.hadoop.hdfs.server.namenode.SafeModeException", "in safe mode", "Unreachable"),
+    ],
+)
+def test_an_error_of_a_store_is_told_in_words_also_from_a_task(
+    tmp_path: Path, number: int, said: str, meaning: str, kind: str
+) -> None:
+    """Of a Python worker's error the text alone comes back."""
+    named = "s3a://lake/w/counts/data/part-0.parquet"
+    error = OSError(number, said, named)
+    in_a_task = RuntimeError(f"Job aborted due to stage failure\nTraceback …\n{type(error).__name__}: {error}\n\tat x")
+    for each in (error, caused(TableError("it could not be written"), error), in_a_task):
+        found = FailureExplainer([tmp_path])(each)
+        assert type(found).__name__ == f"Store{kind}" and found.__cause__ is each
+        assert meaning in str(found) and named in str(found) and "nothing is lost" in str(found)
+    missing = FileNotFoundError(errno.ENOENT, "no such object", named)
+    assert FailureExplainer([tmp_path])(missing) is missing
+
+
 def test_a_folder_that_may_not_be_written_is_named_and_a_refusal_by_others_is_not_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

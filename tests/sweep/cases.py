@@ -114,6 +114,15 @@ def every(store: str = "disk") -> list[Case]:
     return [case for kind in KINDS for case in of_kind(kind) if store == "disk" or case.point not in ON_DISK]
 
 
+def in_a_store() -> list[Case]:
+    """What `make test` runs over a warehouse in a store, besides the sample on the disk."""
+    return [
+        Case("opaque", "delta.commit", FIRST, LOST),
+        Case("opaque", "manifest.write", REPLAY, FAIL),
+        Case("opaque", "publish.table", FIRST, HANG),
+    ]
+
+
 SWEPT = {case.point for case in every()} | set(SELDOM)
 
 

@@ -254,3 +254,33 @@ def test_the_embedded_server_is_refused_beside_a_store() -> None:
 
     with pytest.raises(ConfigError, match="bound to one machine's disk"):
         server_folder(Place("s3a://start/w"))
+
+
+# --- the sweep --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", KINDS)
+def test_a_sample_of_the_sweep_in_a_store(store: str, zk_server: str) -> None:
+    """In a process of its own: its Spark session is one for the store. All of it is `make sweep STORE=s3`."""
+    environment = {
+        **os.environ,
+        "TRIDENT_STORE": store,
+        "TRIDENT_SWEEP": "in a store",
+        "TRIDENT_TEST_ZOOKEEPER": zk_server,
+    }
+    for name in [name for name in environment if name.startswith("PYTEST_")]:
+        del environment[name]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/whole/test_sweep.py"]
+    more = ["tests/spark/test_left_uploads.py", *(["tests/whole/test_store_away.py"] if ALL else [])]
+    more = more if store == "s3" else []
+    done = subprocess.run(
+        [*command, *more, "-k", "each_fault or left_uploads or store_away"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0 and f"{1 + (2 + ALL) * bool(more)} passed" in done.stdout, (
+        f"{done.stdout[-5000:]}\n{done.stderr[-2000:]}"
+    )

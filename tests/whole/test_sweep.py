@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests import store_servers
 from tests.sweep.campaign import Campaign
-from tests.sweep.cases import BIRTH, KINDS, MERGES, OUTCOMES, SWEPT, Case, every, pairs, sample
+from tests.sweep.cases import BIRTH, KINDS, MERGES, OUTCOMES, SWEPT, Case, every, in_a_store, pairs, sample
 from tests.sweep.lives import Lives, all_deaths, deaths
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
@@ -33,6 +33,8 @@ WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
 SAMPLE = 31  # as many as there are points
 STORE = store_servers.chosen()
 CASES = every(STORE) if WHOLE else sample(every(STORE), SAMPLE)
+if os.environ.get("TRIDENT_SWEEP") == "in a store":
+    CASES = in_a_store()
 PAIRS = 12
 # So many points are swept over one warehouse: making it takes as long as a case or two.
 POINTS_TOGETHER = 3

@@ -36,6 +36,7 @@ from trident.running.site import SparkSite
 from trident.running.source_folders import folders_of_tasks
 from trident.running.status import StatusWriter, status_path
 from trident.spark import stores
+from trident.spark.left_uploads import drop_left_uploads
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.place import Place
@@ -106,6 +107,7 @@ def start_topology(
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
     stores.configure_by_session(warehouse, spark)
+    drop_left_uploads(warehouse, spark)
     prepare_cluster(spark, warehouse, config.python_archive, folders_of_tasks(topology.graph, warehouse))
     query = _make_query(topology, plans, spark, config, warehouse, show_progress)
     add(place, query)

@@ -8,6 +8,7 @@ finds the cause in the text and says it in one line.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,8 @@ from trident.coordinators.errors import (
     UserFunctionError,
 )
 from trident.states.core.place import Place
+from trident.states.core.storage import STORES
+from trident.states.core.store_problems import store_problem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +42,7 @@ _MEMORY = re.compile(
     r"java\.lang\.OutOfMemoryError|exited with code 52\b|\bMemoryError\b|\bArrowMemoryError\b"
     r"|ExecutorLostFailure[^\n]*\bOOM\b"
 )
+_OF_A_STORE = re.compile(rf"\[Errno (\d+)\] ([^\n]*?): '((?:{'|'.join(STORES)})://[^'\n]+)'")
 _NEXT = "nothing is lost: the batch is tried again, and after max_attempts it goes on at the next start"
 _TRUSTED = (
     BatchOutOfMemory,
@@ -69,7 +73,7 @@ class FailureExplainer:
         text = _text_of(error)
         found: TridentError | None = None
         try:
-            found = self._storage(text) or _memory(text)
+            found = _store(text) or self._storage(text) or _memory(text)
         except OSError:
             return error  # the folder itself cannot be looked at: the error says as much
         if found is None:
@@ -100,6 +104,14 @@ def written_folders(spark: "SparkSession", warehouse: Place) -> list[Path]:
     local = spark.sparkContext.getConf().get("spark.local.dir", "") or os.environ.get("SPARK_LOCAL_DIRS", "/tmp")
     here = [Path(warehouse)] if warehouse.is_local else []
     return [*here, *(Path(part) for part in local.split(",") if part)]
+
+
+def _store(text: str) -> StorageProblem | None:
+    """An error that a store told, here or in a task, whose text alone comes back."""
+    for number, said, named in _OF_A_STORE.findall(text):
+        if int(number) not in (errno.ENOENT, errno.EEXIST):
+            return store_problem(OSError(int(number), said, named), then=_NEXT)
+    return None
 
 
 def _memory(text: str) -> BatchOutOfMemory | None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
 import threading
 import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -143,6 +145,53 @@ def test_two_appenders_with_one_end_in_view_do_not_both_append(root: str) -> Non
         storage.delete(f"{path}/{4:020d}")
         with pytest.raises(OSError, match="a part is missing"):
             other.read(0)
+
+
+# --- HDFS alone -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_hdfs() -> Iterator[tuple[Any, str]]:
+    """The storage, and a folder of its own."""
+    if "hdfs" not in STORES:
+        pytest.skip("make stores runs it (TRIDENT_STORES=all)")
+    folder = f"{store_servers.running('hdfs')}/{uuid.uuid4().hex[:8]}"
+    storage.make_folder(folder, folder.rpartition("/")[0].rpartition("/")[0])
+    yield storage.storage_for(folder), folder
+    storage.delete(folder)
+
+
+def test_a_rename_that_was_not_answered_is_ours_by_its_bytes_alone(on_hdfs: tuple[Any, str]) -> None:
+    """An entry of the same length and the same millisecond is another's, if its bytes are."""
+    hdfs, folder = on_hdfs
+    entry, draft = f"{folder}/0.json", f"{folder}/.draft"
+    own = hdfs.take(entry, b"ours 1")
+    hdfs._rename_to(draft, entry, own, b"ours 1")  # as where a request is sent again behind one that was done
+    with pytest.raises(FileNotFoundError):
+        hdfs._rename_to(draft, entry, own, b"theirs")
+    hdfs.create(draft, b"theirs")
+    with pytest.raises(FileExistsError):
+        hdfs._rename_to(draft, entry, own, b"ours 1")
+    assert storage.read(entry) == b"ours 1" and storage.read(draft) == b"theirs"
+
+
+def test_a_process_that_dies_while_it_appends_leaves_no_part(on_hdfs: tuple[Any, str]) -> None:
+    """A part that has its name before it is whole would keep all others from appending."""
+    hdfs, folder = on_hdfs
+    path = f"{folder}/ledger"
+    with storage.append(path) as file:
+        file.write(b"one\n")
+    dies = (
+        "import os, sys; from hdfs_native import Client, FileWriter; from trident.states.core import storage\n"
+        "write = FileWriter.write\n"
+        "FileWriter.write = lambda self, data: (write(self, data), os._exit(9))\n"
+        "with storage.append(sys.argv[1]) as file:\n    file.write(b'lost')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", dies, path]).returncode == 9
+    with storage.append(path) as file:
+        assert file.size == 4
+        file.write(b"two\n")
+        assert file.read(0) == b"one\ntwo\n"
 
 
 # --- S3 alone ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,9 +145,9 @@ def say_attempts(log: Log, late: bool) -> None:
         with log.attempt("commit", table=table, epoch=record.get("epoch"), txid=txn[1] if txn else None):
             return commit(self, snapshot, actions, txn, control, *rest)
 
-    def said_multi(self: Any, ops: Sequence[Any], point: str = WRITE) -> None:
-        # Passed here, so that who stops at it is stopped before the attempt.
-        with faults.fault_point(point):
+    def said_multi(self: Any, ops: Sequence[Any], point: str = WRITE, beside: str | None = None) -> None:
+        # Passed here, so that who stops at one is stopped before the attempt.
+        with faults.fault_point(point), faults.fault_point(beside) if beside else nullcontext():
             attempt_multi(self, ops)
 
     def attempt_multi(self: Any, ops: Sequence[Any]) -> None:

@@ -118,7 +118,6 @@ def in_a_store() -> list[Case]:
     """What `make test` runs over a warehouse in a store, besides the sample on the disk."""
     return [
         Case("opaque", "delta.commit", FIRST, LOST),
-        Case("opaque", "manifest.write", REPLAY, FAIL),
         Case("opaque", "publish.table", FIRST, HANG),
     ]
 

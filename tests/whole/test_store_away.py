@@ -42,7 +42,7 @@ def proxy(spark: SparkSession) -> Iterator[store_servers.Proxy]:
 
 def topology_over(folder: Path) -> TridentTopology:
     topology = TridentTopology("away")
-    lines = topology.new_stream("lines", FileSpout(f"{folder}/*.txt", max_rows=100))
+    lines = topology.new_stream("lines", FileSpout(f"{folder}/*.txt", min_rows=1, max_rows=100))
     lines.partition_persist(DeltaAppend("lines"))
     lines.group_by("value").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
     return topology

@@ -78,7 +78,7 @@ query = topology.start(
 )
 query.process_all_available(200)
 states = ("counts", "lines", "files", "taken")
-found = {name: [row.asDict() for row in query.snapshot(name).collect()] for name in states}
+found = {name: sorted((row.asDict() for row in query.snapshot(name).collect()), key=str) for name in states}
 query.stop()
 print(json.dumps(found))
 """

@@ -130,20 +130,26 @@ class SaidMap(SqliteMap):
 
 
 def say_attempts(log: Log, late: bool) -> None:
-    """Wraps the two calls in which this process writes for good.
+    """Wraps the calls in which this process writes for good: to Delta by Kernel or by Python's entry, to ZooKeeper.
 
     Args:
         log: where they are said.
         late: a multi that is attempted while the ZooKeeper session is lost waits for the next one: as if its thread
             had been paused for longer than the others. Then ZooKeeper itself must refuse it.
     """
-    commit, multi = KernelEngine._commit, ZooKeeper.multi
+    commit, written, multi = KernelEngine._commit, KernelEngine._written, ZooKeeper.multi
 
     def said_commit(self: Any, snapshot: Any, actions: Any, txn: Any, control: Mapping[str, str], *rest: Any) -> Any:
         record = json.loads(next(iter(control.values()), "{}"))
         table = Path(snapshot.path).name
         with log.attempt("commit", table=table, epoch=record.get("epoch"), txid=txn[1] if txn else None):
             return commit(self, snapshot, actions, txn, control, *rest)
+
+    def said_written(self: Any, snapshot: Any, entry: bytes, txn: Any, control: Mapping[str, str]) -> Any:
+        record = json.loads(next(iter(control.values()), "{}"))
+        table = Path(snapshot.path).name
+        with log.attempt("commit", table=table, epoch=record.get("epoch"), txid=txn[1] if txn else None):
+            return written(self, snapshot, entry, txn, control)
 
     def said_multi(self: Any, ops: Sequence[Any], point: str = WRITE, beside: str | None = None) -> None:
         # Passed here, so that who stops at one is stopped before the attempt.
@@ -164,7 +170,8 @@ def say_attempts(log: Log, late: bool) -> None:
                 more["new_session"] = self.session_number != session
             multi(self, ops, "(passed)")
 
-    KernelEngine._commit, ZooKeeper.multi = said_commit, said_multi  # type: ignore[method-assign]
+    KernelEngine._commit, KernelEngine._written = said_commit, said_written  # type: ignore[method-assign]
+    ZooKeeper.multi = said_multi  # type: ignore[method-assign]
 
 
 _clock: list[float] = [time.monotonic(), 0.0]

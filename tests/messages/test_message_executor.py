@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from pathlib import Path
@@ -88,6 +89,35 @@ def test_the_rows_of_a_batch_have_their_messages_as_roots(make) -> None:
     without = executor.emit(attempt, frozenset([int(roots[0])]), anchors=True).data
     assert without.column("n").to_pylist() == [3]
     assert finish(executor, attempt) == [] and executor.counts() == (3, 0), "b, without a tuple, is acknowledged too"
+
+
+def test_a_plain_message_is_nothing_to_the_garbage_collector(make) -> None:
+    """Objects for each message cost the driver more than all else that it does for them."""
+    executor = make(Messages("n int", {n: (n,) for n in range(9_000)}.items()), max_pending_messages=9_000)
+    executor.is_ready(0)
+    begin(executor, 0)
+    gc.collect()
+    before = len(gc.get_objects())
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    executor.emit(attempt, frozenset(), anchors=True)
+    assert len(executor.outcome(attempt, {}).settled) == 3_000
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
+    executor.success(attempt)
+    assert executor.counts() == (9_000, 6_000)
+
+
+def test_messages_with_and_without_ids_keep_their_order_and_their_rows(make) -> None:
+    executor = make(Messages("n int", {None: [(0,)], "a": [(1,), (2,)], "b": (3,)}.items()))
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    table = executor.emit(attempt, frozenset(), anchors=True).data
+    counts, roots, values = read_anchors(table.column(ANCHORS).combine_chunks())
+    assert table.column("n").to_pylist() == [0, 1, 2, 3] and counts.tolist() == [0, 1, 1, 1]
+    assert roots[0] == roots[1] != roots[2] and len(set(values.tolist())) == 3
+    assert executor.counts() == (3, 2)
+    assert finish(executor, attempt, "b") == [] and executor.counts() == (3, 1)
 
 
 def test_a_message_that_is_handed_out_twice_counts_once(make) -> None:

@@ -12,7 +12,6 @@ ids, of which a window is remembered, and acknowledged then.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import secrets
 import threading
@@ -20,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,14 @@ import pyarrow as pa
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import ConfigError, SourceError
 from trident.coordinators.transactions import TransactionAttempt
+from trident.messages.held import HeldMessages, Past, TrackedMessage, joined
 from trident.messages.ledger import Failure
 from trident.messages.replays import ReplayRequests
 from trident.messages.table import ACKED, DEAD, FAILED, Settled, settled_messages
 from trident.spark.rows import arrow_rows
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext
 from trident.spouts.executors import BeginContext
-from trident.spouts.rich import Message, RichSpout, SpoutCollector, message_key
+from trident.spouts.rich import Given, Message, RichSpout, SpoutCollector, message_key
 from trident.states.core.place import Place
 from trident.states.core.plain_values import python_values
 from trident.states.core.stored_values import dumps
@@ -55,25 +55,6 @@ _TELL_AGAIN_SECS = 1.0
 _SHRINK = 8
 
 
-@dataclass(slots=True)
-class TrackedMessage:
-    """A message that is handed out and not settled.
-
-    Attributes:
-        key: its id as text; "" for one that is not tracked.
-        attempts: how often it has failed.
-        request: the replay request that it comes from, instead of the spout; "".
-        suspect: why it has failed already, as far as its transaction knows; None.
-    """
-
-    message: Message
-    key: str
-    root: int
-    attempts: int = 0
-    request: str = ""
-    suspect: Failure | None = None
-
-
 @dataclass
 class Outcome:
     """The fate of an attempt's messages, if it is the attempt that counts.
@@ -84,7 +65,7 @@ class Outcome:
         letters: of those that are given up.
     """
 
-    settled: list[TrackedMessage]
+    settled: HeldMessages
     failed: list[TrackedMessage]
     ends: Ends
     letters: list[dict[str, Any]]
@@ -112,15 +93,16 @@ class MessageSpoutExecutor:
         self._remember_secs: float = options["remember_messages_secs"]
         self.tracking = options["ackers"] > 0
         # Roots are counted from a random place on, so that those of two streams of a group do not meet.
-        self._roots = itertools.count(secrets.randbits(62))
+        self._next_root = 1 + secrets.randbits(62)
         self._salt = secrets.randbits(64)
         self._lock = threading.RLock()  # the spout's calls come one at a time
         # Those who want the lock while the spout is asked for messages, which may take long.
         self._others: set[object] = set()
         self._is_free = threading.Condition(self._lock)
         self._opened = False
-        self._waiting: deque[TrackedMessage] = deque()  # handed out, in no batch
-        self._batches: dict[int, list[TrackedMessage]] = {}  # lists are replaced, never changed
+        self._waiting: deque[HeldMessages] = deque()  # handed out, in no batch
+        self._waits = 0  # messages in these
+        self._batches: dict[int, HeldMessages] = {}  # replaced, never changed
         self._outcomes: dict[TransactionAttempt, Outcome] = {}
         self._taken = self._recognised = 0
         self._out: set[str] = set()  # keys of what is handed out
@@ -137,7 +119,7 @@ class MessageSpoutExecutor:
     def is_ready(self, txid: int) -> bool:
         with self._lock:
             self._poll()
-            return bool(self._waiting)
+            return self._waits > 0
 
     def _open(self) -> None:
         """Not before it is asked for a transaction: now a pending decision is finished, and its messages are known."""
@@ -158,11 +140,11 @@ class MessageSpoutExecutor:
         self._tell_again(now)
         # Only tracked messages tell whether a request is finished: until then it waits.
         for request, message in self._requests.poll() if self.tracking else ():
-            self._accept_all([message], request)
+            self._accept_all([_given(message)], request)
         self._requests.done()
         known, taken = self._recognised, self._taken
         while (room := self._room()) > 0:
-            more = (self._taken - taken) / _FAST_A_SEC if len(self._waiting) < self._share else 0.0
+            more = (self._taken - taken) / _FAST_A_SEC if self._waits < self._share else 0.0
             if not self._ask(now + min(_POLL_SECS + more, _POLL_SECS_MAX), min(room, _AT_ONCE)):
                 break
         if self._recognised > known:
@@ -174,14 +156,16 @@ class MessageSpoutExecutor:
 
     def _ask(self, until: float, room: int) -> bool:
         """Takes messages for some room; tells whether the spout may have more, and there is time to ask it."""
-        in_time, more, next_tuple = True, True, self._spout.next_tuple
+        in_time, more, next_tuple, now = True, True, self._spout.next_tuple, time.monotonic
+        given = len(self._collector)
         try:
-            while more and in_time and len(self._collector) < room:
-                had = len(self._collector)
+            while more and in_time and given < room:
+                had = given
                 next_tuple()
-                more, in_time = len(self._collector) > had, time.monotonic() < until
+                given = len(self._collector)
+                more, in_time = given > had, now() < until
         finally:  # a spout that raises has given these all the same
-            self._accept_all(self._collector.drain())
+            self._accept_all(self._collector.take())
         return more and time.monotonic() < until
 
     @contextmanager
@@ -198,49 +182,90 @@ class MessageSpoutExecutor:
         """How many messages may be taken, once those have had the lock who wait for it."""
         if self._others:
             self._is_free.wait(_POLL_SECS_MAX)
-        return self._pending_max - max(len(self._out), len(self._waiting))
+        return self._pending_max - max(len(self._out), self._waits)
 
-    def _accept_all(self, messages: Sequence[Message], request: str = "") -> None:
+    def _accept_all(self, given: Sequence[Given], request: str = "") -> None:
         """Messages of the spout, or of a replay request."""
-        if not self.tracking:
-            self._accept_untracked(messages)
+        if not given:
             return
-        self._taken += len(messages)
-        out, knows, attempts, waiting = self._out, self._settled.knows, self._attempts, self._waiting
-        for message in messages:
-            if message.message_id is None:
-                waiting.append(TrackedMessage(message, "", 0))
-                continue
-            key = message_key(message.message_id)
-            if request:
-                key = f"replay {request} {key}"
-            if key in out:
-                continue  # handed out twice: the first one counts
-            one = TrackedMessage(message, key, next(self._roots), attempts.get(key, 0), request)
-            if knows(key):
-                self._recognised += 1
-                self._tell_acks([one])
-            else:
-                out.add(key)
-                waiting.append(one)
+        if not self.tracking:
+            self._accept_untracked(given)
+            return
+        self._taken += len(given)
+        keys = ["" if one[0] is None else message_key(one[0]) for one in given]
+        if request:
+            keys = [f"replay {request} {key}" for key in keys]
+        fresh = set(keys)
+        if len(fresh) < len(keys) or not self._are_new(fresh):
+            given, keys = self._chosen(given, keys, request)
+            fresh = set(keys)
+            fresh.discard("")
+        self._out |= fresh
+        self._wait(self._held(given, keys, request))
 
-    def _accept_untracked(self, messages: Sequence[Message]) -> None:
+    def _are_new(self, keys: set[str]) -> bool:
+        """Tells whether all of these are ids, and none of a message that is handed out or settled."""
+        return "" not in keys and self._out.isdisjoint(keys) and self._settled.knows_none_of(keys)
+
+    def _chosen(self, given: Sequence[Given], keys: Sequence[str], request: str) -> tuple[list[Given], list[str]]:
+        """Those that are taken, and their keys; what was settled before is acknowledged."""
+        taken: list[Given] = []
+        chosen: list[str] = []
+        seen = set[str]()
+        known: dict[str, Given] = {}
+        for one, key in zip(given, keys):
+            if key in self._out or key in seen:
+                continue  # handed out twice: the first one counts
+            if self._settled.knows(key):
+                self._recognised += 1
+                known[key] = one
+                continue
+            if key:
+                seen.add(key)
+            taken.append(one)
+            chosen.append(key)
+        if known:
+            self._tell_acks(self._held([*known.values()], [*known], request))
+        return taken, chosen
+
+    def _held(self, given: Sequence[Given], keys: list[str], request: str = "") -> HeldMessages:
+        """The messages with roots of their own, and what is known of them."""
+        roots = np.arange(self._next_root, self._next_root + len(keys), dtype=np.uint64)
+        self._next_root += len(keys)
+        if "" in keys:
+            roots[[not key for key in keys]] = 0
+        past: dict[int, Past] = {}
+        if request or self._attempts.keys() & set(keys):
+            tries = self._attempts
+            past = {root: Past(tries.get(key, 0), request) for root, key in zip(roots.tolist(), keys) if root}
+        return HeldMessages([one[0] for one in given], [one[1] for one in given], keys, roots, past)
+
+    def _wait(self, held: HeldMessages) -> None:
+        """They are behind the others that are to be in a batch."""
+        if held:
+            self._waiting.append(held)
+            self._waits += len(held)
+
+    def _accept_untracked(self, given: Sequence[Given]) -> None:
         """Messages that are not followed: acknowledged here, and not taken where that fails."""
-        for number, message in enumerate(messages):
-            self._taken += 1
-            if message.message_id is not None:
-                try:
-                    self._spout.ack(message.message_id)
-                except BaseException:
-                    self._collector.put_back(messages[number + 1 :])
-                    raise
-            self._waiting.append(TrackedMessage(message, "", 0))
+        told = 0
+        try:
+            for message_id, _, _ in given:
+                self._taken += 1
+                if message_id is not None:
+                    self._spout.ack(message_id)
+                told += 1
+        except BaseException:
+            self._collector.put_back(given[told + 1 :])
+            raise
+        finally:
+            self._wait(self._held(given[:told], [""] * told))
 
     def _tell_again(self, now: float) -> None:
         """Tells of messages whose time has come, and what the spout could not hear when its broker was away."""
         if now < self._tell_at:
             return
-        self._tell_acks([])
+        self._tell_acks(HeldMessages())
         due = sorted((delayed for delayed in self._delayed if delayed[0] <= now), key=lambda delayed: delayed[0])
         for at, one in due:
             try:
@@ -255,7 +280,7 @@ class MessageSpoutExecutor:
             self._delayed.remove((at, one))
             self._out.discard(one.key)
             if one.request:
-                self._accept_all([one.message], one.request)
+                self._accept_all([_given(one.message)], one.request)
 
     # --- as the host drives it -------------------------------------------------------------------
 
@@ -265,13 +290,13 @@ class MessageSpoutExecutor:
 
     def backlog(self) -> Backlog:
         with self._lock:
-            return Backlog(rows=sum(len(one.message.rows) for one in self._waiting))
+            return Backlog(rows=sum(int(held.counts.sum()) for held in self._waiting))
 
     def counts(self) -> tuple[int, int]:
         """Messages that were handed out so far, and those of them that are not settled: in no batch, in one, or waiting
         to be handed out again."""
         with self._lock:
-            nameless = sum(not one.key for one in self._waiting)
+            nameless = sum(held.nameless() for held in self._waiting)
             return self._taken, len(self._out) + nameless
 
     def resume(self, txid: int, metadata: Json) -> None:
@@ -284,38 +309,55 @@ class MessageSpoutExecutor:
             self._open()
             batch = self._batches.get(txid)
             if batch is None:
-                batch = [self._waiting.popleft() for _ in range(min(self._share, len(self._waiting)))]
-                self._convert(txid, batch)
+                batch = self._convert(txid, self._next_batch())
             elif context.shrink:
                 batch = self._less(batch)
                 self._tables.pop(txid, None)
             self._batches[txid] = batch
-            return {"messages": len(batch), "rows": sum(len(one.message.rows) for one in batch)}
+            return {"messages": len(batch), "rows": int(batch.counts.sum())}
 
-    def _convert(self, txid: int, batch: Sequence[TrackedMessage]) -> None:
+    def _next_batch(self) -> HeldMessages:
+        """The next share of those that wait."""
+        parts, room = [], self._share
+        while self._waiting and room:
+            first = self._waiting.popleft()
+            if len(first) > room:
+                self._waiting.appendleft(first.part(room))
+                first = first.part(0, room)
+            parts.append(first)
+            room -= len(first)
+            self._waits -= len(first)
+        return joined(parts)
+
+    def _convert(self, txid: int, batch: HeldMessages) -> HeldMessages:
         """Messages whose values do not fit their fields have failed before anything is made of them."""
-        rows = [row for one in batch for row in one.message.rows]
         try:
-            self._tables[txid] = arrow_rows(rows, self._schema)
-            return
+            self._tables[txid] = arrow_rows(batch.tuples, self._schema)
+            return batch
         except SourceError:
             pass
+        failures: dict[int, Failure] = {}
         for one in batch:
             try:
                 arrow_rows(one.message.rows, self._schema)
             except SourceError as error:
                 # One without an id fails its batch: the spout could not be told of it.
-                one.suspect = Failure("the spout", self._tx_id, str(error)) if one.key else None
+                if one.key:
+                    failures[one.root] = Failure("the spout", self._tx_id, str(error))
+        return _suspected(batch, failures)
 
-    def _less(self, batch: list[TrackedMessage]) -> list[TrackedMessage]:
+    def _less(self, batch: HeldMessages) -> HeldMessages:
         """A batch took too long: a part of it is tried, and of a single message it is known that it is the reason."""
-        failed, others = [one for one in batch if one.suspect], [one for one in batch if not one.suspect]
-        if len(others) == 1 and others[0].key:
+        suspects = batch.is_of(_suspects(batch))
+        failed, others = batch.where(suspects), batch.where(~suspects)
+        if len(others) == 1 and others.keys[0]:
             text = "processing this message alone took longer than message_timeout_secs"
-            others[0].suspect = Failure("", "", text)
+            others = _suspected(others, {int(others.roots[0]): Failure("", "", text)})
         kept = max(1, len(others) // _SHRINK)
-        self._waiting.extendleft(reversed(others[kept:]))
-        return failed + others[:kept]
+        if len(others) > kept:
+            self._waiting.appendleft(others.part(kept))
+            self._waits += len(others) - kept
+        return joined([failed, others.part(0, kept)])
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
         """The rows without anchors; tracked batches use :meth:`emit`."""
@@ -328,41 +370,46 @@ class MessageSpoutExecutor:
             without: roots.
             anchors: with the hidden column.
         """
-        messages = self.messages(attempt)
+        held = self._held_by(attempt)
         if without:
-            messages = [one for one in messages if one.root not in without or not one.key]
+            held = held.where(~held.is_of(without))
         table = None if without else self._tables.get(attempt.txid)
         if table is None:
-            table = arrow_rows([row for one in messages for row in one.message.rows], self._schema)
+            table = arrow_rows(held.tuples, self._schema)
         if anchors:
-            table = table.append_column(ANCHORS, _anchors_of(messages, self._salt))
+            table = table.append_column(ANCHORS, _anchors_of(held, self._salt))
         return Emitted(table, partitions=1 if table.num_rows <= _SMALL_ROWS else None)
 
-    def messages(self, attempt: TransactionAttempt) -> list[TrackedMessage]:
+    def _held_by(self, attempt: TransactionAttempt) -> HeldMessages:
         """Those of the attempt's transaction. It waits for no call of the spout."""
-        return list(self._batches.get(attempt.txid, ()))
+        return self._batches.get(attempt.txid, _NONE)
+
+    def messages(self, attempt: TransactionAttempt) -> list[TrackedMessage]:
+        """Those of the attempt's transaction, one by one: for the few calls that look for one of them."""
+        return list(self._held_by(attempt))
 
     def suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
         """Messages of the transaction of which it is known that they fail."""
-        return {one.root: one.suspect for one in self.messages(attempt) if one.suspect is not None}
+        return _suspects(self._held_by(attempt))
 
     def suspect(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> None:
         """These have failed: later attempts at the transaction need not find them again."""
-        for one in self.messages(attempt) if failures else ():
-            one.suspect = failures.get(one.root, one.suspect)
+        batch = self._batches.get(attempt.txid)
+        if failures and batch is not None:
+            self._batches[attempt.txid] = _suspected(batch, failures)
 
     def outcome(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Outcome:
         """How the messages of the attempt end if it counts; kept until that is known."""
-        acked = self.messages(attempt)
+        acked = self._held_by(attempt).tracked()
         failed: list[TrackedMessage] = []
-        dead: list[TrackedMessage] = []
+        dead, letters = _NONE, list[dict[str, Any]]()
         if failures:
-            for one in acked:
-                if one.key and one.root in failures:
-                    (failed if one.attempts < self._max_replays else dead).append(one)
-        acked = [one for one in acked if one.key and one.root not in failures]
-        letters = [self._letter(one, failures[one.root]) for one in dead]
-        outcome = Outcome([*acked, *dead], failed, _ends_of(acked, failed, dead), letters)
+            bad = acked.is_of(failures)
+            broken, acked = acked.where(bad), acked.where(~bad)
+            failed = [one for one in broken if one.attempts < self._max_replays]
+            dead = broken.where(~broken.is_of([one.root for one in failed]))
+            letters = [self._letter(one, failures[one.root]) for one in dead]
+        outcome = Outcome(joined([acked, dead]) if dead else acked, failed, _ends_of(acked, failed, dead), letters)
         self._outcomes[attempt] = outcome  # without the lock: it waits for no call of the spout
         return outcome
 
@@ -408,29 +455,28 @@ class MessageSpoutExecutor:
                 self._outcomes.pop(other, None)
             for one in outcome.failed if outcome is not None else ():
                 self._fail_later(one)
-            settled = outcome.settled if outcome is not None else []
-            keys = [one.key for one in settled]
-            if self._attempts:
-                for key in keys:
-                    self._attempts.pop(key, None)
-            self._settled.add_all(keys)
-            self._out.difference_update(keys)
+            settled = outcome.settled if outcome is not None else _NONE
+            for key in self._attempts.keys() & set(settled.keys) if self._attempts else ():
+                del self._attempts[key]
+            self._settled.add_all(settled.keys)
+            self._out.difference_update(settled.keys)
             self._tell_acks(settled)
             self._requests.done()
 
     def _fail_later(self, one: TrackedMessage) -> None:
         """It is to come again: when its time has come, the spout is told."""
-        one.attempts, one.suspect = one.attempts + 1, None
-        self._attempts[one.key] = one.attempts
-        delay = backoff_secs(one.attempts, self._backoff_secs)
+        self._attempts[one.key] = attempts = one.attempts + 1
+        delay = backoff_secs(attempts, self._backoff_secs)
         self._delayed.append((time.monotonic() + delay, one))
 
-    def _tell_acks(self, settled: Sequence[TrackedMessage]) -> None:
+    def _tell_acks(self, settled: HeldMessages) -> None:
         """Tells the spout of acknowledged messages; of those that it cannot hear of while its broker is away, later."""
-        for one in settled:
-            if one.request:
+        if requested := [root for root, past in settled.past.items() if past.request]:
+            asked = settled.is_of(requested)
+            for one in settled.where(asked):
                 self._requests.settle(one.request, one.key)
-        self._untold += [one.message.message_id for one in settled if not one.request]
+            settled = settled.where(~asked)
+        self._untold += settled.ids
         ack_many = getattr(self._spout, "ack_many", None)
         try:
             if ack_many is not None and self._untold:
@@ -465,20 +511,37 @@ class MessageSpoutExecutor:
                 self._spout.close()
 
 
-def _anchors_of(messages: Sequence[TrackedMessage], salt: int) -> pa.Array:
-    counts = np.array([len(one.message.rows) for one in messages], np.int64)
-    tracked = np.array([bool(one.key) for one in messages], bool)
-    of_rows = np.repeat(np.array([one.root for one in messages], np.uint64), counts)
-    numbers = np.arange(len(of_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    anchored = np.repeat(tracked, counts)
+_NONE = HeldMessages()
+
+
+def _given(message: Message) -> Given:
+    return message.message_id, message.rows, message.stream
+
+
+def _suspects(held: HeldMessages) -> dict[int, Failure]:
+    return {root: past.suspect for root, past in held.past.items() if past.suspect is not None}
+
+
+def _suspected(held: HeldMessages, failures: Mapping[int, Failure]) -> HeldMessages:
+    return held.changed(failures, lambda root, past: replace(past, suspect=failures[root]))
+
+
+def _anchors_of(held: HeldMessages, salt: int) -> pa.Array:
+    counts = held.counts
+    of_rows, numbers = held.roots, np.zeros(len(held), np.int64)
+    if (counts != 1).any():
+        of_rows = np.repeat(held.roots, counts)
+        numbers = np.arange(len(of_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    anchored = of_rows != 0
     roots = of_rows[anchored]
     return make_anchors(anchored.astype(np.int64), roots, ids_of(roots, numbers[anchored], salt))
 
 
-def _ends_of(acked: Sequence[TrackedMessage], failed: Sequence[TrackedMessage], dead: Sequence[TrackedMessage]) -> Ends:
+def _ends_of(acked: HeldMessages, failed: Sequence[TrackedMessage], dead: HeldMessages) -> Ends:
     outcomes = [pa.repeat(pa.scalar(end), len(of)) for end, of in ((ACKED, acked), (FAILED, failed), (DEAD, dead))]
-    return Ends(
-        [one.key for one in (*acked, *failed, *dead)],
-        pa.concat_arrays(outcomes),
-        [*(one.attempts for one in acked), *(one.attempts + 1 for one in (*failed, *dead))],
-    )
+    tries = pa.repeat(pa.scalar(0, pa.int32()), len(acked))
+    if acked.past:
+        tries = pa.array([one.attempts for one in acked], pa.int32())
+    worse = pa.array([*(one.attempts + 1 for one in failed), *(one.attempts + 1 for one in dead)], pa.int32())
+    keys = [*acked.keys, *(one.key for one in failed), *dead.keys] if failed or dead else acked.keys
+    return Ends(keys, pa.concat_arrays(outcomes), pa.concat_arrays([tries, worse]))

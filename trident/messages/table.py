@@ -47,7 +47,7 @@ class Settled:
     def __init__(self, remember_secs: float) -> None:
         self._remember_secs = remember_secs
         self._keys: set[str] = set()
-        self._order: deque[tuple[float, list[str]]] = deque()
+        self._order: deque[tuple[float, Collection[str]]] = deque()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -59,7 +59,7 @@ class Settled:
     def add_all(self, keys: Collection[str], ago_secs: float = 0.0) -> None:
         """Several that were settled together."""
         now = time.monotonic()
-        fresh = [key for key in keys if key not in self._keys]
+        fresh = keys if self._keys.isdisjoint(keys) else [key for key in keys if key not in self._keys]
         self._keys.update(fresh)
         self._order.append((now - ago_secs, fresh))
         while self._order and self._order[0][0] < now - self._remember_secs:
@@ -67,6 +67,9 @@ class Settled:
 
     def knows(self, key: str) -> bool:
         return key in self._keys
+
+    def knows_none_of(self, keys: Collection[str]) -> bool:
+        return self._keys.isdisjoint(keys)
 
 
 def settled_messages(

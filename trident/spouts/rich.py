@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 DEFAULT_STREAM = "default"
 _PLAIN_IDS = (int, str)
+# What one emit gave: the id, the tuples, the stream. A tuple of plain values is nothing to the garbage collector.
+Given = tuple[Any, tuple[tuple[Any, ...], ...], str]
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class SpoutCollector:
     def __init__(self, width: "dict[str, int]") -> None:
         self._width = width
         # A thread may append while it is drained: each of the two is one step that no other thread can split.
-        self._emitted: deque[Message] = deque()
+        self._emitted: deque[Given] = deque()
 
     def emit(self, values: Any, message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
         """Emits one tuple, the root of a tree if it has an id.
@@ -74,25 +76,31 @@ class SpoutCollector:
         Raises:
             SourceError: the tuple has another number of values than the stream has fields, or the id is not one.
         """
-        self.emit_many([values], message_id, stream)
+        self._give((self._tuple(values, stream),), message_id, stream)
 
     def emit_many(self, rows: Iterable[Any], message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
         """Emits one message as several tuples, all of one tree: the id is settled when all of them are.
 
         No tuple at all is allowed: the message is then acknowledged at once.
         """
-        checked = tuple(self._tuple(values, stream) for values in rows)
+        self._give(tuple([self._tuple(values, stream) for values in rows]), message_id, stream)
+
+    def _give(self, rows: tuple[tuple[Any, ...], ...], message_id: Any, stream: str) -> None:
         if message_id is not None and message_id.__class__ not in _PLAIN_IDS:
             message_key(message_id)
-        self._emitted.append(Message(message_id, checked, stream))
+        self._emitted.append((message_id, rows, stream))
 
     def drain(self) -> list[Message]:
         """Returns what was emitted since the last call; for those who drive a spout."""
+        return [Message(*given) for given in self.take()]
+
+    def take(self) -> list[Given]:
+        """As :meth:`drain`, without an object for each message."""
         # Never the whole at once: an emit that a thread adds meanwhile would go with it.
         return [self._emitted.popleft() for _ in range(len(self._emitted))]
 
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """The next to be drained, in this order."""
+    def put_back(self, messages: Sequence[Given]) -> None:
+        """The next to be taken, in this order."""
         self._emitted.extendleft(reversed(messages))
 
     def __len__(self) -> int:

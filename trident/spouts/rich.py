@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STREAM = "default"
 _PLAIN_IDS = (int, str)
-# What one emit gave: the id, the tuples, the stream. A tuple of plain values is nothing to the garbage collector.
+# One emit: the id, the tuples, the stream. A tuple of plain values is nothing to the garbage collector.
 Given = tuple[Any, tuple[tuple[Any, ...], ...], str]
 
 

@@ -38,22 +38,22 @@ def _measure(bench: Bench, report: Report, cluster: Standalone, lines: int, tran
     found: dict[int, dict[str, list[float]]] = {executors: {} for executors in _EXECUTORS}
     # Turned around in the second half: what else the machine does hits both alike.
     for executors in _EXECUTORS if bench.quick else (*_EXECUTORS, *reversed(_EXECUTORS)):
-        bench.said(f"   {lines * words.WORDS_PER_LINE:,} words a transaction, {executors} executors")
+        bench.said(f"   {lines * words.WORDS_PER_LINE:,} words a transaction, executors: {executors}")
         figures = _once(bench, cluster, executors, files, lines)
         for name in (ONE, FOUR, THEIRS):
             found[executors].setdefault(name, []).extend(figures[name])
     what = f"{lines * words.WORDS_PER_LINE:,} words"
     medians = {
-        (name, executors): report.figure(f"{what}: {name}, {executors} executors", "ms/transaction", took)
+        (name, executors): report.figure(f"{what}: {name}, executors: {executors}", "ms/transaction", took)
         for executors, by_name in found.items()
         for name, took in by_name.items()
     }
     for name in (ONE, FOUR, THEIRS):
-        report.ratio(f"{what}: {name}: 1 executor / 2", medians[name, 1], medians[name, 2])
+        report.ratio(f"{what}: {name}: one executor / two", medians[name, 1], medians[name, 2])
     for executors in _EXECUTORS:
         theirs = medians[THEIRS, executors]
-        report.ratio(f"{what}, {executors} executors: {ONE} / {THEIRS}", medians[ONE, executors], theirs)
-        report.ratio(f"{what}, {executors} executors: {FOUR} / {THEIRS}", medians[FOUR, executors], theirs)
+        report.ratio(f"{what}, executors: {executors}: {ONE} / {THEIRS}", medians[ONE, executors], theirs)
+        report.ratio(f"{what}, executors: {executors}: {FOUR} / {THEIRS}", medians[FOUR, executors], theirs)
 
 
 def _once(bench: Bench, cluster: Standalone, executors: int, files: Path, lines: int) -> dict[str, list[float]]:

@@ -230,6 +230,10 @@ class KafkaBroker:
             f'required user_reader="{PASSWORD}";',
             "listener.name.sasl_ssl.ssl.keystore.type": "PEM",
             "listener.name.sasl_ssl.ssl.keystore.location": str(server),
+            # Everyone may do everything with what no ACL names.
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+            "allow.everyone.if.no.acl.found": "true",
             "log.dirs": str(self.folder / "data"),
             "num.partitions": 1,
             "auto.create.topics.enable": "false",

@@ -64,6 +64,7 @@ _NAMES = {
         "BackingMap FencedBackingMap MapState QueryFunction RemovableMapState Snapshottable State StateFactory "
         "StateUpdater"
     ),
+    "states.outside.kafka_state": "KafkaState",
     "states.outside.port": "OutsideMark OutsidePart OutsideRows OutsideState",
     "streams.stream": "ChainedAggregation GroupedStream Stream TridentState WindowedStream",
     "streams.topology": "TridentTopology",

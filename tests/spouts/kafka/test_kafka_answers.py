@@ -18,13 +18,13 @@ from tests.kafka_mock import METADATA, MockCluster
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators.errors import SourceError
 from trident.coordinators.transactions import TransactionAttempt
+from trident.kafka.settings import KafkaSettings
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.kafka import cluster
 from trident.spouts.kafka.cluster import NO_MESSAGE, BrokersAway, KafkaCluster
 from trident.spouts.kafka.coordinator import KafkaCoordinator
 from trident.spouts.kafka.emitter import KafkaEmitter
 from trident.spouts.kafka.ranges import At, Batch, TopicLook, TopicRanges
-from trident.spouts.kafka.settings import KafkaSettings
 from trident.spouts.kafka.starts import Starts
 
 

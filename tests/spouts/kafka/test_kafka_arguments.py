@@ -10,8 +10,8 @@ import pytest
 
 from trident import KafkaSpout, OpaqueKafkaSpout, SpoutKind
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, TopologyError
+from trident.kafka.settings import Connection, is_secret
 from trident.spouts.contracts import SpoutContext
-from trident.spouts.kafka.settings import Connection, is_secret
 from trident.states.core.host_bound import check_hosts
 
 SECRET = "pass-of-a-kafka-user"

@@ -11,11 +11,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from tests.kafka_mock import FIND_COORDINATOR, MockCluster
+from trident.kafka.settings import KafkaSettings
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka import client, reader
 from trident.spouts.kafka.ranges import OffsetRange
 from trident.spouts.kafka.reader import Consumers, Reading, _Read
-from trident.spouts.kafka.settings import KafkaSettings
 from trident.workers.reports import SOURCE, find_report
 
 

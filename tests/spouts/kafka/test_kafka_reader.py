@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.kafka_fixtures import KafkaBroker
+from trident.kafka.settings import KafkaSettings
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka import reader
 from trident.spouts.kafka.ranges import OffsetRange
 from trident.spouts.kafka.reader import Consumers, Reading, Stopped
 from trident.spouts.kafka.rows import COLUMNS as KINDS
-from trident.spouts.kafka.settings import KafkaSettings
 
 COLUMNS = tuple(KINDS)
 

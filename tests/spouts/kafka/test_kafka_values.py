@@ -23,9 +23,9 @@ from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from trident import KafkaSpout
 from trident.coordinators.errors import EnvironmentProblem, TopologyError
+from trident.kafka.settings import KafkaSettings
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.decoding import Decoded, JsonDecoder, RegistryDecoder, TextDecoder
-from trident.spouts.kafka.settings import KafkaSettings
 from trident.udf.schemas import as_schema
 
 SECRET = "pass-of-the-registry"

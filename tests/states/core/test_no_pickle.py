@@ -72,7 +72,7 @@ ALLOWED = {
     ("trident/running/executor_look.py", "look"): "imports, on an executor, what its driver's code will import there",
     ("trident/commands/user_file.py", "_run"): "`trident run FILE` runs the user's file",
     ("states/maps/redis_server.py", "redis_module"): "imports the Redis client; the callers name its modules",
-    ("trident/spouts/kafka/settings.py", "kafka_module"): "imports the Kafka client; the callers name its modules",
+    ("trident/kafka/settings.py", "kafka_module"): "imports the Kafka client; the callers name its modules",
     ("trident/spouts/kafka/decoding.py", "RegistryDecoder._parse"): "imports the user's generated class, in tasks",
     ("states/core/kinds.py", "_known"): "modules of the framework: names of a constant table",
     ("trident/__init__.py", "__getattr__"): "imports of the lazy facade: names of a constant table",

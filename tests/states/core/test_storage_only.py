@@ -58,7 +58,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/spouts/files/source.py": (2, _SOURCE),
     "trident/spouts/files/spout.py": (2, _SOURCE),
     "trident/spouts/files/tasks.py": (3, _SOURCE),
-    "trident/spouts/kafka/settings.py": (1, "a file in which the user keeps a password"),
+    "trident/kafka/settings.py": (1, "a file in which the user keeps a password"),
     "trident/spouts/queues/directory.py": (26, _QUEUE + "; and copies of its files, which are not flushed"),
     "trident/spouts/queues/directory_spout.py": (1, _QUEUE),
     "trident/spouts/structured_stream.py": (2, "the checkpoint of a user's Structured Streaming query"),

@@ -1,10 +1,10 @@
-"""Clients of a Kafka cluster: consumers for ranges of offsets, and the words of their errors."""
+"""Consumers of a Kafka cluster that read ranges of offsets."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trident.spouts.kafka.settings import Connection, kafka_module
+from trident.kafka.settings import Connection, kafka_module
 
 # As long as a partition's log is asked for more at its end: behind the last message there may be holes.
 _FETCH_WAIT_MS = 20
@@ -40,10 +40,3 @@ def consumer_of(connection: Connection, group: str, isolation: str, problems: li
         "error_cb": lambda error: problems.__setitem__(slice(None), [connection.clean(error.str())]),
     }
     return kafka_module().Consumer(settings)
-
-
-def error_text(connection: Connection, error: BaseException) -> str:
-    """An error of the client in a line, without secrets."""
-    inner = error.args[0] if error.args else error
-    text = inner.str() if hasattr(inner, "str") else str(error)
-    return connection.clean(text.strip() or type(error).__name__)[:500]

@@ -9,35 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trident.coordinators.errors import ConfigError, SourceError
-from trident.spouts.kafka.client import error_text
+from trident.kafka.answers import error_text, is_away
+from trident.kafka.settings import Connection, kafka_module
 from trident.spouts.kafka.ranges import At, TopicLook
-from trident.spouts.kafka.settings import Connection, kafka_module
 
 REQUEST_SECS = 5.0
 # The id that the client shows for a broker that knows no ids: sixteen bytes of zeros.
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 # The offset that a leader gives for a time behind its last message.
 NO_MESSAGE = -1
-_AWAY = (
-    "_TRANSPORT",
-    "_TIMED_OUT",
-    "_ALL_BROKERS_DOWN",
-    "_RESOLVE",
-    "LEADER_NOT_AVAILABLE",
-    "NOT_LEADER_FOR_PARTITION",
-    "UNKNOWN_TOPIC_OR_PART",
-    "BROKER_NOT_AVAILABLE",
-    "REQUEST_TIMED_OUT",
-    "COORDINATOR_NOT_AVAILABLE",
-    "COORDINATOR_LOAD_IN_PROGRESS",
-    "UNSTABLE_OFFSET_COMMIT",
-    # During and after an election.
-    "OFFSET_NOT_AVAILABLE",
-    "FENCED_LEADER_EPOCH",
-    "UNKNOWN_LEADER_EPOCH",
-    "KAFKA_STORAGE_ERROR",
-    "_NOENT",
-)
 
 
 class BrokersAway(SourceError):
@@ -249,9 +229,9 @@ class KafkaCluster:
         )
 
     def _problem(self, error: Any, what: str) -> SourceError:
-        inner, kafka = error.args[0], self._kafka.KafkaError
+        inner = error.args[0]
         text = error_text(self._connection, error)
-        away = inner.retriable() or inner.code() in {getattr(kafka, name) for name in _AWAY}
+        away = is_away(inner)
         said = f" ({self._problems[0]})" if self._problems else ""
         return (BrokersAway if away else SourceError)(
             f"{self._what} cannot ask the cluster for {what}",

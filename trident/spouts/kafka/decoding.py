@@ -18,8 +18,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 
 from trident.coordinators.causes import causes, first_line
+from trident.kafka.settings import Connection, kafka_module
 from trident.spouts.files.tasks import SourceFailure
-from trident.spouts.kafka.settings import Connection, kafka_module
 from trident.spouts.kafka.value_types import lacking, python_type
 
 if TYPE_CHECKING:

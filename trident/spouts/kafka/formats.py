@@ -8,8 +8,8 @@ from typing import Any, Union
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from trident.coordinators.errors import TopologyError, described
+from trident.kafka.settings import KafkaSettings
 from trident.spouts.kafka.decoding import Decoder, JsonDecoder, RegistryDecoder, TextDecoder
-from trident.spouts.kafka.settings import KafkaSettings
 from trident.spouts.kafka.value_types import python_type
 from trident.udf.schemas import as_schema
 

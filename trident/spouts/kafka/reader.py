@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from trident.coordinators.errors import EnvironmentProblem
+from trident.kafka.answers import error_text
+from trident.kafka.settings import Connection, kafka_module
 from trident.spouts.files.tasks import SourceFailure
-from trident.spouts.kafka.client import SOCKET_TIMEOUT_MS, consumer_of, error_text
+from trident.spouts.kafka.client import SOCKET_TIMEOUT_MS, consumer_of
 from trident.spouts.kafka.decoding import Decoder
 from trident.spouts.kafka.ranges import At, OffsetRange
 from trident.spouts.kafka.rows import Rows
-from trident.spouts.kafka.settings import Connection, kafka_module
 
 log = logging.getLogger(__name__)
 

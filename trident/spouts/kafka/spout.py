@@ -13,6 +13,7 @@ from typing import Any, Union
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError, described
+from trident.kafka.settings import KAFKA_OF_ALL, KafkaSettings
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import SpoutContext, SpoutKind
@@ -23,10 +24,23 @@ from trident.spouts.kafka.formats import ValueFormat
 from trident.spouts.kafka.group_commits import GroupCommits
 from trident.spouts.kafka.reader import Reading
 from trident.spouts.kafka.rows import COLUMNS, LETTER_COLUMNS
-from trident.spouts.kafka.settings import ISOLATIONS, KAFKA_OF_ALL, KafkaSettings
 from trident.spouts.kafka.starts import Start, Starts, check_start
+from trident.states.core.host_bound import is_this_host
 from trident.states.delta.append import DeltaAppend
 from trident.udf.schemas import as_schema
+
+ISOLATIONS = ("read_committed", "read_uncommitted")
+# The settings that the spout itself decides, so that no message is lost or read twice.
+_OURS = {
+    "auto.offset.reset": "the spout says where each batch begins",
+    "enable.auto.commit": "positions are stored with each transaction",
+    "enable.auto.offset.store": "positions are stored with each transaction",
+    "enable.partition.eof": "the end of a range is found by it",
+    "isolation.level": "give it as isolation=",
+    "group.instance.id": "partitions are assigned by the spout",
+    "partition.assignment.strategy": "partitions are assigned by the spout",
+    "fetch.error.backoff.ms": "a range that has expired is an error at once",
+}
 
 
 class KafkaSpout:
@@ -115,7 +129,7 @@ class KafkaSpout:
         forget: Sequence[str] = (),
     ) -> None:
         user = f"a {type(self).__name__}"
-        self._settings = KafkaSettings(bootstrap, config, secrets, user)
+        self._settings = KafkaSettings(bootstrap, config, secrets, user, _OURS)
         self.topics = _texts(topics, f"the topics of {user}")
         self.pattern = _pattern(pattern, user)
         if bool(self.topics) == (pattern is not None):
@@ -167,7 +181,7 @@ class KafkaSpout:
     @property
     def bound_to_one_host(self) -> "str | bool":
         """A loopback address names other brokers on each host of a cluster."""
-        return KAFKA_OF_ALL if self._settings.is_this_host else False
+        return KAFKA_OF_ALL if any(is_this_host(f"kafka://{broker}") for broker in self._settings.brokers) else False
 
     def selects(self, topic: str) -> bool:
         """Tells whether the stream reads the topic."""

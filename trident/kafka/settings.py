@@ -11,23 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, TopologyError, described
-from trident.states.core.host_bound import is_this_host
 
 KAFKA_OF_ALL = "write the names or the addresses that every host knows the brokers by"
-ISOLATIONS = ("read_committed", "read_uncommitted")
-# The settings that the spout itself decides, so that no message is lost or read twice.
-_OURS = {
-    "bootstrap.servers": "it is the first argument",
-    "metadata.broker.list": "brokers are the first argument",
-    "auto.offset.reset": "the spout says where each batch begins",
-    "enable.auto.commit": "positions are stored with each transaction",
-    "enable.auto.offset.store": "positions are stored with each transaction",
-    "enable.partition.eof": "the end of a range is found by it",
-    "isolation.level": "give it as isolation=",
-    "group.instance.id": "partitions are assigned by the spout",
-    "partition.assignment.strategy": "partitions are assigned by the spout",
-    "fetch.error.backoff.ms": "a range that has expired is an error at once",
-}
+# Given elsewhere, by all.
+_OURS = {"bootstrap.servers": "it is the first argument", "metadata.broker.list": "brokers are the first argument"}
 _SECRET = re.compile(r"password|secret|token|jaas|\.pem$|sasl\.username|user\.info|passphrase|oauthbearer\.config")
 # Of "name=value name=value"; shorter ones are in any text.
 _VALUE = re.compile(r"""=\s*["']?([^\s;,"']{3,})""")
@@ -45,7 +32,7 @@ def kafka_module(name: str = "confluent_kafka") -> Any:
     except ImportError as problem:
         extra = "kafka" if name in ("confluent_kafka", "confluent_kafka.admin") else "kafka-registry"
         raise EnvironmentProblem(
-            "a KafkaSpout needs the Kafka client on each machine that reads",
+            "the Kafka client is missing: each machine that reads or writes topics needs it",
             found=str(problem),
             action=f"install it: pip install 'trident-spark[{extra}]'",
         ) from problem
@@ -87,24 +74,33 @@ class KafkaSettings:
         bootstrap: ``host:port,host:port``.
         config: settings of librdkafka.
         secrets: further ones by where they are kept: ``env:VARIABLE`` or ``file:/path``, read when a topology starts.
+        user: the thing that is given them, for messages.
+        ours: settings that it decides itself → why, so that no message is lost, or there twice.
+
+    Attributes:
+        brokers: each one's ``host:port``.
 
     Raises:
         TopologyError: one of them cannot be used.
     """
 
-    def __init__(self, bootstrap: Any, config: Any, secrets: Any, user: str) -> None:
+    def __init__(
+        self, bootstrap: Any, config: Any, secrets: Any, user: str, ours: Mapping[str, str] | None = None
+    ) -> None:
         if not isinstance(bootstrap, str) or not bootstrap.strip() or "@" in bootstrap:
             # Not `found`: it may hold a password by mistake.
             raise TopologyError(
                 f"the brokers of {user} cannot be used", expected="'host:port' or 'host:port,host:port'"
             )
-        self.bootstrap = ",".join(part.strip() for part in bootstrap.split(","))
+        self.brokers = tuple(part.strip() for part in bootstrap.split(","))
+        self.bootstrap = ",".join(self.brokers)
         self.config = _names(config, f"the config of {user}")
         self.secrets = _names(secrets, f"the secrets of {user}")
+        decided = {**_OURS, **(ours or {})}
         for setting in (*self.config, *self.secrets):
-            if setting.lower() in _OURS:
+            if setting.lower() in decided:
                 raise TopologyError(
-                    f"{user} cannot be given the setting {setting}", expected=f"none: {_OURS[setting.lower()]}"
+                    f"{user} cannot be given the setting {setting}", expected=f"none: {decided[setting.lower()]}"
                 )
         for setting, place in self.secrets.items():
             if not isinstance(place, str) or not _KEPT_IN.fullmatch(place):
@@ -112,11 +108,6 @@ class KafkaSettings:
                 raise TopologyError(
                     f"the secret {setting} of {user} cannot be used", expected="'env:VARIABLE' or 'file:/path'"
                 )
-
-    @property
-    def is_this_host(self) -> bool:
-        """Tells whether a broker's address is a loopback one, which is another machine on each host."""
-        return any(is_this_host(f"kafka://{broker}") for broker in self.bootstrap.split(","))
 
     def connection(self) -> Connection:
         """The settings with their secrets.

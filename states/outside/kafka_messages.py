@@ -1,0 +1,190 @@
+"""Rows as messages of Kafka: the key, value and headers of each, and the types that they can be made of."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from trident.coordinators.errors import FieldError, TopologyError, TridentError
+from trident.states.core.tables import DELETED_COLUMN
+from trident.states.outside.port import OutsideRows
+
+_AS_JSON = "strings, numbers, booleans, binary, dates, timestamps; arrays, structs, and maps with text as keys"
+_SIMPLE = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary", "date")
+_TIMES = ("timestamp", "timestamp_ntz")
+_HEADERS = ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>")
+
+
+class Message(NamedTuple):
+    """One message; a tombstone has no value."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+
+
+@dataclass(frozen=True)
+class MessageForm:
+    """The fields that messages are made of.
+
+    A field that is alone goes as it is where it is binary, as UTF-8 where it is text, else as JSON; several are a JSON
+    object. JSON is as ``KafkaSpout(value="json")`` reads it: times are RFC 3339, binary is base64, decimals are texts.
+
+    Attributes:
+        key: the fields of the key; none: messages have no key.
+        value: the field of the value; None: all fields but the headers, as an object.
+        headers: the field of the headers; None: there are none.
+    """
+
+    key: tuple[str, ...]
+    value: str | None
+    headers: str | None
+
+    def check(self, rows: OutsideRows, what: str) -> None:
+        """Raises FieldError or TopologyError for rows that messages cannot be made of."""
+        kinds = {field.name: field.dataType for field in rows.schema}
+        named = [*self.key, *filter(None, (self.value, self.headers))]
+        missing = [name for name in named if name not in kinds]
+        if missing:
+            raise FieldError(
+                f"{what} is made of fields that its rows do not have", found=", ".join(missing), expected=list(kinds)
+            )
+        if rows.upserts and set(self.key) != set(rows.keys):
+            raise TopologyError(
+                f"{what} with Upsert needs the key of the Upsert as the key of its messages",
+                found=", ".join(self.key) or "none",
+                expected=f"key={list(rows.keys)!r}",
+            )
+        for name in {*self.key, *([self.value] if self.value else self._of_object(list(kinds)))}:
+            _check_json(kinds[name], f"the field {name!r} of {what}")
+        if self.headers and kinds[self.headers].simpleString() not in _HEADERS:
+            raise FieldError(
+                f"the field {self.headers!r} of {what} cannot be headers",
+                found=kinds[self.headers].simpleString(),
+                expected=" or ".join(_HEADERS),
+            )
+
+    def messages(self, batches: Iterator[pa.RecordBatch], upserts: bool, what: str) -> Iterator[Message]:
+        """One message for each row, in their order; with upserts a tombstone where the key is deleted.
+
+        Raises:
+            TridentError: a row that no message can be made of.
+        """
+        for batch in batches:
+            keys = self._keys(batch, what)
+            if upserts and None in keys:
+                raise TridentError(
+                    f"a row of {what} has no key", found="null", expected="a key in each row of an Upsert"
+                )
+            gone = batch.column(DELETED_COLUMN).to_pylist() if upserts else [False] * len(keys)
+            headers = batch.column(self.headers).to_pylist() if self.headers else [None] * len(keys)
+            for key, value, deleted, found in zip(keys, self._values(batch, what), gone, headers):
+                yield Message(key, None if deleted else value, None if found is None else _headers(found, what))
+
+    def _keys(self, batch: pa.RecordBatch, what: str) -> Sequence[bytes | None]:
+        if not self.key:
+            return [None] * batch.num_rows
+        return _alone(batch.column(self.key[0]), what) if len(self.key) == 1 else _objects(batch, self.key, what)
+
+    def _values(self, batch: pa.RecordBatch, what: str) -> Sequence[bytes | None]:
+        if self.value is not None:
+            return _alone(batch.column(self.value), what)
+        return _objects(batch, self._of_object(batch.schema.names), what)
+
+    def _of_object(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in (self.headers, DELETED_COLUMN)]
+
+
+def _check_json(kind: Any, what: str) -> None:
+    """Raises FieldError for a type of Spark whose values JSON has no form for."""
+    name = kind.simpleString()
+    inside: list[Any] = []
+    if hasattr(kind, "fields"):
+        inside = [field.dataType for field in kind.fields]
+    elif name.startswith("array<"):
+        inside = [kind.elementType]
+    elif name.startswith("map<string,"):
+        inside = [kind.valueType]
+    elif name not in (*_SIMPLE, *_TIMES) and not name.startswith("decimal("):
+        raise FieldError(f"{what} cannot be in a message of Kafka", found=name, expected=_AS_JSON)
+    for one in inside:
+        _check_json(one, what)
+
+
+def _alone(column: pa.Array, what: str) -> Sequence[bytes | None]:
+    values = column.to_pylist()
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        return values
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return [None if value is None else value.encode() for value in values]
+    plain = _plain(column.type)
+    return [None if value is None else _json(plain(value) if plain else value, what) for value in values]
+
+
+def _objects(batch: pa.RecordBatch, names: Sequence[str], what: str) -> Sequence[bytes]:
+    rows = batch.select(list(names))
+    plain = {name: make for name in names if (make := _plain(rows.schema.field(name).type)) is not None}
+    found = []
+    for row in rows.to_pylist():
+        for name, make in plain.items():
+            if row[name] is not None:
+                row[name] = make(row[name])
+        found.append(_json(row, what))
+    return found
+
+
+def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Makes objects of the maps inside a value, which Arrow gives as pairs; None: there is no map inside."""
+    if pa.types.is_map(kind):
+        item = _plain(kind.item_type) or (lambda value: value)
+        return lambda pairs: {key: None if value is None else item(value) for key, value in pairs}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        each = _plain(kind.value_type)
+        return each and (lambda values: [None if value is None else each(value) for value in values])
+    if pa.types.is_struct(kind):
+        inside = {field.name: make for field in kind if (make := _plain(field.type)) is not None}
+        return (
+            (lambda row: row | {name: make(row[name]) for name, make in inside.items() if row[name] is not None})
+            if inside
+            else None
+        )
+    return None
+
+
+def _json(value: Any, what: str) -> bytes:
+    try:
+        return _ENCODER.encode(value).encode()
+    except ValueError as problem:  # NaN and the infinities, which a reader would take for null
+        raise TridentError(
+            f"a row of {what} cannot be written as JSON", found=f"{str(value)[:200]}: {problem}", expected="numbers"
+        ) from None
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_other)
+
+
+def _headers(found: Sequence[Any], what: str) -> list[tuple[str, bytes | None]]:
+    pairs = []
+    for one in found:
+        if one is None or one["key"] is None:
+            raise TridentError(f"a row of {what} has a header without a key")
+        value = one["value"]
+        pairs.append((one["key"], value.encode() if isinstance(value, str) else value))
+    return pairs

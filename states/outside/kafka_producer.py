@@ -1,0 +1,307 @@
+"""Transactional producers of Kafka, one for each part of a state, and the marks of parts: offsets of a group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from trident.coordinators.errors import ConfigError, EnvironmentProblem, StateAway, TridentError
+from trident.kafka.answers import error_text, is_away, is_fenced
+from trident.kafka.settings import Connection, kafka_module
+from trident.states.outside.kafka_messages import Message
+from trident.states.outside.port import OutsideMark
+
+ASK_SECS, INIT_SECS, COMMIT_SECS = 10.0, 20.0, 30.0
+# A message that is not acknowledged within this time ends the transaction, which is tried again from its beginning.
+_MESSAGE_MS = 20_000
+# Of processes that publish again and again: a producer that is kept saves two requests, and fences no one.
+_KEPT_MAX = 16
+_KNOWN_SECS = 0.3
+
+
+class Fenced(TridentError):
+    """Another producer with the same transactional id has begun, or the cluster has ended the transaction."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A part's mark as it is in the group's offsets.
+
+    Attributes:
+        topic_partitions: how many the topic had when it was written: by them a key's partition was chosen.
+    """
+
+    mark: OutsideMark
+    topic_partitions: int
+
+    @property
+    def text(self) -> str:
+        mark = self.mark
+        return f"{mark.incarnation} {mark.epoch} {mark.txid} {mark.attempt_id} {self.topic_partitions}"
+
+    @classmethod
+    def read(cls, text: str | None, what: str) -> "Stored":
+        try:
+            incarnation, *numbers = (text or "").rsplit(" ", 4)
+            epoch, txid, attempt_id, topic_partitions = map(int, numbers)
+        except ValueError:
+            raise TridentError(
+                f"{what} keeps offsets that are no marks of this framework",
+                found=repr(text),
+                action="give the state a group of its own: KafkaState(…, group=…)",
+            ) from None
+        return cls(OutsideMark(incarnation, epoch, txid, attempt_id), topic_partitions)
+
+
+@dataclass(frozen=True)
+class Way:
+    """The way to the topic of one state of one topology.
+
+    Attributes:
+        group: keeps the marks, part i's as the offset of the topic's partition i; part i's transactional id is
+            ``group/i``.
+        what: the state, for messages.
+    """
+
+    connection: Connection
+    topic: str
+    group: str
+    what: str
+
+    def identity(self, part: int) -> tuple[Any, ...]:
+        """The same for producers that may stand for one another."""
+        config = tuple(sorted((key, str(value)) for key, value in self.connection.config.items()))
+        return (self.topic, self.group, part, config)
+
+    @contextmanager
+    def asking(self, what: str) -> Iterator[None]:
+        """Turns the client's errors into those of an outside state.
+
+        Raises:
+            Fenced: another producer has the transactional id.
+            StateAway: the cluster does not answer, or not in time.
+            TridentError: it refuses.
+        """
+        kafka = kafka_module()
+        try:
+            yield
+        except kafka.KafkaException as error:
+            inner = error.args[0]
+            text = f"{inner.name()}: {error_text(self.connection, error)}"
+            if is_fenced(inner):
+                raise Fenced(f"{self.what} cannot {what}: another producer has begun", found=text) from None
+            if is_away(inner):
+                brokers = self.connection.config["bootstrap.servers"]
+                raise StateAway(
+                    f"{self.what} cannot {what}: no answer of the brokers at {brokers}", found=text
+                ) from None
+            raise TridentError(
+                f"{self.what} cannot {what}: Kafka refuses", found=text, action=_ADVICE.get(inner.name())
+            ) from None
+
+    # --- questions
+
+    def count(self, client: Any) -> int:
+        """How many partitions the topic has.
+
+        Raises:
+            EnvironmentProblem: there is no such topic.
+        """
+        with self.asking(f"ask for topic {self.topic!r}"):
+            for last in (False, True):  # a broker that has just started may not know it yet
+                found = client.list_topics(self.topic, timeout=ASK_SECS).topics[self.topic]
+                if found.error is None:
+                    return len(found.partitions)
+                if last or found.error.code() != kafka_module().KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    break
+                time.sleep(_KNOWN_SECS)
+        if found.error.code() == kafka_module().KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise EnvironmentProblem(
+                f"{self.what} writes to a topic that is not there",
+                found=f"no topic {self.topic!r} at {self.connection.config['bootstrap.servers']}",
+                action="make it, with as many partitions as it is to keep: the order of a key's messages needs that",
+            )
+        with self.asking(f"ask for topic {self.topic!r}"):
+            raise kafka_module().KafkaException(found.error)
+
+    @contextmanager
+    def consumer(self, *, stable: bool = False) -> Iterator[Any]:
+        """A consumer that joins no group and reads no message: it asks for topics and for marks.
+
+        Args:
+            stable: a mark of a transaction that is not yet decided is waited for; else the one before it is told.
+        """
+        settings = {
+            "log_level": 0,
+            **self.connection.config,
+            "group.id": self.group,
+            # By read_committed the client asks for offsets with require_stable.
+            "isolation.level": "read_committed" if stable else "read_uncommitted",
+            "enable.auto.commit": False,
+        }
+        consumer = self._client(kafka_module().Consumer, settings)
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+    def marks(self, consumer: Any, parts: Iterable[int]) -> dict[int, Stored]:
+        """The marks of those of the parts that have one."""
+        kafka = kafka_module()
+        with self.asking(f"read its marks in group {self.group!r}"):
+            asked = [kafka.TopicPartition(self.topic, part) for part in parts]
+            found = consumer.committed(asked, timeout=ASK_SECS)
+            for one in found:
+                if one.error is not None:
+                    raise kafka.KafkaException(one.error)
+        where = f"group {self.group!r} of {self.what}"
+        return {one.partition: Stored.read(one.metadata, where) for one in found if one.offset >= 0}
+
+    def producer(self, part: int, on_delivery: Any) -> Any:
+        settings = {
+            "log_level": 0,
+            # The partition of a key as Java's clients choose it.
+            "partitioner": "murmur2_random",
+            "message.timeout.ms": _MESSAGE_MS,
+            **self.connection.config,
+            "transactional.id": f"{self.group}/{part}",
+            "delivery.report.only.error": True,
+            "on_delivery": on_delivery,
+        }
+        return self._client(kafka_module().Producer, settings)
+
+    def _client(self, kind: Any, settings: dict[str, Any]) -> Any:
+        try:
+            return kind(settings)
+        except Exception as error:  # the client's, for a setting that it does not take
+            raise ConfigError(
+                f"the Kafka client refuses the settings of {self.what}",
+                found=error_text(self.connection, error),
+                expected="settings of librdkafka in config=",
+            ) from None
+
+
+_ADVICE = {
+    "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic and message.max.bytes in config=, or write less",
+    "TOPIC_AUTHORIZATION_FAILED": "let its user WRITE and DESCRIBE the topic, and READ it, for the marks",
+    "GROUP_AUTHORIZATION_FAILED": "let its user READ and DESCRIBE the group of the marks",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "let its user WRITE and DESCRIBE transactional ids GROUP/…",
+}
+
+
+class PartProducer:
+    """The producer of one part: from its beginning on no other one of its transactional id may write.
+
+    A transaction that another one has left open is ended by then: aborted, or committed if its commit was under way. So
+    the mark that is read behind that changes only through this producer, or through one that fences it.
+    """
+
+    def __init__(self, way: Way, part: int) -> None:
+        self._way, self._part = way, part
+        self._failed: list[Any] = []
+        with way.consumer(stable=True) as consumer:
+            self._group = consumer.consumer_group_metadata()
+            self._producer = way.producer(part, lambda error, _: self._failed.append(error))
+            with way.asking("begin its transactional id"):
+                self._producer.init_transactions(INIT_SECS)
+            self.stored = way.marks(consumer, [part]).get(part)
+
+    def count(self) -> int:
+        """How many partitions the topic has now."""
+        return self._way.count(self._producer)
+
+    def write(self, stored: Stored, messages: Iterator[Message], ordered: bool) -> None:
+        """Puts the mark and the messages by one transaction.
+
+        Args:
+            ordered: fail, and put nothing, if the topic has not as many partitions as ``stored`` says, at any time.
+
+        Raises:
+            Fenced: nothing was put.
+            StateAway: the cluster does not answer; the transaction may have been committed.
+            TridentError: Kafka refuses, and nothing was put.
+        """
+        way, kafka, self._failed[:] = self._way, kafka_module(), []
+        at = kafka.TopicPartition(way.topic, self._part, stored.mark.txid, metadata=stored.text)
+        with way.asking("begin a transaction"):
+            self._producer.begin_transaction()
+        try:
+            # First of all: a producer that is fenced is told so before it sends a row.
+            with way.asking("put its mark"):
+                self._producer.send_offsets_to_transaction([at], self._group, ASK_SECS)
+            for message in messages:
+                self._produce(message)
+            with way.asking("send messages"):
+                self._flush()
+            if ordered and (now := self.count()) != stored.topic_partitions:
+                raise TridentError(
+                    f"the topic of {way.what} has other partitions", found=now, expected=stored.topic_partitions
+                )
+        except BaseException:
+            self._abort()
+            raise
+        with way.asking("commit a transaction"):
+            self._producer.commit_transaction(COMMIT_SECS)
+        self.stored = stored
+
+    def _produce(self, message: Message) -> None:
+        with self._way.asking("send a message"):
+            while True:
+                try:
+                    self._producer.produce(self._way.topic, message.value, message.key, headers=message.headers)
+                    return
+                except BufferError:
+                    # See _flush.
+                    with suppress(SystemError):
+                        self._producer.poll(0.1)
+                except kafka_module().KafkaException:
+                    self._flush()  # an earlier message has failed, perhaps
+                    raise
+
+    def _flush(self) -> None:
+        """Raises for a message that was refused; the commit tells why others have failed, which were given up."""
+        kafka = kafka_module()
+        # The client raises a fatal error while it calls on_delivery, which Python makes a SystemError of. The next call
+        # raises it as it is.
+        with suppress(SystemError):
+            self._producer.flush()  # ends: a message fails that is not acknowledged in time
+        given_up = (kafka.KafkaError._PURGE_QUEUE, kafka.KafkaError._PURGE_INFLIGHT, kafka.KafkaError._FATAL)
+        for error in self._failed:
+            if error.code() not in given_up:
+                raise kafka.KafkaException(error)
+
+    def _abort(self) -> None:
+        """Lets readers go on at once; if it fails, the next producer does it."""
+        with suppress(kafka_module().KafkaException):
+            self._producer.abort_transaction(ASK_SECS)
+
+
+class PartProducers:
+    """Producers that a process keeps for its next transactions. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Any, ...], PartProducer] = OrderedDict()
+
+    @contextmanager
+    def of(self, way: Way, part: int, *, anew: bool = False, keep: bool = True) -> Iterator[PartProducer]:
+        """A producer for one part; one within whose use an error is raised is not used again.
+
+        Args:
+            anew: not one that was kept.
+            keep: for the next use in this process.
+        """
+        with self._lock:
+            found = self._kept.pop(way.identity(part), None)
+        one = found if found is not None and not anew else PartProducer(way, part)
+        yield one
+        if keep:
+            with self._lock:
+                self._kept[way.identity(part)] = one
+                if len(self._kept) > _KEPT_MAX:
+                    self._kept.popitem(last=False)

@@ -1,0 +1,261 @@
+"""A state outside of the warehouse: a topic of Kafka, written by transactions of Kafka that hold rows and mark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Union
+
+from trident.coordinators.errors import EnvironmentProblem, SchemaMismatch, StateAway, TopologyError, described
+from trident.kafka.settings import KAFKA_OF_ALL, Connection, KafkaSettings, kafka_module
+from trident.states.core.host_bound import is_this_host
+from trident.states.core.names import check_name
+from trident.states.outside.kafka_messages import Message, MessageForm
+from trident.states.outside.kafka_producer import ASK_SECS, Fenced, PartProducer, PartProducers, Stored, Way
+from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_USER = "a KafkaState"
+# The settings that the state itself decides, so that no message is lost or there twice.
+_OURS = {
+    "transactional.id": "there is one for each part; they begin with group=",
+    "enable.idempotence": "a transactional producer is idempotent",
+    "acks": "all replicas in sync acknowledge",
+    "request.required.acks": "all replicas in sync acknowledge",
+    "queuing.strategy": "messages are sent in their order",
+    "group.id": "give it as group=",
+    "isolation.level": "marks are read as committed",
+    "enable.auto.commit": "the marks are committed with the rows",
+    "delivery.report.only.error": "failures alone are looked at",
+}
+_PRODUCERS = PartProducers()
+
+
+@dataclass(frozen=True, repr=False)
+class KafkaState(OutsideState):
+    """Rows as messages of a Kafka topic, each once for readers with ``isolation.level=read_committed``.
+
+    ``stream.partition_persist(KafkaState("kafka-1:9092", "totals", key="item"), "item, pieces", Upsert("item"))``
+
+    Each part of a transaction is one short transaction of Kafka, which holds its messages and its mark: the offset of
+    a group that is the state's own. It begins when the rows are decided and durable, and is open only while
+    they are sent; a second try finds the mark and sends nothing.
+
+    Messages of a key go to one partition of the topic, as Java's clients choose it, and come in the order of the
+    transactions; within a transaction in the order of the stream, if ``stream.partition_by(key)`` has brought the key's
+    rows together. With ``Upsert`` there is one message per key and transaction, a tombstone where the key is deleted.
+
+    The topic must be there. Needs the client on each machine that writes: ``pip install 'trident-spark[kafka]'``.
+
+    Args:
+        bootstrap: ``host:port,host:port``.
+        topic: its name.
+        key: the field that is the message's key, or several. Binary and text go as they are, other types as JSON,
+            several as a JSON object. None: messages without keys.
+        value: the field that is the message's value, in the same way; null is a tombstone. None: a JSON object of all
+            fields, but for the headers, as ``KafkaSpout(value="json")`` reads it.
+        headers: a field that is ``array<struct<key: string, value: binary>>``, as a KafkaSpout has it; a value may be
+            text.
+        name: the state's; by default the topic's, with ``_`` for what a state's name cannot have.
+        partitions: as of every OutsideState: transactions of Kafka per transaction; at most as many as the topic has.
+        topic_partitions: how many partitions the topic must have. None: as many as when it was first written. With
+            keys a topic that has grown is refused until its new number is given here: its keys are placed anew.
+        group: keeps the marks; part i's transactional id is ``GROUP/i``. None: ``trident/TOPOLOGY/NAME``.
+        config: settings of librdkafka, such as ``{"compression.type": "zstd"}``; in no text or stored record.
+        secrets: further settings by where they are kept: ``{"sasl.password": "env:KAFKA_PASSWORD"}`` or
+            ``"file:/run/secrets/kafka"``; read in the driver, and sent to the tasks.
+
+    Raises:
+        TopologyError: an argument cannot be used.
+    """
+
+    bootstrap: str
+    topic: str
+    key: Union[str, Sequence[str], None] = None
+    value: str | None = None
+    headers: str | None = None
+    name: str = ""
+    partitions: int = 1
+    topic_partitions: int | None = None
+    group: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    secrets: Mapping[str, str] = field(default_factory=dict, compare=False)
+    _connection: Connection | None = field(default=None, init=False, compare=False)
+
+    takes_upserts: ClassVar[bool] = True
+    calls_user: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        KafkaSettings(self.bootstrap, self.config, self.secrets, _USER, _OURS)
+        for name, given in (
+            ("topic", self.topic),
+            ("value", self.value),
+            ("headers", self.headers),
+            ("group", self.group),
+        ):
+            if (given is not None or name == "topic") and not (isinstance(given, str) and given):
+                raise TopologyError(f"{name} of {_USER} cannot be used", found=described(given), expected="a name")
+        keys = () if self.key is None else (self.key,) if isinstance(self.key, str) else self.key
+        if not isinstance(keys, Sequence) or not all(isinstance(one, str) and one for one in keys):
+            raise TopologyError(f"key of {_USER} cannot be used", found=described(self.key), expected="fields")
+        for name, number in (("partitions", self.partitions), ("topic_partitions", self.topic_partitions)):
+            if (number is not None or name == "partitions") and not (type(number) is int and number > 0):
+                raise TopologyError(f"{name} of {_USER} cannot be used", found=described(number), expected="1 or more")
+        object.__setattr__(self, "key", tuple(keys))
+        object.__setattr__(self, "name", check_name("state", self.name or re.sub("[^A-Za-z0-9]+", "_", self.topic)))
+
+    def __repr__(self) -> str:
+        return f"KafkaState({self.bootstrap!r}, {self.topic!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Goes to tasks with its secrets, which only the driver can read; it is stored nowhere."""
+        return {**self.__dict__, "config": {}, "secrets": {}, "_connection": self._connected()}
+
+    @property
+    def bound_to_one_host(self) -> "str | bool":
+        """A loopback address names other brokers on each host of a cluster."""
+        brokers = KafkaSettings(self.bootstrap, None, None, _USER).brokers
+        return KAFKA_OF_ALL if any(is_this_host(f"kafka://{broker}") for broker in brokers) else False
+
+    def check_rows(self, rows: OutsideRows) -> None:
+        self._form.check(rows, self._what)
+
+    def check_store(self, rows: OutsideRows) -> None:
+        """Looks whether the topic is there, has the partitions that it should have, and may be written.
+
+        Raises:
+            StateAway: the brokers do not answer.
+            EnvironmentProblem, SchemaMismatch, TridentError: it cannot be written as it should be.
+        """
+        way = self._way(rows.topology)
+        with way.consumer() as consumer:
+            count = way.count(consumer)
+            marks = way.marks(consumer, range(count))
+        if self.partitions > count:
+            raise SchemaMismatch(
+                f"{self._what} has more parts than its topic has partitions",
+                found=self.partitions,
+                expected=f"at most {count}",
+            )
+        self._check_count(count, {one.topic_partitions for one in marks.values()})
+        self._check_rights(way)
+
+    def take_over(self, topology: str, incarnation: str, epoch: int) -> Mapping[int, OutsideMark]:
+        """Fences the producers of all parts, and puts a mark of this coordinator into each, also where none is."""
+        way = self._way(topology)
+        with way.consumer() as consumer:
+            stored = way.marks(consumer, range(way.count(consumer)))
+        marks = {}
+        for part in sorted({*range(self.partitions), *stored}):
+            try:
+                with _PRODUCERS.of(way, part, anew=True) as producer:
+                    marks[part] = self._taken(producer, incarnation, epoch)
+            except Fenced as error:
+                raise StateAway(f"{self._what} is being taken over by another process, too", found=str(error)) from None
+        return marks
+
+    def _taken(self, producer: PartProducer, incarnation: str, epoch: int) -> OutsideMark:
+        before, count = producer.stored, producer.count()
+        mark = before.mark.taken_over(incarnation, epoch) if before else OutsideMark(incarnation, epoch, 0, 0)
+        ours = (mark.incarnation, mark.epoch) == (incarnation, epoch)  # else a later coordinator's stays
+        if ours and before != Stored(mark, count):
+            producer.write(Stored(mark, count), iter(()), False)
+        return mark
+
+    def publish(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> None:
+        way, rows = self._way(part.topology), _Counted(self._form.messages(batches, part.upserts, self._what))
+        # A task's process may not be asked for this part again: a producer that it kept would only be fenced.
+        keep = self._connection is None
+        try:
+            with _PRODUCERS.of(way, part.number, keep=keep) as producer:
+                self._publish(producer, part, rows)
+                return
+        except Fenced as error:
+            fenced = error
+        # Who did it: a later coordinator, which has left its mark, or another process that publishes this transaction?
+        with _PRODUCERS.of(way, part.number, anew=True, keep=keep) as producer:
+            stored = producer.stored
+            if part.mark.is_new(stored.mark if stored else None, self._what) and rows.taken:
+                raise StateAway(
+                    f"{self._what} was interrupted by another producer of its transactional id, or took longer than "
+                    "transaction.timeout.ms",
+                    found=str(fenced),
+                )
+            try:
+                self._publish(producer, part, rows)
+            except Fenced as error:
+                raise StateAway(f"{self._what} was interrupted by another producer", found=str(error)) from None
+
+    def _publish(self, producer: PartProducer, part: OutsidePart, rows: "_Counted") -> None:
+        """Raises Fenced, and has put nothing, if another producer of this part has begun."""
+        stored = producer.stored
+        new = part.mark.is_new(stored.mark if stored else None, self._what)
+        if not new and stored is not None and stored.mark == part.mark:
+            return
+        count = producer.count()
+        self._check_count(count, {stored.topic_partitions} if stored else set())
+        producer.write(Stored(part.mark, count), rows if new else iter(()), bool(self.key))
+
+    # --- parts
+
+    @property
+    def _what(self) -> str:
+        return f"state {self.name} (topic {self.topic!r})"
+
+    @property
+    def _form(self) -> MessageForm:
+        return MessageForm(tuple(self.key or ()), self.value, self.headers)
+
+    def _connected(self) -> Connection:
+        return self._connection or KafkaSettings(self.bootstrap, self.config, self.secrets, _USER, _OURS).connection()
+
+    def _way(self, topology: str) -> Way:
+        group = self.group or f"trident/{topology}/{self.name}"
+        return Way(self._connected(), self.topic, group, self._what)
+
+    def _check_count(self, count: int, before: set[int]) -> None:
+        """Raises SchemaMismatch if a key's messages would come into another partition than before."""
+        wanted = self.topic_partitions
+        if wanted is not None and count != wanted:
+            raise SchemaMismatch(f"the topic of {self._what} has other partitions", found=count, expected=wanted)
+        others = before - {count}
+        if self.key and wanted is None and others:
+            raise SchemaMismatch(
+                f"the topic of {self._what} has other partitions than when it was written, by which keys are placed",
+                found=count,
+                expected=min(others),
+                action=f"if readers bear that, give topic_partitions={count}",
+            )
+
+    def _check_rights(self, way: Way) -> None:
+        """Raises EnvironmentProblem if the cluster says that its user may not write to the topic."""
+        kafka, module = kafka_module(), kafka_module("confluent_kafka.admin")
+        with way.asking(f"ask for the rights on topic {self.topic!r}"):
+            client = module.AdminClient({"log_level": 0, **way.connection.config})
+            asked = kafka.TopicCollection([self.topic])
+            futures = client.describe_topics(asked, include_authorized_operations=True, request_timeout=ASK_SECS)
+            found = futures[self.topic].result(2 * ASK_SECS).authorized_operations
+        lacking = [right for right in ("WRITE", "READ", "DESCRIBE") if module.AclOperation[right] not in (found or ())]
+        if found and lacking:
+            raise EnvironmentProblem(
+                f"{self._what} may not be written",
+                found=f"no right to {', '.join(lacking)}",
+                expected="WRITE, DESCRIBE, and READ for the marks",
+            )
+
+
+class _Counted:
+    """Messages, and whether one has been taken."""
+
+    def __init__(self, messages: Iterator[Message]) -> None:
+        self._messages, self.taken = messages, False
+
+    def __iter__(self) -> "_Counted":
+        return self
+
+    def __next__(self) -> Message:
+        self.taken = True
+        return next(self._messages)

@@ -1,0 +1,47 @@
+"""What a reader of Kafka sees that takes only what is committed."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from tests.kafka_fixtures import KafkaBroker
+
+
+def committed(kafka: KafkaBroker, topic: str) -> list[Any]:
+    """All messages of a topic, each partition's in its order; waits for transactions that are not yet decided."""
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    ends = kafka.ends(topic)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.address,
+            "group.id": uuid.uuid4().hex,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in ends])
+    found, open_ = [], {number for number, end in ends.items() if end}
+    deadline = time.monotonic() + 60
+    while open_:
+        assert time.monotonic() < deadline, f"partitions {open_} do not come to their ends"
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        if message.error() is None:
+            found.append(message)
+        elif message.error().code() == KafkaError._PARTITION_EOF:
+            if message.offset() >= ends[message.partition()]:
+                open_.discard(message.partition())
+        else:
+            raise AssertionError(message.error())
+    consumer.close()
+    return found
+
+
+def values(kafka: KafkaBroker, topic: str) -> list[bytes | None]:
+    """The values of the messages, sorted."""
+    return sorted((message.value() for message in committed(kafka, topic)), key=lambda value: value or b"")

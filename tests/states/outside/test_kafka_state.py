@@ -1,0 +1,375 @@
+"""KafkaState over a real broker, without Spark: each row once, whatever is interrupted, and in the order of its key."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from pyspark.sql.types import StructType
+
+from tests.kafka_fixtures import PASSWORD, KafkaBroker
+from tests.states.outside.kafka_reading import committed, values
+from trident import KafkaState, OutsideMark, OutsidePart, OutsideRows
+from trident.coordinators.errors import (
+    EnvironmentProblem,
+    SchemaMismatch,
+    StaleEpoch,
+    StateAway,
+    TridentError,
+)
+from trident.states.outside import kafka_producer, kafka_state
+from trident.states.outside.kafka_producer import PartProducer, PartProducers
+
+ALL = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
+ROWS = OutsideRows("top", StructType().add("k", "string").add("v", "string"))
+
+
+@pytest.fixture(autouse=True)
+def own_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_state, "_PRODUCERS", PartProducers())
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process has kept is gone, as in another one."""
+    monkeypatch.setattr(kafka_state, "_PRODUCERS", PartProducers())
+
+
+@pytest.fixture
+def state(kafka: KafkaBroker, topic: str) -> KafkaState:
+    kafka.create(topic, 3)
+    return KafkaState(kafka.address, topic, key="k", value="v", name="out")
+
+
+def part(txid: int, epoch: int = 1, number: int = 0, incarnation: str = "inc", attempt: int = 0) -> OutsidePart:
+    return OutsidePart("top", "out", number, OutsideMark(incarnation, epoch, txid, attempt))
+
+
+def rows(*words: str) -> Iterator[pa.RecordBatch]:
+    return iter([pa.record_batch({"k": [word[0] for word in words], "v": list(words)})])
+
+
+# --- once
+
+
+def test_a_part_is_there_once_however_often_it_is_published(kafka, state, monkeypatch) -> None:
+    state.check_store(ROWS)
+    assert state.take_over("top", "inc", 1) == {0: OutsideMark("inc", 1, 0, 0)}
+    for txid in (1, 2):
+        for _ in range(2):
+            state.publish(part(txid), rows(f"a{txid}", f"b{txid}"))
+    another_process(monkeypatch)
+    state.publish(part(2), rows("a2", "b2"))
+    task = pickle.loads(pickle.dumps(state))
+    task.publish(part(3), rows("a3"))  # fences the producer that the driver has kept
+    state.publish(part(3), rows("a3"))
+    state.publish(part(4), rows("a4"))
+    assert state.take_over("top", "inc", 2) == {0: OutsideMark("inc", 2, 4, 0)}
+    assert values(kafka, state.topic) == [b"a1", b"a2", b"a3", b"a4", b"b1", b"b2"]
+    of_a = [one for one in committed(kafka, state.topic) if one.key() == b"a"]
+    assert len({one.partition() for one in of_a}) == 1 and [one.value() for one in of_a] == [
+        b"a1",
+        b"a2",
+        b"a3",
+        b"a4",
+    ]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["by this process", "by another"])
+def test_a_commit_whose_answer_is_lost_is_looked_up(kafka, state, monkeypatch, kept: bool) -> None:
+    state.take_over("top", "inc", 1)
+    write = PartProducer.write
+
+    def lost(self, *arguments: Any) -> None:
+        write(self, *arguments)
+        raise StateAway("the answer is lost")
+
+    monkeypatch.setattr(PartProducer, "write", lost)
+    with pytest.raises(StateAway):
+        state.publish(part(1), rows("a1"))
+    monkeypatch.setattr(PartProducer, "write", write)
+    if not kept:
+        another_process(monkeypatch)
+        assert state.take_over("top", "inc", 2) == {0: OutsideMark("inc", 2, 1, 0)}
+    state.publish(part(1, epoch=1 if kept else 2), rows("a1"))
+    assert values(kafka, state.topic) == [b"a1"]
+
+
+def test_a_transaction_that_a_killed_executor_left_open_is_ended_by_the_next_try(kafka, state, monkeypatch) -> None:
+    """Its rows are aborted at once: readers do not wait for the cluster's time-out."""
+    state.take_over("top", "inc", 1)
+    monkeypatch.setattr(PartProducer, "_abort", lambda self: None)
+
+    def killed() -> Iterator[pa.RecordBatch]:
+        yield from rows("x1", "y1")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        state.publish(part(1), killed())
+    another_process(monkeypatch)
+    state.publish(part(1), rows("a1"))
+    assert values(kafka, state.topic) == [b"a1"]
+
+
+# --- zombies
+
+
+@pytest.mark.parametrize("moment", ["before it begins", "behind its mark", "amid its rows", "before its commit"])
+def test_a_stale_coordinators_executor_that_wakes_up_is_refused_each_time(
+    kafka, state, monkeypatch, moment: str
+) -> None:
+    """It is stopped at a moment of its transaction; another coordinator takes over, and publishes; it wakes up."""
+    rounds = 25 if ALL else 2  # of each of the four moments
+    state.take_over("top", "inc", 1)
+    wanted, count = [], PartProducer.count
+    for number in range(rounds):
+        old, new, txid = number * 2 + 1, number * 2 + 2, number * 2 + 1
+        state.take_over("top", "inc", old)
+        zombies = PartProducers()
+
+        def take_over(new: int = new, txid: int = txid) -> None:
+            mine = kafka_state._PRODUCERS
+            another_process(monkeypatch)
+            assert state.take_over("top", "inc", new)[0].epoch == new
+            if txid % 4 == 1:  # the successor has published already, or only taken over
+                state.publish(part(txid, new), rows(f"new{txid}"))
+            monkeypatch.setattr(kafka_state, "_PRODUCERS", mine)
+
+        def interrupted(take_over: Callable[[], None] = take_over) -> Iterator[pa.RecordBatch]:
+            if moment == "behind its mark":
+                take_over()
+            yield from rows("zombie")
+            if moment == "amid its rows":
+                take_over()
+            yield from rows("zombie, too")
+
+        monkeypatch.setattr(kafka_state, "_PRODUCERS", zombies)
+        with zombies.of(state._way("top"), 0):
+            pass
+        if moment == "before it begins":
+            take_over()
+        elif moment == "before its commit":
+            asked = []
+
+            def last(self, asked: list[int] = asked, take_over: Callable[[], None] = take_over) -> int:
+                asked.append(1)
+                if len(asked) == 2:
+                    take_over()
+                return count(self)
+
+            monkeypatch.setattr(PartProducer, "count", last)
+        with pytest.raises(StaleEpoch, match="later"):
+            state.publish(part(txid, old), interrupted())
+        monkeypatch.setattr(PartProducer, "count", count)
+        another_process(monkeypatch)
+        state.publish(part(txid, new), rows(f"new{txid}"))
+        state.publish(part(txid + 1, new), rows(f"new{txid + 1}"))
+        wanted += [f"new{txid}".encode(), f"new{txid + 1}".encode()]
+    assert values(kafka, state.topic) == sorted(wanted)
+
+
+def test_a_part_that_has_no_mark_is_closed_too(state, monkeypatch) -> None:
+    """A coordinator of the life before may not put rows into a part that was never written."""
+    more = replace(state, partitions=2)
+    assert set(more.take_over("top", "inc", 1)) == {0, 1}
+    assert more.take_over("top", "next", 2)[1] == OutsideMark("next", 2, 0, 0)
+    another_process(monkeypatch)
+    with pytest.raises(StaleEpoch):
+        more.publish(part(1, number=1), rows("zombie"))
+
+
+# --- SIGKILL
+
+
+def test_coordinators_and_the_broker_are_killed_and_each_row_is_there_once(kafka, state, rng: random.Random) -> None:
+    """Two parts of each transaction; some coordinators are only stopped, and wake up behind their successors."""
+    deaths, txids = (20, 400) if ALL else (2, 30)
+    zombies = []
+    for epoch in range(1, deaths + 2):
+        if epoch == deaths + 1:
+            amid = None
+        else:
+            amid = rng.randrange(1, 1 + txids // (2 * deaths))
+        child = coordinate(state, epoch, txids)
+        assert child.stdout is not None
+        for _ in range(amid or 0):
+            assert child.stdout.readline(), f"coordinator {epoch} ended with {child.wait()}"
+        if amid is None:
+            assert child.wait(300) == 0
+        elif epoch % 2:
+            os.kill(child.pid, signal.SIGSTOP)
+            zombies.append(child)
+        else:
+            child.kill()
+            child.wait()
+            kafka.kill()
+            kafka.start()
+    for zombie in zombies:
+        os.kill(zombie.pid, signal.SIGCONT)
+        assert zombie.wait(120) == 3, "a stale coordinator must be refused"
+    found = committed(kafka, state.topic)
+    by_key: dict[bytes, list[int]] = {}
+    for message in found:
+        by_key.setdefault(message.key(), []).append(int(message.value()))
+    assert by_key == {b"%d-%d" % (number, key): list(range(1, txids + 1)) for number in (0, 1) for key in range(5)}
+
+
+def coordinate(state: KafkaState, epoch: int, txids: int) -> subprocess.Popen:
+    arguments = [state.bootstrap, state.topic, str(epoch), str(txids)]
+    command = [sys.executable, "-m", "tests.states.outside.kafka_process", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+# --- the topic
+
+
+def test_what_a_topic_cannot_take_is_told_before_anything_starts(kafka, state, monkeypatch) -> None:
+    with pytest.raises(EnvironmentProblem, match="not there; found: no topic 'never-made'"):
+        replace(state, topic="never-made").check_store(ROWS)
+    with pytest.raises(SchemaMismatch, match="more parts than its topic has partitions; found: 4; expected: at most 3"):
+        replace(state, partitions=4).check_store(ROWS)
+    with pytest.raises(SchemaMismatch, match="found: 3; expected: 5"):
+        replace(state, topic_partitions=5).check_store(ROWS)
+    monkeypatch.setattr(kafka_producer, "ASK_SECS", 0.3)
+    with pytest.raises(StateAway, match="no answer of the brokers at 127.0.0.1:1"):
+        replace(state, bootstrap="127.0.0.1:1").check_store(ROWS)
+
+
+def test_a_topic_that_has_grown_is_refused_until_its_user_says_so(kafka, state) -> None:
+    """Its keys would be in other partitions than before, so that their order is lost."""
+    state.take_over("top", "inc", 1)
+    state.publish(part(1), rows("a1"))
+    kafka.grow(state.topic, 5)
+    for call in (lambda: state.publish(part(2), rows("a2")), lambda: state.check_store(ROWS)):
+        with pytest.raises(SchemaMismatch, match="found: 5; expected: 3.*give topic_partitions=5"):
+            call()
+    told = replace(state, topic_partitions=5)
+    told.check_store(ROWS)
+    assert told.take_over("top", "inc", 2) == {0: OutsideMark("inc", 2, 1, 0)}
+    state.check_store(ROWS)  # it was said once
+    state.publish(part(2, 2), rows("a2"))
+    assert values(kafka, state.topic) == [b"a1", b"a2"]
+    kafka.grow(state.topic, 6)
+    replace(state, key=None).check_store(ROWS)
+
+
+def test_a_topic_that_grows_amid_a_transaction_gets_nothing_of_it(kafka, state) -> None:
+    state.take_over("top", "inc", 1)
+
+    def growing() -> Iterator[pa.RecordBatch]:
+        yield from rows("a1")
+        kafka.grow(state.topic, 4)
+        yield from rows("b1")
+
+    with pytest.raises(TridentError, match="other partitions"):
+        state.publish(part(1), growing())
+    assert values(kafka, state.topic) == []
+
+
+def test_a_topic_that_was_made_anew_has_no_marks(kafka, state) -> None:
+    """So a start compares them with ZooKeeper's, and halts."""
+    state.take_over("top", "inc", 1)
+    state.publish(part(1), rows("a1"))
+    kafka.delete(state.topic)
+    kafka.create(state.topic, 3)
+    assert state.take_over("top", "inc", 2) == {0: OutsideMark("inc", 2, 0, 0)}
+
+
+@pytest.mark.parametrize("limit", ["of the client", "of the topic"])
+def test_a_message_that_is_too_large_is_a_refusal_and_holds_no_reader_up(kafka, topic, limit: str) -> None:
+    config = {"message.max.bytes": 3_000_000} if limit == "of the topic" else {}
+    kafka.create(topic, 1)
+    state = KafkaState(kafka.address, topic, value="v", name="out", config=config)
+    state.take_over("top", "inc", 1)
+    with pytest.raises(TridentError, match="MSG_SIZE_TOO_LARGE.*Raise max.message.bytes") as raised:
+        state.publish(part(1), rows("a1", "x" * 2_000_000))
+    assert not isinstance(raised.value, StateAway)
+    assert values(kafka, topic) == []
+    state.publish(part(1), rows("a1"))
+    assert values(kafka, topic) == [b"a1"]
+
+
+def test_offsets_that_are_no_marks_are_left_alone(kafka, state) -> None:
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+    mine = ConsumerGroupTopicPartitions("billing", [TopicPartition(state.topic, 0, 17)])
+    kafka.admin().alter_consumer_group_offsets([mine])["billing"].result(30)
+    with pytest.raises(TridentError, match="no marks of this framework"):
+        replace(state, group="billing").check_store(ROWS)
+    assert kafka.committed("billing", state.topic) == {0: 17}
+
+
+def test_without_a_right_to_write_nothing_starts_and_no_text_has_the_password(kafka, state, monkeypatch) -> None:
+    from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+
+    def rule(operation: str, permission: str) -> Any:
+        of = (ResourceType.TOPIC, state.topic, ResourcePatternType.LITERAL, "User:reader", "*")
+        return AclBinding(*of, AclOperation[operation], AclPermissionType[permission])
+
+    monkeypatch.setenv("OF_TESTS", PASSWORD)
+    secured = replace(
+        state,
+        bootstrap=kafka.secured,
+        config={
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "reader",
+            "ssl.ca.location": str(kafka.certificates.ca),
+        },
+        secrets={"sasl.password": "env:OF_TESTS"},
+    )
+    secured.check_store(ROWS)
+    secured.take_over("top", "inc", 1)
+    sent = pickle.dumps(secured)
+    monkeypatch.delenv("OF_TESTS")
+    pickle.loads(sent).publish(part(1), rows("a1"))  # a task has no such variable
+    monkeypatch.setenv("OF_TESTS", PASSWORD)
+    rules = [rule("READ", "ALLOW"), rule("DESCRIBE", "ALLOW")]
+    for future in kafka.admin().create_acls(rules).values():
+        future.result(30)
+    with pytest.raises(EnvironmentProblem, match="no right to WRITE"):
+        secured.check_store(ROWS)
+    with pytest.raises(TridentError, match="Let its user WRITE") as raised:
+        secured.publish(part(2), rows("a2"))
+    assert PASSWORD not in str(raised.value) and not isinstance(raised.value, StateAway)
+    assert values(kafka, state.topic) == [b"a1"]
+
+
+# --- errors
+
+
+def test_a_broker_that_falls_silent_is_away(kafka, state, monkeypatch) -> None:
+    state.take_over("top", "inc", 1)
+    for name in ("_TRANSPORT", "NOT_ENOUGH_REPLICAS"):
+
+        def silent(*_: Any, name: str = name) -> None:
+            raise KafkaException(KafkaError(getattr(KafkaError, name)))
+
+        monkeypatch.setattr(PartProducer, "_produce", lambda self, message, silent=silent: self._way_asked(silent))
+        monkeypatch.setattr(PartProducer, "_way_asked", _asked, raising=False)
+        with pytest.raises(StateAway, match="no answer of the brokers"):
+            state.publish(part(1), rows("a1"))
+    monkeypatch.undo()
+    state.publish(part(1), rows("a1"))
+    assert values(kafka, state.topic) == [b"a1"]
+
+
+def _asked(self: PartProducer, action: Callable[[], None]) -> None:
+    with self._way.asking("send"):
+        action()
+
+
+def test_json_is_the_default_value(kafka, state) -> None:
+    whole = replace(state, value=None)
+    whole.publish(part(1), rows("a1"))
+    assert [json.loads(value or b"") for value in values(kafka, state.topic)] == [{"k": "a", "v": "a1"}]

@@ -1,0 +1,66 @@
+"""The errors of Kafka's client: their words without secrets, and which of them may pass by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trident.kafka.settings import Connection, kafka_module
+
+_AWAY = (
+    "_TRANSPORT",
+    "_TIMED_OUT",
+    "_ALL_BROKERS_DOWN",
+    "_RESOLVE",
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "UNKNOWN_TOPIC_OR_PART",
+    "BROKER_NOT_AVAILABLE",
+    "REQUEST_TIMED_OUT",
+    "COORDINATOR_NOT_AVAILABLE",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "UNSTABLE_OFFSET_COMMIT",
+    # During and after an election.
+    "OFFSET_NOT_AVAILABLE",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+    "KAFKA_STORAGE_ERROR",
+    "_NOENT",
+    # Of producers: a message was not acknowledged in time, or was given up with the others of its transaction.
+    "_MSG_TIMED_OUT",
+    "_PURGE_QUEUE",
+    "_PURGE_INFLIGHT",
+    "_INCONSISTENT",
+    "_STATE",
+    "CONCURRENT_TRANSACTIONS",
+    "NOT_ENOUGH_REPLICAS",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+)
+# Another producer of the transactional id has begun, or the cluster has ended or forgotten this one's transaction.
+_FENCED = (
+    "_FENCED",
+    "_FATAL",
+    "PRODUCER_FENCED",
+    "INVALID_PRODUCER_EPOCH",
+    "INVALID_PRODUCER_ID_MAPPING",
+    "UNKNOWN_PRODUCER_ID",
+    "INVALID_TXN_STATE",
+)
+
+
+def is_away(error: Any) -> bool:
+    """Tells whether a KafkaError says that brokers, or the leader of a partition, are away: they do not refuse."""
+    kafka = kafka_module().KafkaError
+    return bool(error.retriable()) or error.code() in {getattr(kafka, name) for name in _AWAY}
+
+
+def is_fenced(error: Any) -> bool:
+    """Tells whether a KafkaError says that a transactional producer may write no more, and that a new one may."""
+    kafka = kafka_module().KafkaError
+    return error.code() in {getattr(kafka, name) for name in _FENCED if hasattr(kafka, name)}
+
+
+def error_text(connection: Connection, error: BaseException) -> str:
+    """An error of the client in a line, without secrets."""
+    inner = error.args[0] if error.args else error
+    text = inner.str() if hasattr(inner, "str") else str(error)
+    return connection.clean(text.strip() or type(error).__name__)[:500]

@@ -29,6 +29,7 @@ SUITES = {
     "test_kafka_answers": "Kafka",
     "test_kafka_consumer": "Kafka",
     "test_outside": "states outside",
+    "test_kafka_state": "states outside",
     "test_postgres": "states outside",
     "test_stores": "stores",
     "test_store_warehouses": "stores",
@@ -780,6 +781,24 @@ PLANTED: dict[str, Caught] = {
     "196-kafka-moves-back-under-what-is-in-flight": pure(
         "assert ",
         "kafka_answers.py::test_a_stream_goes_back_only_when_no_batch_in_flight_can_read_what_it_goes_back_to",
+    ),
+    "221-kafka-out-part-without-a-mark-stays-open": spark(
+        "assert ", "kafka_state.py::test_a_part_that_has_no_mark_is_closed_too"
+    ),
+    "222-kafka-out-mark-not-read-again": spark(
+        "DID NOT RAISE",
+        "kafka_state.py::test_a_stale_coordinators_executor_that_wakes_up_is_refused_each_time[before it begins]",
+    ),
+    "223-kafka-out-waits-for-open-transactions": spark(
+        "cannot read its marks",
+        "kafka_state.py::test_a_stale_coordinators_executor_that_wakes_up_is_refused_each_time[behind its mark]",
+    ),
+    "224-kafka-out-growth-not-noticed": spark(
+        "DID NOT RAISE", "kafka_state.py::test_a_topic_that_grows_amid_a_transaction_gets_nothing_of_it"
+    ),
+    "225-kafka-out-transaction-left-open": spark(
+        "do not come to their ends",
+        "kafka_state.py::test_a_message_that_is_too_large_is_a_refusal_and_holds_no_reader_up[of the client]",
     ),
     "197-kafka-early-end-believed-without-the-leader": pure(
         "assert ",

@@ -93,19 +93,22 @@ def test_the_rows_of_a_batch_have_their_messages_as_roots(make) -> None:
 
 def test_a_plain_message_is_nothing_to_the_garbage_collector(make) -> None:
     """Objects for each message cost the driver more than all else that it does for them."""
-    executor = make(Messages("n int", {n: (n,) for n in range(9_000)}.items()), max_pending_messages=9_000)
-    executor.is_ready(0)
-    begin(executor, 0)
-    gc.collect()
-    before = len(gc.get_objects())
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
-    executor.emit(attempt, frozenset(), anchors=True)
-    assert len(executor.outcome(attempt, {}).settled) == 3_000
-    gc.collect()
-    assert len(gc.get_objects()) - before < 100
-    executor.success(attempt)
-    assert executor.counts() == (9_000, 6_000)
+    added = []
+    for _ in range(2):  # at first modules are imported
+        executor = make(Messages("n int", {n: (n,) for n in range(9_000)}.items()), max_pending_messages=9_000)
+        executor._open()
+        gc.collect()
+        before = len(gc.get_objects())
+        executor.is_ready(1)
+        attempt = begin(executor, 1)
+        executor.emit(attempt, frozenset(), anchors=True)
+        assert len(executor.outcome(attempt, {}).settled) == 3_000
+        gc.collect()
+        gc.collect()  # of nested tuples one level in each
+        added.append(len(gc.get_objects()) - before)
+        executor.success(attempt)
+        assert executor.counts() == (9_000, 6_000)
+    assert added[1] < 1_000
 
 
 def test_messages_with_and_without_ids_keep_their_order_and_their_rows(make) -> None:

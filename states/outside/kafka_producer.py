@@ -155,12 +155,24 @@ class Way:
         kafka = kafka_module()
         with self.asking(f"read its marks in group {self.group!r}"):
             asked = [kafka.TopicPartition(self.topic, part) for part in parts]
-            found = consumer.committed(asked, timeout=ASK_SECS)
+            found = self._committed(consumer, asked)
             for one in found:
                 if one.error is not None:
                     raise kafka.KafkaException(one.error)
         where = f"group {self.group!r} of {self.what}"
         return {one.partition: Stored.read(one.metadata, where) for one in found if one.offset >= 0}
+
+    def _committed(self, consumer: Any, asked: list[Any]) -> list[Any]:
+        """Waits for the group's coordinator: a cluster chooses one when it is first asked for it, or has elected."""
+        kafka, deadline = kafka_module(), time.monotonic() + ASK_SECS
+        while True:
+            try:
+                return list(consumer.committed(asked, timeout=ASK_SECS))
+            except kafka.KafkaException as error:
+                moves = (kafka.KafkaError.NOT_COORDINATOR, kafka.KafkaError.COORDINATOR_NOT_AVAILABLE)
+                if error.args[0].code() not in moves or time.monotonic() > deadline:
+                    raise
+                time.sleep(_KNOWN_SECS)
 
     def producer(self, part: int, on_delivery: Any) -> Any:
         settings = {

@@ -364,6 +364,19 @@ def test_a_broker_that_falls_silent_is_away(kafka, state, monkeypatch) -> None:
     assert values(kafka, state.topic) == [b"a1"]
 
 
+def test_a_group_without_a_coordinator_is_asked_again(state) -> None:
+    """A new cluster has none until it was first asked for it: a first start must not fail by it."""
+    answers = [KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))] * 2
+
+    class Moved:
+        def committed(self, asked: list[Any], timeout: float) -> list[Any]:
+            if answers:
+                raise answers.pop()
+            return asked
+
+    assert state._way("top").marks(Moved(), range(2)) == {} and not answers
+
+
 def _asked(self: PartProducer, action: Callable[[], None]) -> None:
     with self._way.asking("send"):
         action()

@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.zk_fixtures",
     "tests.spark_fixtures",
     "tests.redis_fixtures",
+    "tests.postgres_fixtures",
     "tests.zk_security",
     "tests.kafka_fixtures",
 ]

@@ -58,6 +58,7 @@ _NAMES = {
     "states.maps.backing_maps": "StaticMap",
     "states.maps.map_states": "SnapshottableMap",
     "states.maps.memory_map": "LRUMemoryMapState MemoryMapState",
+    "states.maps.postgres_map": "PostgresMap",
     "states.maps.redis_map": "RedisMap",
     "states.maps.sqlite_map": "SqliteMap",
     "states.maps.user_states": (
@@ -65,6 +66,7 @@ _NAMES = {
         "StateUpdater"
     ),
     "states.outside.kafka_state": "KafkaState",
+    "states.outside.postgres_state": "PostgresState",
     "states.outside.port": "OutsideMark OutsidePart OutsideRows OutsideState",
     "streams.stream": "ChainedAggregation GroupedStream Stream TridentState WindowedStream",
     "streams.topology": "TridentTopology",

@@ -75,6 +75,7 @@ from trident.states.maps.backing_maps import StaticMap as StaticMap
 from trident.states.maps.map_states import SnapshottableMap as SnapshottableMap
 from trident.states.maps.memory_map import LRUMemoryMapState as LRUMemoryMapState
 from trident.states.maps.memory_map import MemoryMapState as MemoryMapState
+from trident.states.maps.postgres_map import PostgresMap as PostgresMap
 from trident.states.maps.redis_map import RedisMap as RedisMap
 from trident.states.maps.sqlite_map import SqliteMap as SqliteMap
 from trident.states.maps.user_states import BackingMap as BackingMap
@@ -91,6 +92,7 @@ from trident.states.outside.port import OutsideMark as OutsideMark
 from trident.states.outside.port import OutsidePart as OutsidePart
 from trident.states.outside.port import OutsideRows as OutsideRows
 from trident.states.outside.port import OutsideState as OutsideState
+from trident.states.outside.postgres_state import PostgresState as PostgresState
 from trident.streams.stream import ChainedAggregation as ChainedAggregation
 from trident.streams.stream import GroupedStream as GroupedStream
 from trident.streams.stream import Stream as Stream

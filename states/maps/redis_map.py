@@ -21,6 +21,7 @@ from trident.coordinators.errors import ConfigError, TridentError
 from trident.states.core.host_bound import is_this_host
 from trident.states.core.names import check_flag, check_name
 from trident.states.core.stored_values import dumps, loads
+from trident.states.core.urls import without_credentials
 from trident.states.maps.backing_maps import stale_epoch
 from trident.states.maps.map_states import key_text
 from trident.states.maps.redis_server import (
@@ -30,7 +31,6 @@ from trident.states.maps.redis_server import (
     check_url,
     client_of,
     redis_errors,
-    without_credentials,
 )
 from trident.states.maps.user_states import Key
 

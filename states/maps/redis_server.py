@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, OutcomeUnknown, TridentError
+from trident.states.core.urls import without_credentials, without_secrets
 
 CONNECT_TIMEOUT_SECS = 10.0
 ANSWER_TIMEOUT_SECS = 30.0
@@ -143,24 +144,6 @@ def redis_errors(
         ) from None
 
 
-def without_credentials(url: str) -> str:
-    """The url without its user, its password and its query."""
-    parts = urlsplit(url)
-    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
-    return f"{parts.scheme}://{host}{parts.path}"
-
-
 def as_text(value: Any) -> str:
     """An ASCII answer, whether the client gives bytes or text."""
     return value.decode("ascii") if isinstance(value, bytes) else value
-
-
-def without_secrets(text: str, url: str) -> str:
-    """The text with the url's credentials, in either form, struck out."""
-    parts = urlsplit(url)
-    query = parse_qs(parts.query)
-    secrets = [parts.username, parts.password, *query.get("username", ()), *query.get("password", ())]
-    for secret in sorted((secret for secret in secrets if secret), key=len, reverse=True):
-        for form in {secret, unquote(secret)}:
-            text = text.replace(form, "***")
-    return text

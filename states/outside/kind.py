@@ -19,11 +19,11 @@ class OutsideKind(TablelessKind):
     """States whose rows are published to a store of the user's, with a mark that the store keeps."""
 
     name = "outside"
-    example = "an OutsideState"
+    example = "PostgresState(url, table)"
     appends = True
     keeps_marks = True
     why_no_new_values = "rows that are published outside of the warehouse"
-    guarantee_rows = (GuaranteeRow("OUTSIDE", "an OutsideState"),)
+    guarantee_rows = (GuaranteeRow("OUTSIDE", "PostgresState, an OutsideState"),)
 
     def holds(self, state: object) -> bool:
         return isinstance(state, OutsideState)

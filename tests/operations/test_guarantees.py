@@ -67,7 +67,9 @@ def test_the_spouts_and_states_of_the_readme_can_be_imported_and_are_of_the_kind
     found = {name: getattr(trident, name, None) or getattr(trident.testing, name, None) for name in kinds}
     assert [name for name, spout in found.items() if spout is None] == []
     assert {name: spout_kind(spout).value for name, spout in found.items()} == kinds
-    names = {name for line in states[1:] for name in line[0].removeprefix("a ").split(", ")} - {"new_static_state"}
+    names = {name for line in states[1:] for name in line[0].removeprefix("a ").removeprefix("an ").split(", ")} - {
+        "new_static_state"
+    }
     assert [name for name in names if not (hasattr(trident, name) or hasattr(trident.testing, name))] == []
 
 

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from trident.coordinators.errors import ConfigError, SourceError
+from trident.states.core.urls import without_credentials
 from trident.states.maps.redis_server import (
     check_durable,
     check_url,
     client_of,
     redis_errors,
-    without_credentials,
 )
 
 REDELIVER_AFTER_SECS = 120.0

@@ -1,0 +1,206 @@
+"""One PostgreSQL database as this process uses it: its connections, its required settings, its errors as ours."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from trident.coordinators.errors import ConfigError, EnvironmentProblem, ForeignTable, StateAway, TridentError
+from trident.states.core.urls import without_credentials, without_secrets
+
+SCHEMES = ("postgresql", "postgres")
+POSTGRES_OF_ALL = "write the name or the address that every host knows the PostgreSQL server by"
+# Settings of libpq that the url may set itself. A server that is gone without a word is noticed within half a minute.
+_DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+    "application_name": "trident",
+}
+_LOCK_SECS = 30
+_IDLE_MAX = 4
+_IDLE_SECS = 1.0
+# Classes and codes of SQLSTATE that may pass by themselves: connections, resources, operators, the system; rollbacks of
+# serialization and deadlocks; a lock that is held; a standby, which is read-only until it is promoted.
+_MAY_PASS = ("08", "53", "57", "58", "40", "55P03", "25006")
+
+_idle: dict[tuple[int, str], list[tuple[float, Any]]] = {}
+_lock = threading.Lock()
+_durable: set[tuple[int, str]] = set()
+
+
+def check_url(url: Any, user: str) -> None:
+    """Raises ConfigError when no PostgreSQL database can be named so."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in SCHEMES and (parts.port or 1) > 0
+    except (ValueError, TypeError, AttributeError):
+        usable = False
+    if not usable:
+        # Not even `found`: a mistyped url may have its password anywhere.
+        raise ConfigError(
+            f"the url of {user} cannot be used", expected="postgresql://user@host:port/database"
+        ) from None
+
+
+def psycopg_module(user: str, name: str = "psycopg") -> Any:
+    """The client package, or a module of it.
+
+    Args:
+        user: who needs it, for the message: "a PostgresMap".
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as problem:
+        raise EnvironmentProblem(
+            f"{user} needs the PostgreSQL client",
+            found=str(problem),
+            action='install it: pip install "psycopg[binary]" (the extra `postgres`)',
+        ) from problem
+
+
+@contextmanager
+def connection_to(url: str, user: str, failure: str) -> Iterator[Any]:
+    """A connection in autocommit mode, of this process's pool; the client's errors are raised as ours.
+
+    Args:
+        user: as of :func:`psycopg_module`.
+        failure: for the message: "the map m cannot be read".
+
+    Raises:
+        StateAway: the server does not answer, or its answer was lost, or the cause may pass by itself.
+        TridentError: it refuses.
+    """
+    psycopg = psycopg_module(user)
+    connection = None
+    try:
+        try:
+            connection = _take(psycopg, url)
+            yield connection
+        except psycopg.Error as error:
+            code = error.sqlstate
+            lost = code is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+            kind = StateAway if lost or (code or "").startswith(_MAY_PASS) else TridentError
+            # Without its cause, which may quote the url.
+            raise kind(
+                failure,
+                found=without_secrets(f"{type(error).__name__}: {str(error).strip()}", url),
+                expected=f"a PostgreSQL server that answers, and takes this, at {without_credentials(url)}",
+            ) from None
+    except BaseException:
+        if connection is not None:
+            connection.close()  # an error may have left it anywhere
+        raise
+    _give_back(url, connection)
+
+
+def _take(psycopg: Any, url: str) -> Any:
+    at = (os.getpid(), url)
+    while True:
+        with _lock:
+            since, connection = _idle[at].pop() if _idle.get(at) else (0.0, None)
+        if connection is None:
+            return _connect(psycopg, url)
+        try:
+            if time.monotonic() - since > _IDLE_SECS:
+                connection.execute("SELECT 1")  # the server may have been restarted
+            if not connection.closed:
+                return connection
+        except psycopg.Error:
+            connection.close()
+
+
+def _give_back(url: str, connection: Any) -> None:
+    at = (os.getpid(), url)
+    with _lock:
+        idle = _idle.setdefault(at, [])
+        if len(idle) < _IDLE_MAX and not connection.closed:
+            idle.append((time.monotonic(), connection))
+            return
+    connection.close()
+
+
+def _connect(psycopg: Any, url: str) -> Any:
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise ConfigError(
+            "the url of a PostgreSQL database has a setting that the client does not take",
+            expected="a query of libpq's connection parameters",
+        ) from None
+    # Nothing is prepared: a pooler between us and the server may change connections from transaction to transaction.
+    return psycopg.connect(**{**_DEFAULTS, **given, "client_encoding": "utf8"}, autocommit=True, prepare_threshold=None)
+
+
+@contextmanager
+def durable_transaction(connection: Any) -> Iterator[Any]:
+    """A transaction whose commit is durable when it returns, and that does not wait for a lock for ever; a cursor."""
+    with connection.transaction(), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('lock_timeout', %s, true), CASE WHEN current_setting('synchronous_commit') = 'off' "
+            "THEN set_config('synchronous_commit', 'on', true) END",
+            (f"{_LOCK_SECS}s",),
+        )
+        yield cursor
+
+
+def check_durable(cursor: Any, url: str, what: str, parameter: str) -> None:
+    """Once per process and database: does the server keep what it acknowledges?
+
+    Args:
+        what: whose server it is, for the message.
+        parameter: how its user takes the risk.
+    """
+    at = (os.getpid(), url)
+    if at in _durable:
+        return
+    (fsync,) = cursor.execute("SELECT current_setting('fsync')").fetchone()
+    if fsync != "on":
+        raise EnvironmentProblem(
+            f"the PostgreSQL server of {what} could forget transactions that it has acknowledged",
+            found=f"fsync = {fsync}",
+            expected="fsync = on",
+            action=f"set it in postgresql.conf, or take the risk with {parameter}",
+        )
+    _durable.add(at)
+
+
+def make_table(cursor: Any, what: str, name: str, ddl: Any, columns: list[tuple[str, str]]) -> None:
+    """Makes a table of our own where it is missing, and checks that it is ours.
+
+    Args:
+        what: for the messages.
+        name: its quoted name, as SQL text.
+        ddl: the statement that makes it.
+        columns: (name, type) as they must be.
+    """
+    # Two processes may make it at once; without rights on the schema it may be made by others before.
+    if cursor.execute("SELECT to_regclass(%s)", (name,)).fetchone()[0] is None:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"trident {name}",))
+        if cursor.execute("SELECT to_regclass(%s)", (name,)).fetchone()[0] is None:
+            cursor.execute(ddl)
+    found = cursor.execute(
+        "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
+        "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        (name,),
+    ).fetchall()
+    if [tuple(row) for row in found] != columns:
+        raise ForeignTable(
+            f"the table {name} was not made by {what}",
+            found=", ".join(f"{column} {kind}" for column, kind in found),
+            expected=", ".join(f"{column} {kind}" for column, kind in columns),
+            action="choose another name",
+        )
+
+
+def quoted(psycopg: Any, name: str) -> Any:
+    """A table's name, "table" or "schema.table", as an identifier of SQL; capitals count."""
+    return psycopg.sql.Identifier(*name.split("."))

@@ -1,0 +1,276 @@
+"""PostgresState and PostgresMap on a real server: lost answers, kills, stale coordinators, unfit tables."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from tests.postgres_fixtures import PASSWORD, PostgresServer
+from tests.topology_helpers import WAIT_SECS, starter
+from tests.zk_fixtures import eventually
+from trident import (
+    DeltaAppend,
+    FixedBatchSpout,
+    OutsideMark,
+    OutsidePart,
+    OutsideRows,
+    PostgresMap,
+    PostgresState,
+    TridentTopology,
+    Upsert,
+)
+from trident.coordinators import faults
+from trident.coordinators.errors import SchemaMismatch, StaleEpoch, StateAway, TridentError
+from trident.states.core.tables import DELETED_COLUMN
+from trident.udf.schemas import as_schema
+
+WORDS = OutsideRows("t", StructType().add("word", "string").add("n", "long"))
+
+
+@pytest.fixture
+def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    postgres_server.execute("DROP TABLE IF EXISTS words, trident_marks, trident_epochs, counts")
+    postgres_server.execute("CREATE TABLE words (word text PRIMARY KEY, n bigint, at timestamptz DEFAULT now())")
+    yield postgres_server
+    faults.disarm()
+
+
+@pytest.fixture
+def state(server: PostgresServer) -> PostgresState:
+    made = PostgresState(server.url, "words")
+    made.check_store(WORDS)
+    return made
+
+
+def part(txid: int, epoch: int = 1, *, number: int = 0, upserts: bool = False) -> OutsidePart:
+    mark = OutsideMark("life", epoch, txid, 0)
+    return OutsidePart("t", "words", number, mark, ("word",) if upserts else (), upserts)
+
+
+def rows(*words: str) -> Iterator[pa.RecordBatch]:
+    yield pa.record_batch({"word": list(words), "n": pa.array(range(len(words)), pa.int64())})
+
+
+def stored(server: PostgresServer) -> list[str]:
+    return [word for (word,) in server.execute("SELECT word FROM words ORDER BY word")]
+
+
+# --- a part
+
+
+def test_rows_are_written_once_and_a_stale_coordinator_is_refused_each_time(server, state) -> None:
+    for epoch in (1, 1, 2):
+        state.publish(part(1, epoch), rows("a", "b"))
+    assert state.take_over("t", "life", 3) == {0: OutsideMark("life", 3, 1, 0)}
+    for txid in range(2, 102):
+        with pytest.raises(StaleEpoch):
+            state.publish(part(txid, 2), rows("zombie"))
+    state.publish(part(2, 3), rows("c"))
+    assert stored(server) == ["a", "b", "c"]
+
+
+class _Proxy:
+    """Stands before the server; loses the answer to a COMMIT when told to: the connection ends behind it."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.loses = self.lost = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._to))
+            pair = threading.Event()
+            threading.Thread(target=self._pump, args=(client, server, pair, True), daemon=True).start()
+            threading.Thread(target=self._pump, args=(server, client, pair, False), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, committing: threading.Event, asks: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if asks and self.loses and b"COMMIT" in data:
+                    committing.set()
+                if not asks and committing.is_set():
+                    self.loses, self.lost = False, True  # the server has committed
+                    break
+                target.sendall(data)
+        except OSError:
+            pass
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_a_lost_answer_of_commit_is_looked_up_and_not_repeated(server, state) -> None:
+    proxy = _Proxy(server.port)
+    through = replace(state, url=server.url.replace(str(server.port), str(proxy.port)))
+    through.publish(part(1), rows("a"))
+    proxy.loses = True
+    with pytest.raises(StateAway):
+        through.publish(part(2), rows("b"))
+    assert proxy.lost and stored(server) == ["a", "b"]
+    through.publish(part(2), rows("b"))  # the primary key would refuse a second one
+    assert stored(server) == ["a", "b"]
+    proxy.close()
+
+
+def test_an_upsert_inserts_updates_and_deletes(server, state) -> None:
+    def changes(*lines: tuple[str, int, bool]) -> Iterator[pa.RecordBatch]:
+        words, numbers, gone = zip(*lines)
+        yield pa.record_batch({"word": list(words), "n": list(numbers), DELETED_COLUMN: list(gone)})
+
+    state.check_store(replace(WORDS, keys=("word",), upserts=True))
+    state.publish(part(1, upserts=True), changes(("a", 1, False), ("b", 2, False), ("never there", 0, True)))
+    for _ in range(2):
+        state.publish(part(2, upserts=True), changes(("a", 7, False), ("b", 0, True), ("c", 3, False)))
+    assert server.execute("SELECT word, n FROM words ORDER BY word") == [("a", 7), ("c", 3)]
+
+
+def test_values_come_back_as_they_were(server) -> None:
+    """Among them those that end COPY's data, or a line of it, where they are not escaped."""
+    server.execute("DROP TABLE words")
+    server.execute(
+        "CREATE TABLE words (t text, i bigint, f double precision, d numeric(20, 4), b boolean, day date, "
+        "at timestamptz, plain timestamp, bytes bytea)"
+    )
+    utc = datetime.timezone.utc
+    moment = datetime.datetime(2024, 2, 29, 23, 59, 59, 123456)
+    lines = [
+        ("\\.", -(2**63), 0.1, decimal.Decimal("1.5000"), True, datetime.date(1, 1, 1), moment.replace(tzinfo=utc)),
+        ("\\.\n\\.\r\n\t\\N", 2**63 - 1, float("inf"), None, False, datetime.date(9999, 12, 31), None),
+        ("", 0, 1e-300, decimal.Decimal("-0.0001"), None, None, moment.replace(tzinfo=utc, year=4)),
+        ("\\N", None, None, None, None, None, None),
+        (None, 1, -0.0, decimal.Decimal("9999999999999999.9999"), True, None, None),
+        ("ünï \U0001f600 ' \" ,", 1, 5e-324, None, True, None, None),
+    ]
+    ends = [(moment, b"\x00\\x\n"), (None, b""), (moment, None), (None, None), (moment, b"\xff"), (None, b"a")]
+    whole = [(*line, *end) for line, end in zip(lines, ends)]
+    ddl = "t string, i bigint, f double, d decimal(20,4), b boolean, day date, at timestamp, "
+    ddl += "plain timestamp_ntz, bytes binary"
+    kinds = [pa.string(), pa.int64(), pa.float64(), pa.decimal128(20, 4), pa.bool_(), pa.date32()]
+    kinds += [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.binary()]
+    names = [piece.split()[0] for piece in ddl.replace("(20,4)", "").split(", ")]
+    state = PostgresState(server.url, "words")
+    given = OutsideRows("t", as_schema(ddl, "the test"))
+    state.check_rows(given)
+    state.check_store(given)
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*whole), kinds)]
+    state.publish(part(1), iter([pa.record_batch(columns, names=names)]))
+    assert server.execute("SELECT * FROM words") == whole
+
+
+@pytest.mark.parametrize(
+    ("ddl", "upserts", "message"),
+    [
+        ("word text", False, "no column 'n'"),
+        ("word text, n integer", False, "column 'n' is integer; a field of type bigint needs bigint or numeric"),
+        ("word text, n bigint, who text NOT NULL", False, "'who' is NOT NULL, has no default, and no field"),
+        ("word text, n bigint GENERATED ALWAYS AS IDENTITY", False, "the database fills column 'n' itself"),
+        ("word text, n bigint", True, "cannot tell the rows of words by word"),
+        ("word text, n numeric(9, -1)", False, "would round"),
+    ],
+)
+def test_a_table_that_cannot_take_the_rows_is_named_with_the_column(server, ddl, upserts, message) -> None:
+    server.execute("DROP TABLE words")
+    server.execute(f"CREATE TABLE words ({ddl})")
+    with pytest.raises(SchemaMismatch, match=message.replace("(", r"\(")):
+        PostgresState(server.url, "words").check_store(
+            replace(WORDS, keys=("word",) if upserts else (), upserts=upserts)
+        )
+
+
+def test_what_forgets_and_what_is_not_there_is_refused(server) -> None:
+    server.execute("ALTER TABLE words SET UNLOGGED")
+    with pytest.raises(SchemaMismatch, match="unlogged"):
+        PostgresState(server.url, "words").check_store(WORDS)
+    with pytest.raises(SchemaMismatch, match="no table nowhere"):
+        PostgresState(server.url, "nowhere").check_store(WORDS)
+
+
+def test_no_message_has_the_password(server, state) -> None:
+    wrong = replace(state, url=server.url.replace("/postgres", "/nowhere"))
+    with pytest.raises(TridentError) as caught:
+        wrong.check_store(WORDS)
+    for text in (str(caught.value), repr(state), repr(PostgresMap(server.url, "counts"))):
+        assert PASSWORD not in text and "tester:" not in text
+
+
+def test_a_row_that_the_table_refuses_is_a_refusal_and_nothing_of_its_part_is_written(server, state) -> None:
+    with pytest.raises(TridentError, match="duplicate key") as caught:
+        state.publish(part(1), rows("a", "a"))
+    assert not isinstance(caught.value, StateAway) and stored(server) == []
+    state.publish(part(1), rows("a"))
+    assert stored(server) == ["a"]
+
+
+# --- the map
+
+
+def test_a_map_keeps_what_is_put_and_refuses_an_older_epoch(server) -> None:
+    store = PostgresMap(server.url, "counts")
+    keys = [("a", 1), ("b" * 10_000,), (None, "\0")]
+    assert store.multi_get(keys) == [None] * 3
+    store.multi_put([*keys, keys[0]], [1, {"x": [1.5]}, "z", 2], epoch=5)
+    assert store.multi_get([keys[1], ("nowhere",), keys[0]]) == [{"x": [1.5]}, None, 2]
+    store.multi_put([keys[2]], [None], epoch=6)
+    assert dict(store.items()) == {keys[0]: 2, keys[1]: {"x": [1.5]}}
+    for _ in range(100):
+        with pytest.raises(StaleEpoch):
+            store.multi_put([keys[0]], [99], epoch=5)
+    assert store.multi_get([keys[0]]) == [2]
+    store.clear()
+    store.multi_put([keys[0]], [3], epoch=1)
+    assert list(store.items()) == [(keys[0], 3)]
+
+
+# --- a topology
+
+
+@pytest.fixture
+def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
+    with starter(spark, zk_server, zk_root, tmp_path) as starts:
+        yield starts
+
+
+def topology(server: PostgresServer) -> TridentTopology:
+    made = TridentTopology("words")
+    batches = [[("a", 1), ("b", 1)], [("a", 2)], [("c", 3)], [("b", 4)]]
+    stream = made.new_stream("words", FixedBatchSpout("word string, n long", batches))
+    stream.partition_persist(DeltaAppend("rows"))
+    stream.partition_persist(PostgresState(server.url, "words"), "word, n", Upsert("word"))
+    return made
+
+
+def test_a_topology_outlives_a_kill_of_the_server_and_of_its_coordinator(server, start) -> None:
+    faults.arm("publish.outside:hang:2")
+    first = start(topology(server), max_attempts=1)
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
+    server.kill()
+    first._zk._client.stop()  # type: ignore[union-attr]
+    second = start(topology(server), max_attempts=1)
+    server.start()
+    second.process_all_available(WAIT_SECS)
+    faults.disarm()
+    first.stop(WAIT_SECS, compact=False)
+    assert server.execute("SELECT word, n FROM words ORDER BY word") == [("a", 2), ("b", 4), ("c", 3)]
+    marks = server.execute("SELECT topology, state, part, txid FROM trident_marks")
+    assert marks == [("words", "words", 0, 4)]

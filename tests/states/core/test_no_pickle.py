@@ -71,6 +71,7 @@ ALLOWED = {
     ): "the driver tries, in its own memory, whether a reader can be sent",
     ("trident/running/executor_look.py", "look"): "imports, on an executor, what its driver's code will import there",
     ("trident/commands/user_file.py", "_run"): "`trident run FILE` runs the user's file",
+    ("states/maps/postgres_server.py", "psycopg_module"): "imports the PostgreSQL client; the callers name its modules",
     ("states/maps/redis_server.py", "redis_module"): "imports the Redis client; the callers name its modules",
     ("trident/kafka/settings.py", "kafka_module"): "imports the Kafka client; the callers name its modules",
     ("trident/spouts/kafka/decoding.py", "RegistryDecoder._parse"): "imports the user's generated class, in tasks",

@@ -1,0 +1,81 @@
+"""KafkaState in whole topologies: beside Delta tables, as a log by tasks and as a changelog by the coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import deltalake
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.kafka_fixtures import KafkaBroker
+from tests.states.outside.kafka_reading import committed
+from tests.topology_helpers import WAIT_SECS, starter
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, KafkaState, TridentTopology, Upsert
+from trident.running.status import read_status
+from trident.states.publishing import outside_publish
+
+BATCHES = [[("a", 1), ("b", 2)], [("a", 3)], [], [("a", 4), ("c", 5)]]
+
+
+def topology(kafka: KafkaBroker, topic: str) -> TridentTopology:
+    made = TridentTopology("words")
+    stream = made.new_stream("words", FixedBatchSpout("word string, n long", BATCHES))
+    stream.partition_persist(DeltaAppend("rows"))
+    stream.partition_persist(KafkaState(kafka.address, f"{topic}-log", key="word", name="log", partitions=2))
+    counts = stream.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    changes = KafkaState(kafka.address, f"{topic}-changes", key="word", name="changes")
+    counts.new_values_stream().partition_persist(changes, "word, count", Upsert("word"))
+    return made
+
+
+def test_tables_a_log_and_a_changelog_have_each_row_once(
+    spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, kafka, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make kills`: a coordinator loses its session amid a publication, and wakes up behind its successor."""
+    monkeypatch.setattr(outside_publish, "_DRIVER_ROWS_MAX", 1)  # batches of more rows go by tasks
+    kafka.create(f"{topic}-log", 2)
+    kafka.create(f"{topic}-changes", 2)
+    with starter(spark, zk_server, zk_root, tmp_path) as start:
+        if os.environ.get("TRIDENT_KILLS") == "all":  # make kills
+            start.replace_at("publish.outside", topology(kafka, topic), topology(kafka, topic))
+        else:
+            start.run(topology(kafka, topic))
+    rows = Counter((word, n) for batch in BATCHES for word, n in batch)
+    log = [json.loads(message.value()) for message in committed(kafka, f"{topic}-log")]
+    assert Counter((row["word"], row["n"]) for row in log) == rows
+    assert [row["n"] for row in log if row["word"] == "a"] == [1, 3, 4], "the order of a key holds over transactions"
+    table = deltalake.DeltaTable(str(tmp_path / "warehouse" / "rows")).to_pyarrow_table().to_pylist()
+    assert Counter((row["word"], row["n"]) for row in table) == rows
+    changes = [
+        (message.key(), json.loads(message.value())["count"]) for message in committed(kafka, f"{topic}-changes")
+    ]
+    assert [count for key, count in changes if key == b"a"] == [1, 2, 3] and dict(changes) == {
+        b"a": 3,
+        b"b": 1,
+        b"c": 1,
+    }
+
+
+def test_deleted_keys_are_tombstones_and_the_status_says_how_far_it_is(
+    spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, kafka, topic
+) -> None:
+    kafka.create(topic, 1)
+    made = TridentTopology("users")
+    batches = [[("ann", 30, False), ("bob", 40, False)], [("ann", 30, True)]]
+    stream = made.new_stream("users", FixedBatchSpout("name string, age int, gone boolean", batches))
+    stream.partition_persist(
+        KafkaState(kafka.address, topic, key="name", name="out"), "name, age, gone", Upsert("name", delete_when="gone")
+    )
+    with starter(spark, zk_server, zk_root, tmp_path) as start:
+        query = start(made)
+        query.process_all_available(WAIT_SECS)
+        query.stop(WAIT_SECS)
+    (shown,) = read_status(tmp_path / "warehouse", "users").groups[0].outside
+    assert (shown.state, shown.condition, shown.txid) == ("out", "up to date", 2)
+    found = [(message.key(), message.value()) for message in committed(kafka, topic)]
+    assert sorted(found[:2]) == [(b"ann", b'{"name":"ann","age":30}'), (b"bob", b'{"name":"bob","age":40}')]
+    assert found[2:] == [(b"ann", None)]

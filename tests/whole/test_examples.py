@@ -140,6 +140,10 @@ def test_12_kafka(run: Run, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch)
     assert "not parsed: {not json, " in out and out.count("not parsed") == 1
 
 
+def test_13_cdc(run: Run) -> None:
+    assert run("13_cdc.py").endswith("1: anna, as of 40\n3: cid, as of 60\n2 is deleted: True\n")
+
+
 def test_06_joins(run: Run) -> None:
     out = run("06_joins.py")
     assert "|      o3|ann|   5.0|  card| p-103|" in out and "|      o4|eve|   7.5|  NULL|  NULL|" in out

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import TopologyError
 from trident.operations import columns, repartitioning, row_functions, timed, top_rows, watermarks
+from trident.operations.debezium import debezium
 from trident.operations.dedup import drop_duplicates
 from trident.operations.joins import JoinOutFieldsMode
 from trident.planning.nodes import Names, field_names
@@ -17,6 +18,7 @@ from trident.streams.states import StateHandle, add_sink
 from trident.udf.expressions import is_expression
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
     from typing_extensions import Self
 
 
@@ -45,6 +47,30 @@ class StreamOperations(RowOperations):
         if is_expression(function):
             return self._next(row_functions.by_expression(self._node, kind, function, outputs))
         return self._next(row_functions.by_function(self._node, kind, self.fields, function, outputs))
+
+    def debezium(
+        self, schema: Union[str, "StructType", None] = None, connector: str = "postgresql", field: str = "value"
+    ) -> "Self":
+        """Rows of a table from Debezium's messages about its changes, for an Upsert.
+
+        ``stream.debezium("id long, name string").partition_persist(DeltaMapState("users"), None,
+        Upsert("id", delete_when="deleted", sequence_by="sequence"))``
+
+        Gives the table's columns, ``sequence`` (the place of the change in the database's log) and ``deleted``. Kafka's
+        tombstones and messages of the database's users (op "m") are left out. A text that does not parse, a value that
+        does not fit its column, a TRUNCATE and a delete without its row fail the batch.
+
+        Args:
+            schema: the table's columns as Debezium writes them: a StructType or DDL text. For JSON text, with its
+                schema in the message or without; of a struct (a KafkaSpout's value="json" or "avro") the type says it.
+            connector: "postgresql", "mysql" or "mariadb": how the sequence is found.
+            field: the one that has the envelope.
+
+        Raises:
+            FieldError: the field does not exist, is no envelope, or the table has a column of those names.
+            TopologyError: the connector is not known, or there is no schema for JSON text.
+        """
+        return self._next(debezium(self._node, schema, connector, field))
 
     def select(self, *fields: Any) -> "Self":
         """Fields and Columns side by side: ``select("word", F.upper("word").alias("upper"))``.

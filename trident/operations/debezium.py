@@ -1,0 +1,107 @@
+"""Debezium's envelope: messages about changes become rows that ``Upsert(sequence_by=…)`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Union
+
+from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
+
+from trident.coordinators.errors import FieldError, TopologyError
+from trident.operations.columns import select
+from trident.operations.row_functions import filter_by_expression
+from trident.planning.nodes import Node, require_fields
+from trident.states.core.names import backquoted
+from trident.udf.deferred import DeferredColumn, expr
+from trident.udf.schemas import as_schema
+
+SEQUENCE, DELETED = "sequence", "deleted"
+_ENVELOPE, _ROW = "envelope", "changed"
+# Of each connector the fields of `source`, and one value of them that grows with each change of a row.
+_PLACES: dict[str, tuple[dict[str, DataType], str]] = {
+    "postgresql": ({"lsn": LongType()}, "{source}.lsn"),
+    # A file's number, the position in it, and the place of the row in an event that has several: 9, 19 and 10 digits.
+    "mysql": (
+        {"file": StringType(), "pos": LongType(), "row": IntegerType()},
+        "cast(concat(regexp_extract({source}.file, '[0-9]+$', 0), lpad({source}.pos, 19, '0'), "
+        "lpad(coalesce({source}.row, 0), 10, '0')) as decimal(38,0))",
+    ),
+}
+_PLACES["mariadb"] = _PLACES["mysql"]
+# The row of a change. Any other message is none, and is not passed over.
+_CHANGED = """
+case when {envelope}.op in ('c', 'r', 'u') and {envelope}.after is not null then {envelope}.after
+     when {envelope}.op = 'd' and {envelope}.before is not null then {envelope}.before
+     else raise_error(concat('debezium: a message is no change of a row: op is ', coalesce({envelope}.op, 'null'),
+       if({envelope}.op in ('c', 'r', 'u', 'd'), ', without the row (of a delete: set the table''s REPLICA IDENTITY)',
+         '; expected c, r, u or d')))
+end
+"""
+
+
+def debezium(parent: Node, schema: Union[str, StructType, None], connector: str, field: str) -> Node:
+    """See :meth:`trident.streams.ungrouped.StreamOperations.debezium`."""
+    require_fields([field], parent.schema, "debezium")
+    if connector not in _PLACES:
+        raise TopologyError(
+            "debezium does not know the connector", found=repr(connector), expected=f"one of {sorted(_PLACES)}"
+        )
+    about, place = _PLACES[connector]
+    source = StructType([StructField(name, type_) for name, type_ in about.items()])
+    kind = parent.schema[field].dataType
+    present = filter_by_expression(parent, expr(f"{backquoted(field)} is not null"))  # Kafka's tombstone says nothing
+    if isinstance(kind, StringType):
+        row = _given(schema)
+        parsed = select(present, [_from_json(field, row, source).alias("json")])
+        envelope: Any = expr("coalesce(json.payload, struct(json.before, json.after, json.op, json.source))")
+    else:
+        row = _row_of(field, kind, source.names)
+        parsed, envelope = present, expr(backquoted(field))
+    _check_names(row.names)
+    opened = select(parsed, [envelope.alias(_ENVELOPE)])
+    changes = filter_by_expression(opened, expr(f"not ({_ENVELOPE}.op <=> 'm')"))  # a message of the database's user
+    made = [
+        expr(_CHANGED.format(envelope=_ENVELOPE)).alias(_ROW),
+        expr(place.format(source=f"{_ENVELOPE}.source")).alias(SEQUENCE),
+        expr(f"{_ENVELOPE}.op = 'd'").alias(DELETED),
+    ]
+    values = [expr(f"{_ROW}.{backquoted(name)}").alias(name) for name in row.names]
+    return select(select(changes, made, "debezium"), [*values, SEQUENCE, DELETED], "debezium")
+
+
+def _given(schema: Union[str, StructType, None]) -> StructType:
+    if schema is None:
+        raise TopologyError(
+            "debezium needs the columns of the table to read JSON", expected="debezium('id long, name string')"
+        )
+    return as_schema(schema, "debezium")
+
+
+def _from_json(field: str, row: StructType, source: StructType) -> DeferredColumn:
+    """The envelope as it is, and as the payload of a message that brings its schema; what does not parse fails."""
+    envelope = StructType().add("before", row).add("after", row).add("op", "string").add("source", source)
+    both = StructType([*envelope.fields]).add("payload", envelope)
+    return DeferredColumn("from_json", None, (expr(backquoted(field)), both, {"mode": "FAILFAST"}))
+
+
+def _row_of(field: str, kind: DataType, source: Sequence[str]) -> StructType:
+    """The columns of the table, from the type of an envelope that was parsed already."""
+    names = kind.names if isinstance(kind, StructType) else []
+    before, after, about = (
+        kind[name].dataType if isinstance(kind, StructType) and name in names else None
+        for name in ("before", "after", "source")
+    )
+    has_source = isinstance(about, StructType) and set(source) <= set(about.names)
+    if not isinstance(after, StructType) or before != after or "op" not in names or not has_source:
+        raise FieldError(
+            f"field {field!r} is no envelope of Debezium's",
+            found=kind.simpleString()[:300],
+            expected=f"text of JSON, or a struct with before, after, op, and source with {', '.join(source)}",
+        )
+    return after
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if name.lower() in (SEQUENCE, DELETED):
+            raise FieldError(f"debezium makes a field {name.lower()!r}, and the table has one", expected="another name")

@@ -9,7 +9,7 @@ from benchmarks import kind_sources
 from benchmarks.bench import Bench, Recorder, rounds, steady_ms
 from benchmarks.keys import GatedKeys
 from benchmarks.kind_sources import Gate
-from benchmarks.report import Report
+from benchmarks.report import Goal, Report
 
 if TYPE_CHECKING:
     from trident import Stream, TridentTopology
@@ -80,6 +80,9 @@ def _states(folder: str) -> dict[str, Callable[["Stream"], Any]]:
     return {
         "Delta keyed, combiner": keyed(DeltaMapState("counts")),
         "Delta keyed, upsert": lambda stream: stream.partition_persist(DeltaMapState("counts"), None, Upsert("key")),
+        "Delta keyed, upsert by a sequence": lambda stream: stream.partition_persist(
+            DeltaMapState("counts"), None, Upsert("key", sequence_by="n")
+        ),
         "Delta keyed, reducer": keyed(DeltaMapState("counts"), "n", _Longest(), "count long"),
         "Delta keyed, new values appended": new_values,
         "Delta keyed, queried and appended": queried,
@@ -108,6 +111,8 @@ def run(bench: Bench, report: Report) -> None:
         )
         report.note(f"{name}: ms of its last transaction: {spent}")
     _by_size(bench, report)
+    upsert = "state: Delta keyed, upsert"
+    report.ratio("upsert by a sequence / upsert", ms[f"{upsert} by a sequence"], ms[upsert], Goal(at_most=1.3))
     for name in contenders:
         if name != _BASE:
             report.ratio(f"{name} / {_BASE}, appended", ms[name], ms[_BASE])

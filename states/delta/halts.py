@@ -194,8 +194,7 @@ def outside_is_behind(topology: str, state: str, found: str, known: TableMark) -
         "put back to an earlier moment",
         found=found,
         expected=attempt_text(known.txid, known.attempt_id),
-        action=f"bring the store back from a newer copy; {_first(topology)}; "
-        f"{repair_command(topology, '--accept-loss')} goes on without what it lacks (add --apply to do it)",
+        action=f"bring the store back from a newer copy; to begin again: `trident reset {topology}`",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -312,6 +313,51 @@ def test_what_is_known_to_fail_stays_known_when_its_batch_shrinks(make) -> None:
     executor.suspect(attempt, {executor.messages(attempt)[19].root: BROKEN})
     smaller = begin(executor, 1, 1, shrink=True)
     assert ids(executor, smaller) == [19, 0, 1] and list(executor.suspects(smaller).values()) == [BROKEN]
+
+
+class Between(dict):
+    """Failures of an attempt, in the midst of whose reading something else happens in another thread.
+
+    That ends at once, or it waits until the failures are known.
+    """
+
+    def __init__(self, failures: dict[int, Failure], happens: Callable[[], Any]) -> None:
+        super().__init__(failures)
+        self.thread = threading.Thread(target=happens)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.thread.ident is None:
+            self.thread.start()
+            self.thread.join(0.5)
+        return super().__iter__()
+
+
+def test_an_old_attempt_that_still_looks_for_failures_puts_no_message_into_two_batches(make) -> None:
+    executor = make(Messages("n int", {n: (n,) for n in range(20)}.items()), max_pending_messages=60)
+    executor.is_ready(1)
+    old = begin(executor, 1)
+    root = executor.messages(old)[19].root
+    failures = Between({root: BROKEN}, lambda: begin(executor, 1, 1, shrink=True))
+    executor.suspect(old, failures)
+    failures.thread.join(10)
+    newer, behind = TransactionAttempt(1, 1), begin(executor, 2)
+    assert sorted(ids(executor, newer) + ids(executor, behind)) == [*range(20)], "each in one of them"
+    assert ids(executor, newer) == [19, 0, 1] and list(executor.suspects(newer)) == [root]
+    executor.suspect(old, {one.root: BROKEN for one in executor.messages(newer)})
+    assert list(executor.suspects(newer)) == [root], "it has been replaced"
+    assert len(executor.outcome(newer, {root: BROKEN}).settled) == 2, "the two that it has processed"
+
+
+def test_an_attempt_that_looks_for_failures_while_its_transaction_succeeds_brings_no_batch_back(make) -> None:
+    executor = make(Messages("n int", {n: (n,) for n in range(3)}.items()))
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    failures = Between({executor.messages(attempt)[1].root: BROKEN}, lambda: finish(executor, attempt))
+    executor.suspect(attempt, failures)
+    failures.thread.join(10)
+    assert ids(executor, attempt) == []
+    executor.suspect(attempt, dict(failures))
+    assert ids(executor, attempt) == []
 
 
 @pytest.mark.parametrize(("secs", "given"), [(0.01, (20, 21)), (0.00001, (60_000, 61_000))])

@@ -103,6 +103,9 @@ class MessageSpoutExecutor:
         self._waiting: deque[HeldMessages] = deque()  # handed out, in no batch
         self._waits = 0  # messages in these
         self._batches: dict[int, HeldMessages] = {}  # replaced, never changed
+        self._current: dict[int, TransactionAttempt] = {}  # txid → the attempt that began last
+        # Around each replacement of these two. An attempt's thread takes it alone, and waits for no call of the spout.
+        self._replacing = threading.Lock()
         self._outcomes: dict[TransactionAttempt, Outcome] = {}
         self._taken = self._recognised = 0
         self._out: set[str] = set()  # keys of what is handed out
@@ -307,13 +310,13 @@ class MessageSpoutExecutor:
         txid = context.attempt.txid
         with self._lock:
             self._open()
-            batch = self._batches.get(txid)
-            if batch is None:
-                batch = self._convert(txid, self._next_batch())
-            elif context.shrink:
-                batch = self._less(batch)
-                self._tables.pop(txid, None)
-            self._batches[txid] = batch
+            new = self._convert(txid, self._next_batch()) if txid not in self._batches else None
+            with self._replacing:  # the thread of an attempt before may be in `suspect`
+                batch = self._batches[txid] if new is None else new
+                if new is None and context.shrink:
+                    batch = self._less(batch)
+                    self._tables.pop(txid, None)
+                self._batches[txid], self._current[txid] = batch, context.attempt
             return {"messages": len(batch), "rows": int(batch.counts.sum())}
 
     def _next_batch(self) -> HeldMessages:
@@ -393,10 +396,14 @@ class MessageSpoutExecutor:
         return _suspects(self._held_by(attempt))
 
     def suspect(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> None:
-        """These have failed: later attempts at the transaction need not find them again."""
-        batch = self._batches.get(attempt.txid)
-        if failures and batch is not None:
-            self._batches[attempt.txid] = _suspected(batch, failures)
+        """These have failed: later attempts at the transaction need not find them again.
+
+        It changes nothing for an attempt that another one has replaced: the batch may be a smaller one by now, and its
+        other messages in another transaction.
+        """
+        with self._replacing:
+            if failures and self._current.get(attempt.txid) == attempt:
+                self._batches[attempt.txid] = _suspected(self._batches[attempt.txid], failures)
 
     def outcome(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Outcome:
         """How the messages of the attempt end if it counts; kept until that is known."""
@@ -449,7 +456,9 @@ class MessageSpoutExecutor:
         """The transaction is durable: the spout hears how its messages ended."""
         with self._between_looks():
             outcome = self._outcomes.pop(attempt, None)
-            self._batches.pop(attempt.txid, None)
+            with self._replacing:
+                self._batches.pop(attempt.txid, None)
+                self._current.pop(attempt.txid, None)
             self._tables.pop(attempt.txid, None)
             for other in [other for other in list(self._outcomes) if other.txid <= attempt.txid]:
                 self._outcomes.pop(other, None)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from trident.states.core import pools
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_properties import local_properties
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
@@ -106,7 +107,7 @@ class SparkMerge:
             "spark.jobGroup.id": self._job_group,
             "spark.job.description": description,
             "spark.job.interruptOnCancel": "false",
-            "spark.scheduler.pool": "trident-compaction",
+            "spark.scheduler.pool": pools.UPKEEP,
         }
         return local_properties(self._spark.sparkContext, values)
 

@@ -33,7 +33,7 @@ from trident.coordinators.errors import DrpcTimeout, NotLeading, UserFunctionErr
 from trident.drpc.request_jobs import RequestJobs
 from trident.drpc.requests import DrpcRequests
 from trident.running.query import TopologyQuery
-from trident.spark import pools
+from trident.states.core import pools
 from trident.workers.requests import Asked
 
 BATCHES = 6
@@ -298,6 +298,12 @@ def test_when_the_leader_ends_in_the_middle_each_caller_is_told(
 
     *answers, _ = together([*calls, stops])
     assert [type(answer) for answer in answers] == [NotLeading] * 12
+
+
+def test_requests_come_before_batches_and_batches_before_upkeep() -> None:
+    """Of FAIR pools with as many tasks Spark's scheduler takes the first by name."""
+    batches = sorted({pools.of_batch(txid) for txid in range(100)})
+    assert [pools.REQUESTS, *batches, pools.UPKEEP] == sorted([pools.UPKEEP, *batches, pools.REQUESTS])
 
 
 def test_a_free_core_is_given_to_a_request_before_batches(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from trident.spark.left_uploads import drop_left_uploads
 from trident.states.core import storage
 from trident.states.core.place import Place
 
-pytestmark = pytest.mark.skipif(store_servers.chosen() != "s3", reason="runs with TRIDENT_STORE=s3")
+of_a_store = pytest.mark.skipif(store_servers.chosen() != "s3", reason="runs with TRIDENT_STORE=s3")
 # The server of the tests says of each upload that it was begun in 2010.
 YEARS = 365 * 24 * 3600.0
 
@@ -34,6 +34,7 @@ def s3() -> Any:
     )
 
 
+@of_a_store
 def test_uploads_that_nothing_ends_are_aborted_below_the_warehouse_alone(spark: SparkSession, s3: Any) -> None:
     name = uuid.uuid4().hex
     warehouse = Place(f"s3a://lake/{name}/w")
@@ -48,8 +49,16 @@ def test_uploads_that_nothing_ends_are_aborted_below_the_warehouse_alone(spark: 
     assert drop_left_uploads(warehouse, spark, 50 * YEARS) == 0 and len(left()) == 4, "young ones may be under way"
     assert drop_left_uploads(warehouse, spark) == 2
     assert left() == ["other", "w2/x"]
+    assert drop_left_uploads(Place("s3a://lake"), spark) == 0 and left() == ["other", "w2/x"], "others' it may be"
     assert drop_left_uploads(Place("/tmp"), spark) == 0
 
 
+@of_a_store
 def test_a_server_that_refuses_to_list_them_stops_nothing(spark: SparkSession) -> None:
     assert drop_left_uploads(Place("s3a://no-such-bucket/w"), spark) == 0
+
+
+def test_of_a_whole_bucket_no_upload_is_looked_for() -> None:
+    """Any application may have begun it. There is no session here that could ask the store."""
+    session: Any = None
+    assert [drop_left_uploads(Place(root), session) for root in ("s3a://lake", "s3a://lake/")] == [0, 0]

@@ -17,10 +17,10 @@ from trident.drpc.together import Found, Job, Moved
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
 from trident.planning.session_frames import Batch, SessionFrames
-from trident.spark import pools
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.rows import arrow_rows
 from trident.spark.slots import RowsSlot
+from trident.states.core import pools
 from trident.states.keyed.state_copy import LogIsPast
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.requests import MOVED, Answers, Asked, Outcome, RequestId, read_told

@@ -30,9 +30,9 @@ from trident.drpc.together import SLOW_SECS, Together, Waiting, fail, settle
 from trident.drpc.values import arguments
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
-from trident.spark import pools
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import to_dataframe
+from trident.states.core import pools
 from trident.states.core.binding import InProcessKind, StateBinding
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place

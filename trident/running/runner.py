@@ -26,7 +26,6 @@ from trident.running.attempt_jobs import AttemptJobs
 from trident.running.boundaries import StagedBoundary
 from trident.running.kept_plans import KeptPlans
 from trident.running.late_forms import AT_ONCE, LateForms
-from trident.spark import pools
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import held_rows, to_dataframe
 from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot
@@ -34,7 +33,7 @@ from trident.spouts.contracts import Emitted, Json, SpoutKind
 from trident.spouts.executors import spout_kind
 from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
-from trident.states.core import storage
+from trident.states.core import pools, storage
 from trident.states.core.place import Place
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.keyed.copies import StateCopies

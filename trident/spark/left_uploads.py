@@ -23,20 +23,21 @@ def drop_left_uploads(warehouse: Place, spark: SparkSession, left_after_secs: fl
     """Aborts uploads below a warehouse on S3 that were begun long ago and never ended; others are left alone.
 
     A failure, such as the right to list uploads that this process lacks, is logged and costs nothing but the space.
+    Nothing is looked for where the warehouse is the root of a bucket: an upload there may be of any application.
 
     Returns:
         how many there were.
     """
-    if not warehouse.root.startswith("s3a:"):
+    prefix = str(warehouse)[len(warehouse.root) + 1 :]
+    if not warehouse.root.startswith("s3a:") or not prefix:
         return 0
     jvm: Any = spark._jvm
-    prefix = str(warehouse)[len(warehouse.root) + 1 :]
     limit_ms = (time.time() - left_after_secs) * 1000
     dropped = 0
     try:
         hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
         files = jvm.org.apache.hadoop.fs.Path(str(warehouse)).getFileSystem(hadoop)
-        uploads = files.listUploads(f"{prefix}/" if prefix else None)
+        uploads = files.listUploads(f"{prefix}/")
         while uploads.hasNext():
             upload = uploads.next()
             if upload.initiated().toEpochMilli() < limit_ms:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trident.coordinators import faults
 from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spark import pools
 from trident.spark.jobs import JobWatch, cancel_group
 from trident.spark.rows import parquet_reader
 from trident.spark.slots import FilesSlot
 from trident.spouts.contracts import Emitted, Json, SpoutContext
 from trident.spouts.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
-from trident.states.core import storage
+from trident.states.core import pools, storage
 from trident.states.core.place import Place
 from trident.states.delta.parquet_files import FileTarget
 from trident.states.delta.staging import attempt_folder, drop_attempts_up_to

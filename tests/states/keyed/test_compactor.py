@@ -14,6 +14,7 @@ import pytest
 from tests.keyed_helpers import Concat, Group, Longest, keyed
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, ConfigError, Halted, TableError
+from trident.states.core import pools
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed import compactor as compactor_module
@@ -406,6 +407,11 @@ class SeveralJobs:
 
     def cancel(self):
         self.cancelled.set()
+
+
+def test_jobs_of_a_merge_are_in_the_pool_behind_requests_and_batches(counts):
+    with compactor_of(counts)._by_spark._jobs("a MERGE"):
+        assert counts.spark.sparkContext.getLocalProperty("spark.scheduler.pool") == pools.UPKEEP
 
 
 def test_stopping_without_a_merge_cancels_until_none_of_its_jobs_is_left():

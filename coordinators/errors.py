@@ -258,6 +258,14 @@ class StateAway(CoordinationError):
     """A store outside of the warehouse does not answer; what is decided is published again, for as long as it takes."""
 
 
+class StateBehind(CoordinationError):
+    """A store outside of the warehouse lacks transactions that it had: it was put back, or failed over."""
+
+
+class ForeignMarks(CoordinationError):
+    """A store outside of the warehouse has marks of another incarnation, and the state does not say ``adopt=True``."""
+
+
 class StaleState(CoordinationError):
     """A znode's version was not the one expected: another writer wrote it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trident.coordinators.errors import Halted, StaleEpoch
+from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.states.core.control import ControlRecord
 from trident.states.core.place import Place
@@ -206,6 +206,18 @@ def outside_is_later(topology: str, state: str, found: str, epoch: int) -> Halte
         expected=f"nothing later than coordinator {epoch}",
         action="ZooKeeper is the older side, wiped or restored from an older copy, or another installation writes to "
         f"the same store: bring both from the same moment, or clear the state's marks; {_first(topology)}",
+    )
+
+
+def outside_is_foreign(topology: str, state: str, error: ForeignMarks) -> Halted:
+    """An outside state has been written by another life of the topology."""
+    return Halted(
+        f"state {state}, which is outside of the warehouse, has been written by another life of the topology: before a "
+        "reset, with another ZooKeeper, or by another installation of the same name",
+        found=error.message,
+        expected="marks of this life, or none",
+        action=f"if no other installation writes there, and rows that are in the store may come again: adopt=True of "
+        f"state {state}, for one start; else give the topology another name, or the state another store",
     )
 
 

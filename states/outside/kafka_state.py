@@ -61,6 +61,7 @@ class KafkaState(OutsideState):
             text.
         name: the state's; by default the topic's, with ``_`` for what a state's name cannot have.
         partitions: as of every OutsideState: transactions of Kafka per transaction; at most as many as the topic has.
+        adopt: as of every OutsideState.
         topic_partitions: how many partitions the topic must have. None: as many as when it was first written. With
             keys a topic that has grown is refused until its new number is given here: its keys are placed anew.
         group: keeps the marks; part i's transactional id is ``GROUP/i``. None: ``trident/TOPOLOGY/NAME``.
@@ -79,6 +80,7 @@ class KafkaState(OutsideState):
     headers: str | None = None
     name: str = ""
     partitions: int = 1
+    adopt: bool = False
     topic_partitions: int | None = None
     group: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -159,7 +161,9 @@ class KafkaState(OutsideState):
 
     def _taken(self, producer: PartProducer, incarnation: str, epoch: int) -> OutsideMark:
         before, count = producer.stored, producer.count()
-        mark = before.mark.taken_over(incarnation, epoch) if before else OutsideMark(incarnation, epoch, 0, 0)
+        mark = (
+            before.mark.taken_over(incarnation, epoch, self.adopt) if before else OutsideMark(incarnation, epoch, 0, 0)
+        )
         ours = (mark.incarnation, mark.epoch) == (incarnation, epoch)  # else a later coordinator's stays
         if ours and before != Stored(mark, count):
             producer.write(Stored(mark, count), iter(()), False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import TopologyError
+from trident.coordinators.errors import ConfigError, TopologyError, described
 from trident.states.core.binding import LAST, DecidedRows, StateBinding, TablelessKind
 from trident.states.core.guarantee import GuaranteeRow
+from trident.states.core.names import check_flag
 from trident.states.core.plain_values import Row
 from trident.states.outside.port import OutsideRows, OutsideState
 
@@ -32,6 +33,9 @@ class OutsideKind(TablelessKind):
         return bool(state.takes_upserts)
 
     def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
+        if type(state.partitions) is not int or state.partitions < 1:
+            raise ConfigError(f"partitions of state {state.name} is impossible", found=described(state.partitions))
+        check_flag(state.adopt, f"adopt of state {state.name}")
         state.check_rows(OutsideRows("", schema, tuple(keys), bool(keys)))
 
     def check_has_keys(self, state: Any, what: str) -> None:

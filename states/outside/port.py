@@ -13,11 +13,11 @@ A new kind of store is one file: a frozen dataclass below :class:`OutsideState`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trident.coordinators.errors import StaleEpoch
+from trident.coordinators.errors import ForeignMarks, StaleEpoch, StateBehind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,13 +61,31 @@ class OutsideMark:
             return False
         raise StaleEpoch(f"{where} has another or a later transaction", found=stored.text, expected=self.text)
 
-    def taken_over(self, incarnation: str, epoch: int) -> OutsideMark:
-        """The mark once a coordinator has taken the store over; a later coordinator's stays as it is."""
+    def taken_over(self, incarnation: str, epoch: int, adopt: bool = False) -> OutsideMark:
+        """The mark once a coordinator has taken the store over; a later coordinator's stays as it is.
+
+        Args:
+            adopt: the state's; whether the mark of another incarnation may be replaced.
+
+        Raises:
+            ForeignMarks: it may not; no mark of the store may be changed then.
+        """
         if self.epoch >= epoch:
             return self
-        if self.incarnation != incarnation:
+        if self.incarnation == incarnation:
+            return replace(self, epoch=epoch)
+        if adopt:
             return OutsideMark(incarnation, epoch, 0, 0)
-        return replace(self, epoch=epoch)
+        raise ForeignMarks("the store has the mark of another life of this topology", found=self.text)
+
+    def check_fence(self, fence: OutsideMark, where: str) -> None:
+        """Looks at the mark that a take-over puts for the whole state, so that parts without a mark are closed, too.
+
+        Raises:
+            StaleEpoch: a later coordinator has taken the store over; nothing may be written.
+        """
+        if fence.epoch > self.epoch or (fence.epoch == self.epoch and fence.incarnation != self.incarnation):
+            raise StaleEpoch(f"{where} belongs to a later coordinator", found=fence.text, expected=self.text)
 
     @property
     def text(self) -> str:
@@ -99,6 +117,7 @@ class OutsidePart:
         mark: to be kept with the rows.
         keys, upserts: as of :class:`OutsideRows`. With upserts the rows have the boolean column ``_deleted`` besides:
             where it is true the key is to be deleted.
+        known: (txid, attempt id) of the state's transaction before this one; None: there is none, or it is not known.
     """
 
     topology: str
@@ -107,6 +126,31 @@ class OutsidePart:
     mark: OutsideMark
     keys: tuple[str, ...] = ()
     upserts: bool = False
+    known: tuple[int, int] | None = None
+
+    def check_known(self, stored: Iterable[OutsideMark], where: str) -> None:
+        """Looks whether the store still has the transaction before this one.
+
+        Args:
+            stored: the marks of all parts of the state.
+            where: the store, for the message.
+
+        Raises:
+            StateBehind: it has lost transactions; nothing may be written.
+        """
+        if self.known is None:
+            return
+        ours = [mark for mark in stored if mark.txid and mark.incarnation == self.mark.incarnation]
+        last = max(ours, key=lambda mark: mark.txid, default=None)
+        if (
+            last is None
+            or last.txid < self.known[0]
+            or (last.txid == self.known[0] and last.attempt_id != self.known[1])
+        ):
+            raise StateBehind(
+                f"{where} lacks transaction {self.known[0]} attempt {self.known[1]}, which it had",
+                found=last.text if last else "no transaction",
+            )
 
 
 class OutsideState(ABC):
@@ -123,6 +167,8 @@ class OutsideState(ABC):
         name: the state's name.
         partitions: a transaction's files are dealt out to at most this many parts, each published by a task of its own
             and atomic by itself. It may be changed between runs.
+        adopt: whether marks of another life of the topology are replaced: after ``trident reset``, or where ZooKeeper
+            was wiped. Rows of that life stay; with appends the same rows may come again. Take it away after that start.
         takes_upserts: whether it can be written with ``Upsert``.
         calls_user: whether its methods call code of the user's, which must not run in the coordinator's process. A
             class that is not this framework's is taken to do so.
@@ -130,6 +176,7 @@ class OutsideState(ABC):
 
     name: str
     partitions: int = 1
+    adopt: bool = False
     takes_upserts: ClassVar[bool] = False
     calls_user: ClassVar[bool] = True
 
@@ -147,10 +194,16 @@ class OutsideState(ABC):
 
     @abstractmethod
     def take_over(self, topology: str, incarnation: str, epoch: int) -> Mapping[int, OutsideMark]:
-        """Closes the store to older coordinators: in one step each mark becomes its ``taken_over(…)``.
+        """Closes the store to older coordinators: in one step each mark becomes its ``taken_over(…, self.adopt)``.
+
+        Parts that have no mark yet must be closed, too: by a mark of txid 0 for each, or by a fence, a mark of the
+        whole state, that ``publish`` compares in its atomic step by ``part.mark.check_fence(…)``.
 
         Returns:
-            the marks of all parts of this topology and state behind that.
+            the marks of all parts of this topology and state behind that; a fence as that of part -1.
+
+        Raises:
+            ForeignMarks: a mark is of another incarnation, and ``adopt`` is False; nothing was changed.
         """
 
     @abstractmethod
@@ -158,10 +211,13 @@ class OutsideState(ABC):
         """Writes the rows and the mark in one atomic and durable step.
 
         In that step it compares: ``part.mark.is_new(stored, …)`` with the mark that the store has of this topology,
-        state and part. It may be called again for a transaction that the store has, by another process, too.
+        state and part; and before that by ``part.check_known(…)`` with the marks of all parts, for a store that has
+        lost transactions while the topology runs. It may be called again for a transaction that the store has, by
+        another process, too.
 
         Raises:
             StaleEpoch: a later coordinator has written; nothing was written.
+            StateBehind: the store has lost transactions; nothing was written.
             StateAway: the store does not answer, or it is not known whether it has written.
         """
 

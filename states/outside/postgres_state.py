@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
 
 _USER = "a PostgresState"
 _MARKS = "trident_marks"
+_FENCE = -1  # in the place of a part's number
 _TEMPORARY = "trident_rows"
 # Type of Spark → the types of PostgreSQL that take each of its values unchanged.
 _NUMBERS = ("smallint", "integer", "bigint", "numeric")
-_TEXTS = ("text", "character varying", "character", "json", "jsonb", "uuid", "inet", "citext")
+_KEY_TEXTS = ("text", "character varying")
+_TEXTS = (*_KEY_TEXTS, "json", "jsonb", "uuid", "inet", "citext")
 _TYPES: dict[str, tuple[str, ...]] = {
     "boolean": ("boolean",),
     "tinyint": _NUMBERS,
@@ -72,6 +75,7 @@ class PostgresState(OutsideState):
         table: "table" or "schema.table"; capitals count. It must be there.
         name: the state's name; None: the table's.
         partitions: a transaction is written by at most this many tasks, each an SQL transaction of its own.
+        adopt: replace the marks of another life of the topology, after ``trident reset``; as of every OutsideState.
         durable: refuse a server or a table that could forget an acknowledged transaction (``fsync = off``, UNLOGGED).
 
     Raises:
@@ -83,6 +87,7 @@ class PostgresState(OutsideState):
     table: str
     name: str = ""
     partitions: int = 1
+    adopt: bool = False
     durable: bool = True
     takes_upserts: ClassVar[bool] = True
     calls_user: ClassVar[bool] = False
@@ -204,26 +209,54 @@ class PostgresState(OutsideState):
 
     def take_over(self, topology: str, incarnation: str, epoch: int) -> Mapping[int, OutsideMark]:
         with self._cursor("taken over") as cursor:
-            query = self._sql(
-                "SELECT part, incarnation, epoch, txid, attempt_id FROM {} WHERE topology = %s AND state = %s"
-            )
-            stored = cursor.execute(query + self._sql(" FOR UPDATE"), (topology, self.name)).fetchall()
-            marks = {part: OutsideMark(*mark).taken_over(incarnation, epoch) for part, *mark in stored}
+            fence = (topology, self.name, _FENCE)
+            self._make_mark(cursor, fence)
+            self._marks_of(cursor, fence, "FOR UPDATE")  # by itself: the next statement sees the parts that held it
+            stored = self._marks_of(cursor, (topology, self.name), "FOR UPDATE")
+            marks = {part: mark.taken_over(incarnation, epoch, self.adopt) for part, mark in stored.items()}
+            marks.setdefault(_FENCE, OutsideMark(incarnation, epoch, 0, 0))
             for part, mark in marks.items():
                 self._put_mark(cursor, (topology, self.name, part), mark)
             return marks
 
     def publish(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> None:
-        of = (part.topology, part.state, part.number)
+        of, where = (part.topology, part.state, part.number), f"the table {self.table}"
+        # No lock is held while the storage is asked for the first rows.
+        batches = itertools.chain([first] if (first := next(batches, None)) is not None else [], batches)
         with self._cursor("written") as cursor:
+            self._check_fence(cursor, part)
             # The row is locked until the end: a second try waits for the one whose answer was lost, and finds its mark.
-            cursor.execute(self._sql("INSERT INTO {} VALUES (%s, %s, %s, '', 0, 0, 0) ON CONFLICT DO NOTHING"), of)
-            where = "WHERE (topology, state, part) = (%s, %s, %s) FOR UPDATE"
-            query = self._sql(f"SELECT incarnation, epoch, txid, attempt_id FROM {{}} {where}")
-            stored = OutsideMark(*cursor.execute(query, of).fetchone())
-            if part.mark.is_new(stored if stored.epoch else None, f"the table {self.table}"):
+            self._make_mark(cursor, of)
+            stored = self._marks_of(cursor, of, "FOR UPDATE").get(part.number)
+            part.check_known(self._marks_of(cursor, of[:2]).values(), where)
+            if part.mark.is_new(stored, where):
                 self._write(cursor, part, batches)
             self._put_mark(cursor, of, part.mark)
+
+    def _check_fence(self, cursor: Any, part: OutsidePart) -> None:
+        """Holds the fence until the end: a take-over waits for the part, or the part finds that it was taken over."""
+        of = (part.topology, part.state, _FENCE)
+        life = (part.mark.incarnation, part.mark.epoch)
+        fence = self._marks_of(cursor, of, "FOR SHARE").get(_FENCE)
+        if fence is None or fence.epoch < part.mark.epoch:  # a replica leads that did not have the take-over
+            self._make_mark(cursor, of)
+            fence = self._marks_of(cursor, of, "FOR UPDATE").get(_FENCE)
+            fence = fence.taken_over(*life, self.adopt) if fence else OutsideMark(*life, 0, 0)
+            self._put_mark(cursor, of, fence)
+        part.mark.check_fence(fence, f"the table {self.table}")
+
+    def _make_mark(self, cursor: Any, of: tuple[str, str, int]) -> None:
+        """Puts a row, which can be locked, where there is none. One with epoch 0 is no mark yet."""
+        into = "INSERT INTO {} VALUES (%s, %s, %s, '', 0, 0, 0) ON CONFLICT (topology, state, part) DO NOTHING"
+        cursor.execute(self._sql(into), of)
+
+    def _marks_of(self, cursor: Any, of: tuple[Any, ...], lock: str = "") -> dict[int, OutsideMark]:
+        """The marks of a part, or of all parts, in one order, so that two that lock them do not wait for each other."""
+        names = "topology, state, part" if of[2:] else "topology, state"
+        select = f"SELECT part, incarnation, epoch, txid, attempt_id FROM {{}} WHERE ({names}) = "
+        query = self._sql(f"{select}({', '.join(['%s'] * len(of))}) ORDER BY part {lock}")
+        found = {part: OutsideMark(*mark) for part, *mark in cursor.execute(query, of).fetchall()}
+        return {part: mark for part, mark in found.items() if mark.epoch}
 
     def _put_mark(self, cursor: Any, of: tuple[str, str, int], mark: OutsideMark) -> None:
         cursor.execute(

@@ -14,12 +14,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from trident.coordinators.errors import OutcomeUnknown, StaleEpoch, StateAway, TridentError
+from trident.coordinators.errors import ForeignMarks, OutcomeUnknown, StaleEpoch, StateAway, StateBehind, TridentError
 from trident.states.core import storage
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
 
 ANSWER_SCHEMA = "number int, problem string, text string"
-_STALE, _AWAY, _REFUSED = "stale", "away", "refused"
+_AWAY, _REFUSED = "away", "refused"
+# The gravest first: what stops the topology at once, what is counted, what is waited for.
+_KINDS: dict[str, type[TridentError]] = {
+    "stale": StaleEpoch,
+    "behind": StateBehind,
+    "foreign": ForeignMarks,
+    _REFUSED: TridentError,
+    _AWAY: StateAway,
+}
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,16 @@ class Answer:
         """Returns the value that the call gave.
 
         Raises:
-            StaleEpoch, StateAway, TridentError: as the call did.
+            StaleEpoch, StateBehind, ForeignMarks, StateAway, TridentError: as the call did.
         """
         if not self.problem:
             return json.loads(self.text)
-        kinds: dict[str, type[TridentError]] = {_STALE: StaleEpoch, _AWAY: StateAway, _REFUSED: TridentError}
-        raise kinds[self.problem](f"{what}: {self.text}")
+        raise _KINDS[self.problem](f"{what}: {self.text}")
+
+    @property
+    def gravity(self) -> int:
+        """The smaller, the graver: of many answers the gravest is to be raised."""
+        return [*_KINDS, ""].index(self.problem)
 
 
 @dataclass(frozen=True)
@@ -102,8 +114,9 @@ def answer_of(call: Call, number: int) -> Answer:
     """Makes one call of a state's."""
     try:
         return Answer(number, "", json.dumps(call(number)))
-    except StaleEpoch as error:
-        return Answer(number, _STALE, str(error))
+    except (StaleEpoch, StateBehind, ForeignMarks) as error:
+        (problem,) = (name for name, kind in _KINDS.items() if type(error) is kind)
+        return Answer(number, problem, str(error))
     except (StateAway, OutcomeUnknown) as error:
         return Answer(number, _AWAY, str(error))
     except TridentError as error:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators import faults
-from trident.coordinators.errors import Halted, StaleEpoch, StateAway, TridentError
+from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch, StateAway, StateBehind, TridentError
 from trident.coordinators.records import GroupRecord, TableMark, outside_id
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import LAST, DecidedRows, StateBinding
@@ -154,7 +154,11 @@ class OutsidePublisher:
         check_store(self._spark, self._topology, binding)
         call = TakeOver(state, self._topology, self._incarnation, self._epoch)
         (answer,) = _answers(self._spark, state, call, 1, True, OPEN_OUTSIDE)
-        marks = list(marks_of(answer.result(f"state {name}")).values())
+        try:
+            marks = list(marks_of(answer.result(f"state {name}")).values())
+        except ForeignMarks as error:
+            self._check_fence()
+            raise halts.outside_is_foreign(self._topology, name, error) from error
         later = [mark for mark in marks if (mark.epoch, mark.incarnation) != (self._epoch, self._incarnation)]
         if later:
             self._check_fence()
@@ -167,7 +171,7 @@ class OutsidePublisher:
         Raises:
             Deposed: another coordinator leads.
             StateAway: its store does not answer: to be called again, for as long as it takes.
-            Halted: the store has seen a newer coordinator, and there is none.
+            Halted: the store has seen a newer coordinator, and there is none; or it has lost transactions.
         """
         if rows.files:
             if binding.name not in self._opened:  # a recovery finishes what is decided before it opens anything
@@ -179,9 +183,12 @@ class OutsidePublisher:
         attempt, state = rows.attempt, binding.state
         mark = OutsideMark(self._incarnation, self._epoch, attempt.txid, attempt.attempt_id)
         files = [(rows.root / file.path, file.num_records) for file in rows.files]
-        count = min(int(rows.details["partitions"]), len(files))
+        count = max(1, min(int(rows.details["partitions"]), len(files)))
+        known = (rows.known.txid, rows.known.attempt_id) if rows.known else None
         upserts, keys = rows.details["merging"] == LAST, tuple(rows.details["keys"])
-        parts = [OutsidePart(self._topology, binding.name, number, mark, keys, upserts) for number in range(count)]
+        parts = [
+            OutsidePart(self._topology, binding.name, number, mark, keys, upserts, known) for number in range(count)
+        ]
         few = (
             sum(file.num_records for file in rows.files) <= _DRIVER_ROWS_MAX
             and sum(file.size for file in rows.files) <= _DRIVER_BYTES_MAX
@@ -190,12 +197,17 @@ class OutsidePublisher:
         answers = _answers(self._spark, state, call, count, few, PUBLISH_OUTSIDE)
         if sorted(answer.number for answer in answers) != list(range(count)):
             raise TridentError(f"not all {count} parts of transaction {attempt.txid} for state {binding.name} answered")
-        for answer in sorted(answers, key=lambda answer: answer.problem == ""):
+        for answer in sorted(answers, key=lambda answer: answer.gravity):
             try:
                 answer.result(f"state {binding.name}")
             except StaleEpoch as error:
                 self._check_fence()
                 raise halts.outside_refuses(self._topology, attempt.txid, self._epoch, error) from error
+            except StateBehind as error:
+                if rows.known is None:  # of a user's store, without a reason
+                    raise
+                self._check_fence()
+                raise halts.outside_is_behind(self._topology, binding.name, error.message, rows.known) from error
 
     def _tried(self, state: str, txid: int | None, action: Callable[[], Any]) -> Any:
         self._progress.begins(state, txid)

@@ -23,8 +23,10 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     """Forgets a topology's transactions: its next start begins at transaction 1 of a new incarnation.
 
     Without drop_tables its tables stay; the next start refuses them unless the
-    states say ``adopt=True`` or have other names. A reset that was interrupted
-    is to be run again; until then the topology does not start.
+    states say ``adopt=True`` or have other names. States outside of the
+    warehouse are not touched: their rows stay, and the next start refuses them
+    in the same way. A reset that was interrupted is to be run again; until then
+    the topology does not start.
 
     Args:
         force: do not ask whether this is the topology's ZooKeeper.
@@ -68,7 +70,10 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
         finish_reset(zk, name)
     tables = ", ".join(descriptor.name for descriptor in descriptors) or "none"
     what = "dropped" if drop_tables else "kept; the next start refuses them unless their states have adopt=True"
-    return f"{name}: its transactions are forgotten; tables ({tables}): {what}"
+    return (
+        f"{name}: its transactions are forgotten; tables ({tables}): {what}; rows that were published to states "
+        "outside of the warehouse are kept there; the next start refuses those states, too, unless they have adopt=True"
+    )
 
 
 def _forget_state(removed: _Removed, warehouse: Place, descriptor: StateDescriptor, drop_tables: bool) -> None:

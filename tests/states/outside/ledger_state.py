@@ -19,6 +19,8 @@ CREATE TABLE IF NOT EXISTS marks (topology TEXT, state TEXT, part INTEGER, incar
     txid INTEGER, attempt_id INTEGER, PRIMARY KEY (topology, state, part));
 """
 
+_FENCE = -1  # in the place of a part's number
+
 
 @dataclass(frozen=True)
 class LedgerState(OutsideState):
@@ -27,6 +29,7 @@ class LedgerState(OutsideState):
     path: str
     name: str = "ledger"
     partitions: int = 1
+    adopt: bool = False
 
     def _connect(self) -> sqlite3.Connection:
         if os.path.exists(f"{self.path}.away"):
@@ -45,7 +48,8 @@ class LedgerState(OutsideState):
             connection.execute("BEGIN IMMEDIATE")
             query = "SELECT part, incarnation, epoch, txid, attempt_id FROM marks WHERE (topology, state) = (?, ?)"
             stored = connection.execute(query, (topology, self.name)).fetchall()
-            marks = {part: OutsideMark(*mark).taken_over(incarnation, epoch) for part, *mark in stored}
+            marks = {part: OutsideMark(*mark).taken_over(incarnation, epoch, self.adopt) for part, *mark in stored}
+            marks.setdefault(_FENCE, OutsideMark(incarnation, epoch, 0, 0))
             for part, mark in marks.items():
                 self._put(connection, (topology, self.name, part), mark)
             connection.execute("COMMIT")
@@ -55,9 +59,12 @@ class LedgerState(OutsideState):
         of = (part.topology, part.state, part.number)
         with closing(self._connect()) as connection:
             connection.execute("BEGIN IMMEDIATE")
-            query = "SELECT incarnation, epoch, txid, attempt_id FROM marks WHERE (topology, state, part) = (?, ?, ?)"
-            found = connection.execute(query, of).fetchone()
-            if part.mark.is_new(OutsideMark(*found) if found else None, "the ledger"):
+            query = "SELECT part, incarnation, epoch, txid, attempt_id FROM marks WHERE (topology, state) = (?, ?)"
+            stored = {number: OutsideMark(*mark) for number, *mark in connection.execute(query, of[:2])}
+            if _FENCE in stored:
+                part.mark.check_fence(stored[_FENCE], "the ledger")
+            part.check_known(stored.values(), "the ledger")
+            if part.mark.is_new(stored.get(part.number), "the ledger"):
                 words = [word for batch in batches for word in batch.column("word").to_pylist()]
                 lines = [(part.state, word, os.getpid()) for word in words]
                 connection.executemany("INSERT INTO rows VALUES (?, ?, ?)", lines)

@@ -20,7 +20,16 @@ from tests.topology_helpers import WAIT_SECS, starter
 from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, FixedBatchSpout, OutsideMark, OutsidePart, TridentTopology, Upsert
 from trident.coordinators import faults
-from trident.coordinators.errors import Halted, StaleEpoch, StateAway, TopologyError, TridentError
+from trident.coordinators.errors import (
+    ConfigError,
+    ForeignMarks,
+    Halted,
+    StaleEpoch,
+    StateAway,
+    StateBehind,
+    TopologyError,
+    TridentError,
+)
 from trident.coordinators.faults import InjectedFault
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.records import outside_id
@@ -31,6 +40,7 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place, warehouse_place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.outside.kind import OUTSIDE
+from trident.states.outside.tasks import Answer
 
 BATCHES = [[("a",), ("b",)], [("c",)], [], [("a",), ("d",)]]
 ALL = ["a", "a", "b", "c", "d"]
@@ -91,8 +101,25 @@ def test_a_mark_lets_the_next_transaction_in_and_makes_a_repeat_a_no_op() -> Non
 
 def test_a_take_over_shuts_older_coordinators_out_and_leaves_later_ones() -> None:
     assert mark(5).taken_over("inc", 2) == mark(5, epoch=2)
-    assert mark(5).taken_over("next", 2) == mark(0, epoch=2, incarnation="next")
+    assert mark(5).taken_over("next", 2, adopt=True) == mark(0, epoch=2, incarnation="next")
     assert mark(5, epoch=2).taken_over("next", 2) == mark(5, epoch=2)
+    with pytest.raises(ForeignMarks, match="transaction 5"):
+        mark(5).taken_over("next", 2)
+    mark(1, epoch=2).check_fence(mark(0, epoch=2), "s")
+    for fence in (mark(0, epoch=3), mark(0, epoch=2, incarnation="other")):
+        with pytest.raises(StaleEpoch, match="belongs to a later coordinator"):
+            mark(1, epoch=2).check_fence(fence, "s")
+
+
+def test_a_part_is_kept_out_of_a_store_that_lacks_the_transaction_before_it() -> None:
+    part = OutsidePart("top", "s", 1, mark(43, epoch=2), known=(42, 1))
+    has = mark(42, attempt_id=1)
+    for stored in ([mark(40), has], [mark(43, epoch=2), mark(41)]):
+        part.check_known(stored, "s")
+    replace(part, known=None).check_known([], "s")
+    for stored in ([], [mark(40), mark(41)], [mark(42)], [replace(has, incarnation="other")]):
+        with pytest.raises(StateBehind, match="lacks transaction 42 attempt 1"):
+            part.check_known(stored, "s")
 
 
 @pytest.mark.parametrize(
@@ -179,11 +206,51 @@ def test_a_store_of_another_moment_halts(engine, ledger, tmp_path: Path) -> None
     assert ledger.words() == ["a"]
 
 
+def test_a_store_that_loses_transactions_while_it_runs_halts_and_takes_no_row(engine, ledger, tmp_path: Path) -> None:
+    """As a replica does that lags and leads now: nothing is opened anew."""
+    group = Group(engine, place(tmp_path / "w"), [bound(ledger)]).open()
+    group.commit(1, ["a"])
+    shutil.copy(ledger.path, tmp_path / "copy.db")
+    group.commit(2, ["b"])
+    decision = group.prepare(TransactionAttempt(3, 0), ["c"])
+    shutil.copy(tmp_path / "copy.db", ledger.path)
+    for _ in range(2):
+        with pytest.raises(Halted, match="ledger.*is the older side") as caught:
+            group.committer.publish(decision, group.record)
+    assert "transaction 1" in caught.value.found and "transaction 2" in caught.value.expected
+    assert ledger.words() == ["a"]
+
+
+def test_a_part_that_was_never_written_is_closed_by_a_take_over(engine, ledger, tmp_path: Path) -> None:
+    old = Group(engine, place(tmp_path / "w"), [bound(ledger)]).open()
+    Group(engine, place(tmp_path / "v"), [bound(ledger)], epoch=2).open()
+    decision = old.prepare(TransactionAttempt(1, 0), ["zombie"])
+    with pytest.raises(Halted, match="a later coordinator"):
+        old.committer.publish(decision, old.record)
+    assert ledger.words() == []
+
+
+def test_another_life_is_refused_however_often_it_starts(engine, ledger, tmp_path: Path) -> None:
+    """ZooKeeper was wiped, or a copy of the topology writes to the same store: each start has a greater epoch."""
+    ours = Group(engine, place(tmp_path / "w"), [bound(ledger)], epoch=3).open()
+    ours.commit(1, ["a"])
+    for epoch in (2, 4, 5):
+        other = Group(engine, place(tmp_path / "v"), [bound(ledger)], epoch=epoch, incarnation="other")
+        with pytest.raises(
+            Halted, match="later coordinator" if epoch < 3 else "another life of the topology"
+        ) as caught:
+            other.open()
+    assert "adopt=True of state ledger" in str(caught.value) and ledger.words() == ["a"]
+    # Its marks are as they were.
+    Group(engine, place(tmp_path / "w"), [bound(ledger)], epoch=4, record=ours.record).open()
+
+
 def test_a_reset_begins_anew_and_keeps_the_rows(engine, ledger, tmp_path: Path) -> None:
     Group(engine, place(tmp_path / "w"), [bound(ledger)]).open().commit(1, ["a"])
     old = Group(engine, place(tmp_path / "v"), [bound(ledger)], epoch=1)
     decision = old.prepare(TransactionAttempt(2, 0), ["zombie"])
-    new = Group(engine, place(tmp_path / "v"), [bound(ledger)], epoch=2, incarnation="next").open()
+    adopting = bound(replace(ledger, adopt=True))
+    new = Group(engine, place(tmp_path / "v"), [adopting], epoch=2, incarnation="next").open()
     with pytest.raises(Halted):
         old.committer.publish(decision, old.record)
     new.commit(1, ["b"])
@@ -254,6 +321,24 @@ def test_a_store_is_looked_at_before_any_znode(start, ledger, zk) -> None:
 
 
 # --- what cannot be written
+
+
+@pytest.mark.parametrize("partitions", [0, -1, True, "2"])
+def test_a_number_of_parts_that_is_impossible_is_refused_when_the_topology_is_built(ledger, partitions) -> None:
+    stream = TridentTopology("t").new_stream("s", FixedBatchSpout("word string", [[]]))
+    with pytest.raises(ConfigError, match="partitions of state ledger"):
+        stream.partition_persist(replace(ledger, partitions=partitions))
+
+
+def test_of_many_answers_the_gravest_is_raised() -> None:
+    answers = [Answer(number, problem) for number, problem in enumerate(["", "away", "refused", "behind", "stale"])]
+    assert [answer.problem for answer in sorted(answers, key=lambda answer: answer.gravity)] == [
+        "stale",
+        "behind",
+        "refused",
+        "away",
+        "",
+    ]
 
 
 def test_rows_only_and_upserts_where_it_takes_them(ledger) -> None:

@@ -31,7 +31,7 @@ from trident import (
     Upsert,
 )
 from trident.coordinators import faults
-from trident.coordinators.errors import SchemaMismatch, StaleEpoch, StateAway, TridentError
+from trident.coordinators.errors import ForeignMarks, SchemaMismatch, StaleEpoch, StateAway, StateBehind, TridentError
 from trident.states.core.tables import DELETED_COLUMN
 from trident.udf.schemas import as_schema
 
@@ -72,12 +72,70 @@ def stored(server: PostgresServer) -> list[str]:
 def test_rows_are_written_once_and_a_stale_coordinator_is_refused_each_time(server, state) -> None:
     for epoch in (1, 1, 2):
         state.publish(part(1, epoch), rows("a", "b"))
-    assert state.take_over("t", "life", 3) == {0: OutsideMark("life", 3, 1, 0)}
+    assert state.take_over("t", "life", 3) == {-1: OutsideMark("life", 3, 0, 0), 0: OutsideMark("life", 3, 1, 0)}
     for txid in range(2, 102):
         with pytest.raises(StaleEpoch):
             state.publish(part(txid, 2), rows("zombie"))
     state.publish(part(2, 3), rows("c"))
     assert stored(server) == ["a", "b", "c"]
+
+
+def test_a_take_over_closes_parts_that_have_no_mark_and_not_to_itself(server, state) -> None:
+    assert set(state.take_over("t", "life", 2)) == {-1}
+    for number in (0, 7):
+        with pytest.raises(StaleEpoch, match="belongs to a later coordinator"):
+            state.publish(part(1, 1, number=number), rows("zombie"))
+        state.publish(part(1, 2, number=number), rows(f"ours {number}"))
+    assert stored(server) == ["ours 0", "ours 7"]
+
+
+def test_a_take_over_waits_for_a_part_that_is_being_written(server, state) -> None:
+    """Else the part would commit behind it, unseen: it had no mark that the take-over could change."""
+    state.take_over("t", "life", 1)
+    writes, goes_on, marks = threading.Event(), threading.Event(), {}
+
+    def slowly() -> Iterator[pa.RecordBatch]:
+        yield from rows("a")
+        writes.set()
+        assert goes_on.wait(30)
+
+    publishes = threading.Thread(target=lambda: state.publish(part(1), slowly()))
+    takes = threading.Thread(target=lambda: marks.update(state.take_over("t", "life", 2)))
+    publishes.start()
+    assert writes.wait(30)
+    takes.start()
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    assert eventually(lambda: server.execute(waiting) or marks, 25) and not marks
+    goes_on.set()
+    publishes.join(30)
+    takes.join(30)
+    assert marks[0] == OutsideMark("life", 2, 1, 0) and stored(server) == ["a"]
+
+
+def test_another_life_is_refused_and_its_marks_stay(server, state) -> None:
+    state.take_over("t", "life", 1)
+    state.publish(part(1), rows("a"))
+    before = server.execute("SELECT * FROM trident_marks ORDER BY part")
+    with pytest.raises(ForeignMarks):
+        state.take_over("t", "other", 2)
+    assert server.execute("SELECT * FROM trident_marks ORDER BY part") == before
+    adopted = replace(state, adopt=True).take_over("t", "other", 2)
+    assert set(adopted.values()) == {OutsideMark("other", 2, 0, 0)}
+
+
+def test_a_server_that_lost_a_transaction_takes_no_later_one(server, state) -> None:
+    state.take_over("t", "life", 2)
+    for txid in (41, 42):
+        state.publish(part(txid, 2), rows(f"{txid}"))
+    server.execute("UPDATE trident_marks SET txid = 41 WHERE part = 0")  # as a replica that lags
+    server.execute("UPDATE trident_marks SET epoch = 1")  # and that does not know this coordinator yet
+    for number in (0, 1):
+        with pytest.raises(StateBehind):
+            state.publish(replace(part(43, 2, number=number), known=(42, 0)), rows("43"))
+    server.execute("UPDATE trident_marks SET txid = 42 WHERE part = 0")
+    state.publish(replace(part(43, 2, number=1), known=(42, 0)), rows("43"))
+    with pytest.raises(StaleEpoch):
+        state.publish(part(44, 1, number=5), rows("zombie"))
 
 
 class _Proxy:
@@ -273,4 +331,4 @@ def test_a_topology_outlives_a_kill_of_the_server_and_of_its_coordinator(server,
     first.stop(WAIT_SECS, compact=False)
     assert server.execute("SELECT word, n FROM words ORDER BY word") == [("a", 2), ("b", 4), ("c", 3)]
     marks = server.execute("SELECT topology, state, part, txid FROM trident_marks")
-    assert marks == [("words", "words", 0, 4)]
+    assert sorted(marks) == [("words", "words", -1, 0), ("words", "words", 0, 4)]

@@ -596,6 +596,13 @@ PLANTED: dict[str, Caught] = {
     "211-outside-store-that-was-put-back-is-taken": spark(
         "DID NOT RAISE", "outside.py::test_a_store_of_another_moment_halts"
     ),
+    "212-outside-loss-amid-a-run-is-not-noticed": spark(
+        "DID NOT RAISE",
+        "outside.py::test_a_store_that_loses_transactions_while_it_runs_halts_and_takes_no_row",
+    ),
+    "213-outside-marks-of-another-life-are-replaced": spark(
+        "DID NOT RAISE", "outside.py::test_another_life_is_refused_however_often_it_starts"
+    ),
     "115-a-key-is-forgotten-too-early": pure(
         "assert ", *(f"timed_rules.py::test_dedup_gives_what_the_oracle_gives[{place}]" for place in ("tables", "copy"))
     ),

@@ -34,6 +34,8 @@ SUITES = {
     "test_stores": "stores",
     "test_store_warehouses": "stores",
     "test_place": "stores",
+    "test_store_faults": "stores",
+    "test_process_races": "races",
     "test_store_messages": "stores",
     "test_one_host": "cluster",
     "test_window_parts": "windows",

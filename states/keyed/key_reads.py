@@ -23,6 +23,7 @@ from trident.states.core.plain_values import python_values
 from trident.states.core.storage import Signature
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta.file_rows import rows_of, wanted_rows
+from trident.states.delta.key_order import positions_in_order
 from trident.states.delta.log_tables import LogSnapshot, LogTables
 from trident.states.keyed.asked_keys import AskedKeys, asked_keys
 from trident.states.keyed.copies import StateCopies
@@ -231,12 +232,13 @@ def _combined(state: StateDescriptor, keys: AskedKeys, rows: pa.Table, aggregato
     """The value of each asked key, from its rows in table and log."""
     combiner = combiner_of(state, aggregator)
     codes = keys.codes_of(rows)
-    places: list[Any] = rows.column(TXID_COLUMN).to_pylist()
+    places: list[int] = rows.column(TXID_COLUMN).to_pylist()
+    # In the order of transactions, of each in that of the log's files; or in that of the changes' sequence.
+    in_order: Sequence[int] = sorted(range(rows.num_rows), key=places.__getitem__)
     if is_sequenced(state):
-        places = list(zip(rows.column(state.sequence).to_pylist(), places, strict=True))
-    # In the order of transactions, of each in that of the log's files.
+        in_order = positions_in_order([rows.column(state.sequence), rows.column(TXID_COLUMN)]).to_pylist()
     of_key: dict[bytes, list[int]] = {}
-    for at in sorted(range(rows.num_rows), key=places.__getitem__):
+    for at in in_order:
         of_key.setdefault(codes[at], []).append(at)
     for some in of_key.values():
         if len(some) > 1 and places[some[1]] == 0:

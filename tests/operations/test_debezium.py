@@ -9,6 +9,7 @@ import pytest
 
 from tests.stream_helpers import stream_of
 from trident.coordinators.errors import FieldError, TopologyError
+from trident.operations.debezium import UNAVAILABLE
 from trident.testing import run_batch
 
 USERS = "id long, name string"
@@ -61,6 +62,7 @@ def test_a_struct_brings_its_columns(spark) -> None:
         (message("t", lsn=1), "op is t; expected c, r, u or d"),
         ('{"other": 1}', "op is null"),
         (message("d", lsn=1), "REPLICA IDENTITY"),
+        (message("u", None, {"id": 1, "name": UNAVAILABLE}, lsn=1), "lacks the value of column name.*IDENTITY FULL"),
     ],
 )
 def test_a_message_that_is_no_change_of_a_row_fails_the_batch(spark, text: str, says: str) -> None:

@@ -16,6 +16,8 @@ from trident.udf.deferred import DeferredColumn, expr
 from trident.udf.schemas import as_schema
 
 SEQUENCE, DELETED = "sequence", "deleted"
+# The connector for PostgreSQL writes this for a large value that an UPDATE has not touched, by default.
+UNAVAILABLE = "__debezium_unavailable_value"
 _ENVELOPE, _ROW = "envelope", "changed"
 # Of each connector the fields of `source`, and one value of them that grows with each change of a row.
 _PLACES: dict[str, tuple[dict[str, DataType], str]] = {
@@ -65,8 +67,18 @@ def debezium(parent: Node, schema: Union[str, StructType, None], connector: str,
         expr(place.format(source=f"{_ENVELOPE}.source")).alias(SEQUENCE),
         expr(f"{_ENVELOPE}.op = 'd'").alias(DELETED),
     ]
-    values = [expr(f"{_ROW}.{backquoted(name)}").alias(name) for name in row.names]
+    values = [_value(field, connector).alias(field.name) for field in row.fields]
     return select(select(changes, made, "debezium"), [*values, SEQUENCE, DELETED], "debezium")
+
+
+def _value(field: StructField, connector: str) -> Any:
+    """A column of the row; a value that the message lacks would replace one that the state has."""
+    value = f"{_ROW}.{backquoted(field.name)}"
+    if connector != "postgresql" or not isinstance(field.dataType, StringType):
+        return expr(value)
+    lacks = f"debezium: a message lacks the value of column {field.name}, which its UPDATE has not touched; the table "
+    text = (lacks + "needs REPLICA IDENTITY FULL").replace("\\", "\\\\").replace("'", "\\'")
+    return expr(f"case when {value} = '{UNAVAILABLE}' then raise_error('{text}') else {value} end")
 
 
 def _given(schema: Union[str, StructType, None]) -> StructType:

@@ -25,8 +25,19 @@ TRANSACTIONS: list[list[tuple[str, str, int, float]]] = [
 ]
 
 
-def write(spark: SparkSession, path: Path, partitions: Sequence[str] = ()) -> None:
-    for txid, ends in enumerate(TRANSACTIONS, 1):
+# The first two are of a host whose clock was eleven minutes ahead.
+AHEAD: list[list[tuple[str, str, int, float]]] = [
+    [("tried", "failed", 1, -600.0), ("older", "acked", 0, -59.0)],
+    [("of the host ahead", "acked", 0, -660.0)],
+    [("far behind it", "acked", 0, 1.0), ("tried", "failed", 2, 1.0)],
+    [("the last", "acked", 0, 0.0)],
+]
+
+
+def write(
+    spark: SparkSession, path: Path, partitions: Sequence[str] = (), transactions: Sequence[Any] = TRANSACTIONS
+) -> None:
+    for txid, ends in enumerate(transactions, 1):
         rows = [(*end, txid, NEWEST - datetime.timedelta(seconds=ago)) for *end, ago in ends]
         frame = spark.createDataFrame([(m, o, a, t, at) for m, o, a, t, at in rows], FIELDS)
         frame.coalesce(1).write.format("delta").partitionBy(*partitions).mode("append").save(str(path))
@@ -38,7 +49,7 @@ def read(warehouse: Path, spark: Any = None, requests: tuple[str, ...] = ()) -> 
 
 
 def known(settled: Settled) -> set[str]:
-    ends = {message for ends in TRANSACTIONS for message, *_ in ends}
+    ends = {message for ends in [*TRANSACTIONS, *AHEAD] for message, *_ in ends}
     return {message for message in ends if settled.knows(message)}
 
 
@@ -52,6 +63,15 @@ def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_the_window_is_read_without_a_spark_job(warehouse: Path) -> None:
     settled, attempts = read(warehouse)  # there is no session that could run one
     assert known(settled) == {"at the edge", "passed", "given up"} and attempts == {"tried": 2}
+
+
+@pytest.mark.parametrize("partitions", [[], ["outcome"]], ids=["by pyarrow", "by Spark"])
+def test_a_host_whose_clock_was_ahead_makes_its_successors_forget_nothing(
+    spark: SparkSession, tmp_path: Path, partitions: list[str]
+) -> None:
+    write(spark, tmp_path / "t__s__messages", partitions, AHEAD)
+    settled, attempts = read(tmp_path, spark)
+    assert known(settled) == {"older", "of the host ahead", "far behind it", "the last"} and attempts == {"tried": 2}
 
 
 def test_messages_of_a_replay_request_are_known_however_old_they_are(warehouse: Path) -> None:

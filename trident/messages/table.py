@@ -3,6 +3,9 @@
 The table's log and its Parquet files are read here, by pyarrow: a Spark query for them took two seconds of the
 processor, most of it in the JIT compiler, before a stream took its first message. Files whose bounds say that all of
 their messages are older than the window are not read.
+
+The window is counted back from the last transaction, not from the greatest time: a host whose clock was ahead may have
+settled messages before it, and those of its successor would seem to be old.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ _ENDS = pa.schema(
         ("message", pa.string()),
         ("outcome", pa.string()),
         ("attempts", pa.int32()),
+        ("txid", pa.int64()),
         ("settled_at", pa.timestamp("us", tz="UTC")),
     ]
 )
@@ -78,7 +82,7 @@ def settled_messages(
     """Reads from the stream's table which of its last messages are settled, and how often others have failed.
 
     Args:
-        remember_secs: the window, counted back from the last message that was settled.
+        remember_secs: the window, counted back from the last transaction that settled messages.
         requests: replay requests that are not finished: their messages are wanted however old they are.
 
     Raises:
@@ -96,10 +100,10 @@ def settled_messages(
     else:  # another writer has made deletion vectors, say: Spark knows of them
         frame = context.spark.read.format("delta").load(str(path)).select(*_ENDS.names)
         rows = pa.Table.from_batches(frame.toArrow().cast(_ENDS).to_batches(), _ENDS)
-    newest = pc.max(rows.column("settled_at"))
-    if not newest.is_valid:
+    newest = _newest(rows)
+    if newest is None:
         return settled, {}
-    wanted = pc.greater_equal(rows.column("settled_at"), pc.subtract(newest, pa.scalar(window)))
+    wanted = pc.greater_equal(rows.column("settled_at"), pa.scalar(newest - window, _ENDS.field("settled_at").type))
     for request in requests:
         wanted = pc.or_(wanted, pc.starts_with(rows.column("message"), f"replay {request} "))
     rows = rows.filter(wanted)
@@ -113,9 +117,9 @@ def settled_messages(
 def _failed_so_far(rows: pa.Table) -> dict[str, int]:
     """Message → how often it has failed, of those that have not been settled since."""
     failed = rows.filter(pc.equal(rows.column("outcome"), FAILED)).column("message")
-    ends = rows.filter(pc.is_in(rows.column("message"), value_set=failed.unique())).sort_by("settled_at")
+    ends = rows.filter(pc.is_in(rows.column("message"), value_set=failed.unique()))
     attempts: dict[str, int] = {}
-    for end in ends.to_pylist():
+    for end in ends.sort_by([("txid", "ascending"), ("settled_at", "ascending")]).to_pylist():
         if end["outcome"] == FAILED:
             attempts[end["message"]] = end["attempts"]
         else:
@@ -123,19 +127,45 @@ def _failed_so_far(rows: pa.Table) -> dict[str, int]:
     return attempts
 
 
+def _newest(rows: pa.Table) -> datetime.datetime | None:
+    """When the last transaction of some rows settled its messages."""
+    last = pc.max(rows.column("txid"))
+    if last.is_valid:
+        rows = rows.filter(pc.equal(rows.column("txid"), last))
+    found: datetime.datetime | None = pc.max(rows.column("settled_at")).as_py()
+    return found
+
+
 def _rows(root: str, files: Sequence[LiveFile], window: datetime.timedelta, whole: bool) -> pa.Table:
     """The rows of the files that may have some of the window; of all files where ``whole``."""
-    ends = {file.path: None if whole else _settled_by(file) for file in files}
-    known = [end for end in ends.values() if end is not None]
-    since = max(known) - window - _SLACK if known else None
-    wanted = [file for file in files if (end := ends[file.path]) is None or since is None or end >= since]
-    return pa.Table.from_batches(list(rows_of(root, wanted, _ENDS)), _ENDS)
+    txids = {file.path: None if whole else _txid_of(file) for file in files}
+    last = max((txid for txid in txids.values() if txid is not None), default=None)
+    # Those that may have the last transaction: they say when the window ends.
+    first = [file for file in files if txids[file.path] in (None, last)]
+    rows = pa.Table.from_batches(list(rows_of(root, first, _ENDS)), _ENDS)
+    newest = _newest(rows)
+    others = [file for file in files if txids[file.path] not in (None, last)]
+    if newest is not None:
+        since = newest - window - _SLACK
+        others = [file for file in others if (end := _settled_by(file)) is None or end >= since]
+    return pa.concat_tables([rows, pa.Table.from_batches(list(rows_of(root, others, _ENDS)), _ENDS)])
+
+
+def _highest(file: LiveFile, column: str) -> object:
+    """The column's greatest value in the file, or one above it; None where the log does not say."""
+    high = (file.stats or {}).get("maxValues")
+    return high.get(column) if isinstance(high, Mapping) else None
+
+
+def _txid_of(file: LiveFile) -> int | None:
+    """The last transaction of the file's messages; None where the log does not say."""
+    txid = _highest(file, "txid")
+    return txid if isinstance(txid, int) else None
 
 
 def _settled_by(file: LiveFile) -> datetime.datetime | None:
     """A time that none of the file's messages was settled a second after; None where the log does not say."""
-    high = (file.stats or {}).get("maxValues")
-    bound = high.get("settled_at") if isinstance(high, Mapping) else None
+    bound = _highest(file, "settled_at")
     try:
         told = datetime.datetime.fromisoformat(bound.replace("Z", "+00:00")) if isinstance(bound, str) else None
     except ValueError:

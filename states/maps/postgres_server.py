@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -25,12 +26,30 @@ _DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
     "application_name": "trident",
 }
-_LOCK_SECS = 30
 _IDLE_MAX = 4
 _IDLE_SECS = 1.0
 # Classes and codes of SQLSTATE that may pass by themselves: connections, resources, operators, the system; rollbacks of
-# serialization and deadlocks; a lock that is held; a standby, which is read-only until it is promoted.
-_MAY_PASS = ("08", "53", "57", "58", "40", "55P03", "25006")
+# serialization and deadlocks; a lock that is held; a standby, which is read-only until it is promoted; our own pause.
+_MAY_PASS = ("08", "53", "57", "58", "40", "55P03", "25006", "25P03")
+# Those of them that do not: statement_timeout, or a person who cancels the statement.
+_DOES_NOT_PASS = ("57014",)
+# libpq keeps no SQLSTATE of a connection that was refused: the server's words, where they are English.
+_REFUSED = re.compile(
+    r'FATAL: .*(authentication failed|no pg_hba\.conf entry|(role|user|database) ".*" does not exist'
+    r"|not permitted to log in|permission denied for database|no such database)|no password supplied",
+    re.DOTALL,
+)
+_DATA_ERRORS = "22"
+# A writer that is gone, or stopped amid its transaction, must not keep its locks for as long as the server's system
+# waits, two hours by default.
+_OF_TRANSACTIONS = {
+    "lock_timeout": "30s",
+    "idle_in_transaction_session_timeout": "60s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "4",
+    "tcp_user_timeout": "30000",
+}
 
 _idle: dict[tuple[int, str], list[tuple[float, Any]]] = {}
 _lock = threading.Lock()
@@ -86,13 +105,11 @@ def connection_to(url: str, user: str, failure: str) -> Iterator[Any]:
             connection = _take(psycopg, url)
             yield connection
         except psycopg.Error as error:
-            code = error.sqlstate
-            lost = code is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-            kind = StateAway if lost or (code or "").startswith(_MAY_PASS) else TridentError
+            kind = StateAway if _may_pass(psycopg, error) else TridentError
             # Without its cause, which may quote the url.
             raise kind(
                 failure,
-                found=without_secrets(f"{type(error).__name__}: {str(error).strip()}", url),
+                found=without_secrets(f"{type(error).__name__}: {_told(error)}", url),
                 expected=f"a PostgreSQL server that answers, and takes this, at {without_credentials(url)}",
             ) from None
     except BaseException:
@@ -100,6 +117,25 @@ def connection_to(url: str, user: str, failure: str) -> Iterator[Any]:
             connection.close()  # an error may have left it anywhere
         raise
     _give_back(url, connection)
+
+
+def _may_pass(psycopg: Any, error: Any) -> bool:
+    if error.sqlstate is None:
+        lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+        return lost and not _REFUSED.search(str(error))
+    return error.sqlstate.startswith(_MAY_PASS) and error.sqlstate not in _DOES_NOT_PASS
+
+
+def _told(error: Any) -> str:
+    """The server's message without values of rows: those are in its detail and context, and within quotes."""
+    primary = error.diag.message_primary
+    if primary is None:
+        return str(error).strip()
+    if (error.sqlstate or "").startswith(_DATA_ERRORS):
+        primary = re.sub('".*"', '"…"', primary, flags=re.DOTALL)
+    named = {"constraint": error.diag.constraint_name, "column": error.diag.column_name}
+    names = "".join(f", {what} {name}" for what, name in named.items() if name and name not in primary)
+    return f"{primary}{names} (SQLSTATE {error.sqlstate})"
 
 
 def _take(psycopg: Any, url: str) -> Any:
@@ -142,12 +178,13 @@ def _connect(psycopg: Any, url: str) -> Any:
 
 @contextmanager
 def durable_transaction(connection: Any) -> Iterator[Any]:
-    """A transaction whose commit is durable when it returns, and that does not wait for a lock for ever; a cursor."""
+    """A transaction whose commit is durable when it returns; a cursor. It waits for no lock for ever, nor keeps one."""
     with connection.transaction(), connection.cursor() as cursor:
         cursor.execute(
-            "SELECT set_config('lock_timeout', %s, true), CASE WHEN current_setting('synchronous_commit') = 'off' "
+            f"SELECT {'set_config(%s, %s, true), ' * len(_OF_TRANSACTIONS)}"
+            "CASE WHEN current_setting('synchronous_commit') = 'off' "
             "THEN set_config('synchronous_commit', 'on', true) END",
-            (f"{_LOCK_SECS}s",),
+            [word for setting in _OF_TRANSACTIONS.items() for word in setting],
         )
         yield cursor
 

@@ -35,6 +35,7 @@ _FENCE = -1  # in the place of a part's number
 _TEMPORARY = "trident_rows"
 # Type of Spark → the types of PostgreSQL that take each of its values unchanged.
 _NUMBERS = ("smallint", "integer", "bigint", "numeric")
+# Others call texts the same that are two keys to the topology, or have no equality.
 _KEY_TEXTS = ("text", "character varying")
 _TEXTS = (*_KEY_TEXTS, "json", "jsonb", "uuid", "inet", "citext")
 _TYPES: dict[str, tuple[str, ...]] = {
@@ -56,6 +57,7 @@ _MARK_COLUMNS = (
     "topology text NOT NULL, state text NOT NULL, part integer NOT NULL, incarnation text NOT NULL, "
     "epoch bigint NOT NULL, txid bigint NOT NULL, attempt_id bigint NOT NULL, PRIMARY KEY (topology, state, part)"
 )
+_MARK_KEYS = ("topology", "state", "part")
 _MARK_TYPES = [("topology", "text"), ("state", "text"), ("part", "integer"), ("incarnation", "text")] + [
     (name, "bigint") for name in ("epoch", "txid", "attempt_id")
 ]
@@ -141,17 +143,32 @@ class PostgresState(OutsideState):
                 raise SchemaMismatch(f"state {self.name}: the table {self.table} is unlogged, and empty after a crash")
             self._check_columns(cursor, found[0], rows)
             needed = ["INSERT", "SELECT", "UPDATE", "DELETE"] if rows.upserts else ["INSERT"]
-            lacking = [
-                right
-                for right in needed
-                if not cursor.execute("SELECT has_table_privilege(%s::oid, %s)", (found[0], right)).fetchone()[0]
-            ]
-            if lacking:
-                raise SchemaMismatch(f"state {self.name}: no right to {', '.join(lacking)} on {self.table}")
+            self._check_rights(cursor, found[0], self.table, needed)
             if rows.upserts:
-                self._check_keys(cursor, found[0], rows.keys)
+                self._check_keys(cursor, found[0], rows.keys, self.table)
+                query = "SELECT has_database_privilege(current_database(), 'TEMPORARY')"
+                if not cursor.execute(query).fetchone()[0]:
+                    raise SchemaMismatch(f"state {self.name}: no right to TEMPORARY on the database, for its Upsert")
             marks = _text(self._marks)
             make_table(cursor, "a PostgresState", marks, f"CREATE TABLE {marks} ({_MARK_COLUMNS})", _MARK_TYPES)
+            (oid, persistence) = cursor.execute(
+                "SELECT oid, relpersistence FROM pg_class WHERE oid = to_regclass(%s)", (marks,)
+            ).fetchone()
+            if self.durable and persistence != "p":
+                raise SchemaMismatch(f"state {self.name}: the table {self._marks} is unlogged, and empty after a crash")
+            self._check_keys(cursor, oid, _MARK_KEYS, self._marks)
+            self._check_rights(cursor, oid, self._marks, ["INSERT", "SELECT", "UPDATE"])
+
+    def _check_rights(self, cursor: Any, table: int, name: str, needed: Sequence[str]) -> None:
+        query = "SELECT has_table_privilege(%s::oid, %s)"
+        lacking = [right for right in needed if not cursor.execute(query, (table, right)).fetchone()[0]]
+        if lacking:
+            raise SchemaMismatch(f"state {self.name}: no right to {', '.join(lacking)} on {name}")
+        if cursor.execute("SELECT row_security_active(%s::oid)", (table,)).fetchone()[0]:
+            raise SchemaMismatch(
+                f"state {self.name}: row security hides rows of {name} from its user, and lets no COPY in",
+                expected="a user with BYPASSRLS, or the table's owner",
+            )
 
     def _check_columns(self, cursor: Any, table: int, rows: OutsideRows) -> None:
         """Each field has a column that takes it, and each other column a value of its own."""
@@ -170,14 +187,18 @@ class PostgresState(OutsideState):
         problems = []
         for each in rows.schema.fields:
             kind = each.dataType.typeName() if each.dataType.typeName() in _TYPES else each.dataType.simpleString()
+            takes = _KEY_TEXTS if kind == "string" and each.name in rows.keys else _TYPES[kind]
             if each.name not in columns:
                 problems.append(f"no column {each.name!r} for the field of that name")
             elif columns[each.name][1] == "always":
                 problems.append(f"the database fills column {each.name!r} itself")
-            elif columns[each.name][0] not in _TYPES[kind]:
-                wanted = " or ".join(_TYPES[kind])
+            elif columns[each.name][0] not in takes:
+                what = f"a {'key' if each.name in rows.keys else 'field'} of type {kind}"
+                problems.append(f"column {each.name!r} is {columns[each.name][0]}; {what} needs {' or '.join(takes)}")
+            elif columns[each.name][0] == "character varying" and columns[each.name][3] != -1:
                 problems.append(
-                    f"column {each.name!r} is {columns[each.name][0]}; a field of type {kind} needs {wanted}"
+                    f"column {each.name!r} is varchar with a length, which cuts blanks and refuses longer texts; a "
+                    "field of type string needs text, or varchar without a length"
                 )
             elif _rounds(kind, getattr(each.dataType, "scale", 0), columns[each.name][0], columns[each.name][3]):
                 problems.append(f"column {each.name!r} would round the values of a field of type {kind}")
@@ -192,7 +213,7 @@ class PostgresState(OutsideState):
                 f"the table {self.table} cannot take the rows of state {self.name}", found="; ".join(problems)
             )
 
-    def _check_keys(self, cursor: Any, table: int, keys: Sequence[str]) -> None:
+    def _check_keys(self, cursor: Any, table: int, keys: Sequence[str], name: str) -> None:
         found = cursor.execute(
             "SELECT array_agg(a.attname::text), bool_and(a.attnotnull) FROM pg_index i "
             "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]) "
@@ -202,7 +223,7 @@ class PostgresState(OutsideState):
         ).fetchall()
         if not any(set(columns) == set(keys) and not_null for columns, not_null in found):
             raise SchemaMismatch(
-                f"state {self.name} cannot tell the rows of {self.table} by {', '.join(keys)}",
+                f"state {self.name} cannot tell the rows of {name} by {', '.join(keys)}",
                 found=f"unique: {'; '.join(', '.join(columns) for columns, _ in found) or 'nothing'}",
                 expected=f"PRIMARY KEY ({', '.join(keys)}), or UNIQUE with NOT NULL columns",
             )

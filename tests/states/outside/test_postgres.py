@@ -33,6 +33,7 @@ from trident import (
 from trident.coordinators import faults
 from trident.coordinators.errors import ForeignMarks, SchemaMismatch, StaleEpoch, StateAway, StateBehind, TridentError
 from trident.states.core.tables import DELETED_COLUMN
+from trident.states.maps.postgres_server import connection_to, durable_transaction
 from trident.udf.schemas import as_schema
 
 WORDS = OutsideRows("t", StructType().add("word", "string").add("n", "long"))
@@ -245,6 +246,9 @@ def test_values_come_back_as_they_were(server) -> None:
         ("word text, n bigint GENERATED ALWAYS AS IDENTITY", False, "the database fills column 'n' itself"),
         ("word text, n bigint", True, "cannot tell the rows of words by word"),
         ("word text, n numeric(9, -1)", False, "would round"),
+        ("word character(9), n bigint", False, "column 'word' is character; a field of type string needs text or"),
+        ("word varchar(9), n bigint", False, "varchar with a length, which cuts blanks"),
+        ("word uuid PRIMARY KEY, n bigint", True, "is uuid; a key of type string needs text or character varying"),
     ],
 )
 def test_a_table_that_cannot_take_the_rows_is_named_with_the_column(server, ddl, upserts, message) -> None:
@@ -254,6 +258,109 @@ def test_a_table_that_cannot_take_the_rows_is_named_with_the_column(server, ddl,
         PostgresState(server.url, "words").check_store(
             replace(WORDS, keys=("word",) if upserts else (), upserts=upserts)
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("ALTER TABLE trident_marks SET UNLOGGED", "the table trident_marks is unlogged"),
+        (
+            "ALTER TABLE trident_marks DROP CONSTRAINT trident_marks_pkey",
+            "cannot tell the rows of trident_marks by topology, state, part",
+        ),
+    ],
+)
+def test_a_table_of_marks_that_could_lose_or_double_one_is_refused(server, state, change: str, message: str) -> None:
+    server.execute(change)
+    with pytest.raises(SchemaMismatch, match=message):
+        state.check_store(WORDS)
+
+
+def test_each_right_that_publishing_needs_is_looked_at(server, state) -> None:
+    server.execute("DROP ROLE IF EXISTS clerk")
+    server.execute(f"CREATE ROLE clerk LOGIN PASSWORD '{PASSWORD}'")
+    server.execute("GRANT USAGE ON SCHEMA public TO clerk")
+    server.execute("REVOKE TEMPORARY ON DATABASE postgres FROM PUBLIC")
+    server.execute("ALTER TABLE trident_marks ENABLE ROW LEVEL SECURITY")
+    clerk = replace(state, url=server.url.replace("tester:", "clerk:"))
+    upserts = replace(WORDS, keys=("word",), upserts=True)
+    try:
+        for message, mend in [
+            ("no right to INSERT, SELECT, UPDATE, DELETE on words", "GRANT ALL ON words TO clerk"),
+            ("no right to TEMPORARY on the database", "GRANT TEMPORARY ON DATABASE postgres TO clerk"),
+            ("no right to INSERT, UPDATE on trident_marks", "GRANT INSERT, UPDATE ON trident_marks TO clerk"),
+            ("row security hides rows of trident_marks", "ALTER TABLE trident_marks DISABLE ROW LEVEL SECURITY"),
+        ]:
+            server.execute("GRANT SELECT ON trident_marks TO clerk")
+            with pytest.raises(SchemaMismatch, match=message):
+                clerk.check_store(upserts)
+            server.execute(mend)
+        clerk.check_store(upserts)
+        clerk.take_over("t", "life", 1)
+        clerk.publish(part(1), rows("a"))
+    finally:
+        server.execute("DROP OWNED BY clerk")
+        server.execute("DROP ROLE clerk")
+        server.execute("GRANT TEMPORARY ON DATABASE postgres TO PUBLIC")
+    assert stored(server) == ["a"]
+
+
+def test_a_writer_that_stops_amid_its_transaction_does_not_keep_its_locks(server) -> None:
+    """The server asks the writer's system, and ends a transaction that no statement follows in."""
+    with connection_to(server.url, "the test", "no") as connection, durable_transaction(connection) as cursor:
+        names = ["idle_in_transaction_session_timeout", "tcp_keepalives_idle", "tcp_user_timeout", "lock_timeout"]
+        now = [cursor.execute(f"SHOW {name}").fetchone()[0] for name in names]
+    assert now == ["1min", "10", "30000", "30s"]
+
+
+def test_rows_are_read_before_the_transaction_begins(server, state) -> None:
+    seen = {}
+
+    def asks() -> Iterator[pa.RecordBatch]:
+        seen["open"] = server.execute("SELECT query FROM pg_stat_activity WHERE xact_start < now()")
+        yield from rows("a")
+
+    state.publish(part(1), asks())
+    assert seen == {"open": []} and stored(server) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("was", "wrong"), [("tester:", "nobody:"), ("s3cret", "other"), ("/postgres", "/nowhere")], ids=str
+)
+def test_a_login_that_is_refused_does_not_pass_by_itself(server, state, was: str, wrong: str) -> None:
+    with pytest.raises(TridentError) as caught:
+        replace(state, url=server.url.replace(was, wrong)).check_store(WORDS)
+    assert not isinstance(caught.value, StateAway), caught.value
+
+
+def test_a_statement_timeout_is_a_refusal(server, state) -> None:
+    timed = replace(state, url=f"{server.url}?options=-c%20statement_timeout%3D200")
+    server.execute(
+        "CREATE OR REPLACE FUNCTION sleeps() RETURNS trigger AS $$ BEGIN PERFORM pg_sleep(20); RETURN NEW; END $$ "
+        "LANGUAGE plpgsql"
+    )
+    server.execute("CREATE TRIGGER slow BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION sleeps()")
+    with pytest.raises(TridentError, match="statement timeout") as caught:
+        timed.publish(part(1), rows("a"))
+    assert not isinstance(caught.value, StateAway)
+
+
+def test_no_message_has_values_of_rows(server, state) -> None:
+    server.execute("ALTER TABLE words ADD CONSTRAINT short CHECK (length(word) < 20)")
+    secret = "of-the-customer-4711"
+    for words, message in [
+        ((secret[:9], secret[:9]), "words_pkey"),
+        ((secret,), '"short"'),
+        ((f"{secret[:9]}\0",), "invalid byte sequence"),
+    ]:
+        with pytest.raises(TridentError, match=message) as caught:
+            state.publish(part(1), rows(*words))
+        assert secret[:9] not in str(caught.value), caught.value
+    server.execute("DROP TABLE words")
+    server.execute("CREATE TABLE words (word json, n bigint)")
+    with pytest.raises(TridentError, match="invalid input syntax for type json") as caught:
+        state.publish(part(1), rows('of"-the-" customer'))
+    assert "the" not in caught.value.found and "customer" not in str(caught.value)
 
 
 def test_what_forgets_and_what_is_not_there_is_refused(server) -> None:

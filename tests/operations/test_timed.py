@@ -129,11 +129,13 @@ def test_exactly_once_over_crashes(start: Starter, tmp_path: Path, rng: random.R
     lefts, rights = batches_of(rng, 4), batches_of(rng, 4)
     first = start.run(visits(lefts[:1], rights[:1]))
     held = {name: first.snapshot(name).count() for name in ("seen", "waiting", "alarms")}
+    progress = list(first.recent_progress)
     first.stop()  # merges what waits
     for name, count in held.items():
         assert len(list(Table.read(tmp_path / "warehouse" / name).rows())) == count > 0, name
     last = start.replace_at("publish.table", visits(lefts, rights), visits(lefts, rights))
-    assert {(one["group"], part) for one in last.recent_progress for part in one["duration_ms"] if "_by_" in part} == {
+    progress += last.recent_progress  # the one that hung may have done all batches of one group
+    assert {(one["group"], part) for one in progress for part in one["duration_ms"] if "_by_" in part} == {
         ("buys", "resolve_by_driver"),
         ("again", "resolve_by_pass"),
     }

@@ -206,7 +206,7 @@ def test_a_store_where_two_writers_win_is_refused_unless_the_user_vouches(behind
         (403, "AccessDenied", "the store refuses this process.*AccessDenied"),
         (403, "RequestTimeTooSkewed", "clock is too far from the store's"),
         (404, "NoSuchBucket", "the bucket does not exist"),
-        (400, "InvalidRequest", "cannot be written.*InvalidRequest"),
+        (400, "InvalidRequest", "cannot be reached, or fails.*InvalidRequest"),
     ],
 )
 def test_a_store_that_cannot_be_used_says_why(behind: store_servers.Proxy, status: int, code: str, said: str) -> None:

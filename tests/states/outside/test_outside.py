@@ -296,7 +296,7 @@ def test_a_restart_waits_for_one_that_is_away_and_finishes_what_was_decided(star
     first = start(topology(ledger), max_attempts=1)
     assert eventually(lambda: not faults.unfired(), WAIT_SECS)
     away.touch()
-    faults.arm("open.outside:fail_before:1")  # of the recovery, which tries again
+    faults.arm("open.outside:fail_before:2")  # of the recovery, which tries again; behind the look of the start
     first._zk._client.stop()  # type: ignore[union-attr]
     second = start(topology(ledger), max_attempts=2)
     waits = "ledger does not answer"

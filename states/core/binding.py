@@ -87,6 +87,10 @@ class StateKind(ABC):
         """Raises FieldError or TopologyError when the state cannot take rows of these fields."""
         return
 
+    def check_beside(self, state: Any, others: "Sequence[Any]") -> None:
+        """Raises TopologyError when the state cannot be in one topology with the other states of its kind."""
+        return
+
     def check_has_keys(self, state: Any, what: str) -> None:
         """Raises TopologyError when the operation ``what`` cannot aggregate into the state."""
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -91,11 +91,11 @@ class MessageForm:
     def _keys(self, batch: pa.RecordBatch, what: str) -> Sequence[bytes | None]:
         if not self.key:
             return [None] * batch.num_rows
-        return _alone(batch.column(self.key[0]), what) if len(self.key) == 1 else _objects(batch, self.key, what)
+        return _alone(batch, self.key[0], what) if len(self.key) == 1 else _objects(batch, self.key, what)
 
     def _values(self, batch: pa.RecordBatch, what: str) -> Sequence[bytes | None]:
         if self.value is not None:
-            return _alone(batch.column(self.value), what)
+            return _alone(batch, self.value, what)
         return _objects(batch, self._of_object(batch.schema.names), what)
 
     def _of_object(self, names: Sequence[str]) -> list[str]:
@@ -118,14 +118,16 @@ def _check_json(kind: Any, what: str) -> None:
         _check_json(one, what)
 
 
-def _alone(column: pa.Array, what: str) -> Sequence[bytes | None]:
+def _alone(batch: pa.RecordBatch, name: str, what: str) -> Sequence[bytes | None]:
+    column = batch.column(name)
     values = column.to_pylist()
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return values
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return [None if value is None else value.encode() for value in values]
     plain = _plain(column.type)
-    return [None if value is None else _json(plain(value) if plain else value, what) for value in values]
+    made = (value if value is None or plain is None else plain(value) for value in values)
+    return [None if value is None else _json({name: value}, value, what) for value in made]
 
 
 def _objects(batch: pa.RecordBatch, names: Sequence[str], what: str) -> Sequence[bytes]:
@@ -136,7 +138,7 @@ def _objects(batch: pa.RecordBatch, names: Sequence[str], what: str) -> Sequence
         for name, make in plain.items():
             if row[name] is not None:
                 row[name] = make(row[name])
-        found.append(_json(row, what))
+        found.append(_json(row, row, what))
     return found
 
 
@@ -158,13 +160,25 @@ def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
     return None
 
 
-def _json(value: Any, what: str) -> bytes:
+def _json(fields: Mapping[str, Any], value: Any, what: str) -> bytes:
+    """The value, which is made of the fields; an error names the field, and shows nothing of the row."""
     try:
         return _ENCODER.encode(value).encode()
-    except ValueError as problem:  # NaN and the infinities, which a reader would take for null
+    except ValueError:  # NaN and the infinities, which a reader would take for null
+        wrong = [name for name, one in fields.items() if not _is_json(one)]
         raise TridentError(
-            f"a row of {what} cannot be written as JSON", found=f"{str(value)[:200]}: {problem}", expected="numbers"
+            f"a row of {what} cannot be written as JSON",
+            found=f"NaN or an infinity in {', '.join(map(repr, wrong))}",
+            expected="finite numbers, or null",
         ) from None
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        _ENCODER.encode(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _other(value: Any) -> Any:

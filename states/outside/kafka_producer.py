@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +20,8 @@ from trident.states.outside.port import OutsideMark
 ASK_SECS, INIT_SECS, COMMIT_SECS = 10.0, 20.0, 30.0
 # A message that is not acknowledged within this time ends the transaction, which is tried again from its beginning.
 _MESSAGE_MS = 20_000
+# The client's own default of transaction.timeout.ms.
+_OPEN_MS = 60_000
 # Of processes that publish again and again: a producer that is kept saves two requests, and fences no one.
 _KEPT_MAX = 16
 _KNOWN_SECS = 0.3
@@ -33,29 +36,32 @@ class Stored:
     """A part's mark as it is in the group's offsets.
 
     Attributes:
+        owner: the topology and the state that wrote it.
         topic_partitions: how many the topic had when it was written: by them a key's partition was chosen.
     """
 
+    owner: tuple[str, str]
     mark: OutsideMark
     topic_partitions: int
 
     @property
     def text(self) -> str:
         mark = self.mark
-        return f"{mark.incarnation} {mark.epoch} {mark.txid} {mark.attempt_id} {self.topic_partitions}"
+        fields = [*self.owner, mark.incarnation, mark.epoch, mark.txid, mark.attempt_id, self.topic_partitions]
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def read(cls, text: str | None, what: str) -> "Stored":
         try:
-            incarnation, *numbers = (text or "").rsplit(" ", 4)
+            topology, state, incarnation, *numbers = json.loads(text or "")
             epoch, txid, attempt_id, topic_partitions = map(int, numbers)
-        except ValueError:
+        except (ValueError, TypeError):
             raise TridentError(
                 f"{what} keeps offsets that are no marks of this framework",
                 found=repr(text),
                 action="give the state a group of its own: KafkaState(…, group=…)",
             ) from None
-        return cls(OutsideMark(incarnation, epoch, txid, attempt_id), topic_partitions)
+        return cls((topology, state), OutsideMark(incarnation, epoch, txid, attempt_id), topic_partitions)
 
 
 @dataclass(frozen=True)
@@ -63,20 +69,28 @@ class Way:
     """The way to the topic of one state of one topology.
 
     Attributes:
-        group: keeps the marks, part i's as the offset of the topic's partition i; part i's transactional id is
-            ``group/i``.
+        group: keeps the marks, part i's as the offset of the topic's partition i.
+        ids: part i's transactional id is ``ids/i``; no other state has it.
+        owner: the topology and the state, as they are in the marks.
         what: the state, for messages.
     """
 
     connection: Connection
     topic: str
     group: str
+    ids: str
+    owner: tuple[str, str]
     what: str
 
     def identity(self, part: int) -> tuple[Any, ...]:
         """The same for producers that may stand for one another."""
         config = tuple(sorted((key, str(value)) for key, value in self.connection.config.items()))
-        return (self.topic, self.group, part, config)
+        return (self.topic, self.group, self.ids, self.owner, part, config)
+
+    @property
+    def open_secs_max(self) -> float:
+        """How long Kafka lets a transaction be open."""
+        return int(self.connection.config.get("transaction.timeout.ms", _OPEN_MS)) / 1000
 
     @contextmanager
     def asking(self, what: str) -> Iterator[None]:
@@ -90,7 +104,8 @@ class Way:
         kafka = kafka_module()
         try:
             yield
-        except kafka.KafkaException as error:
+        except (kafka.KafkaException, SystemError) as raised:
+            error = _of_client(raised)
             inner = error.args[0]
             text = f"{inner.name()}: {error_text(self.connection, error)}"
             if is_fenced(inner):
@@ -151,7 +166,11 @@ class Way:
             consumer.close()
 
     def marks(self, consumer: Any, parts: Iterable[int]) -> dict[int, Stored]:
-        """The marks of those of the parts that have one."""
+        """The marks of those of the parts that have one.
+
+        Raises:
+            TridentError: another state keeps its marks there: they say nothing of what this one has written.
+        """
         kafka = kafka_module()
         with self.asking(f"read its marks in group {self.group!r}"):
             asked = [kafka.TopicPartition(self.topic, part) for part in parts]
@@ -160,7 +179,17 @@ class Way:
                 if one.error is not None:
                     raise kafka.KafkaException(one.error)
         where = f"group {self.group!r} of {self.what}"
-        return {one.partition: Stored.read(one.metadata, where) for one in found if one.offset >= 0}
+        marks = {one.partition: Stored.read(one.metadata, where) for one in found if one.offset >= 0}
+        for stored in marks.values():
+            if stored.owner != self.owner:
+                topology, state = stored.owner
+                raise TridentError(
+                    f"{where} keeps the marks of another state",
+                    found=f"state {state} of topology {topology}",
+                    expected=f"state {self.owner[1]} of topology {self.owner[0]}",
+                    action="give each state a group of its own: KafkaState(…, group=…)",
+                )
+        return marks
 
     def _committed(self, consumer: Any, asked: list[Any]) -> list[Any]:
         """Waits for the group's coordinator: a cluster chooses one when it is first asked for it, or has elected."""
@@ -181,7 +210,7 @@ class Way:
             "partitioner": "murmur2_random",
             "message.timeout.ms": _MESSAGE_MS,
             **self.connection.config,
-            "transactional.id": f"{self.group}/{part}",
+            "transactional.id": f"{self.ids}/{part}",
             "delivery.report.only.error": True,
             "on_delivery": on_delivery,
         }
@@ -198,11 +227,21 @@ class Way:
             ) from None
 
 
+def _of_client(raised: BaseException) -> BaseException:
+    """The client's error: Python makes a SystemError of one that it raises while it calls on_delivery."""
+    error: BaseException | None = raised
+    while error is not None and not isinstance(error, kafka_module().KafkaException):
+        error = error.__cause__
+    if error is None:
+        raise raised
+    return error
+
+
 _ADVICE = {
     "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic and message.max.bytes in config=, or write less",
     "TOPIC_AUTHORIZATION_FAILED": "let its user WRITE and DESCRIBE the topic, and READ it, for the marks",
     "GROUP_AUTHORIZATION_FAILED": "let its user READ and DESCRIBE the group of the marks",
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "let its user WRITE and DESCRIBE transactional ids GROUP/…",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "let its user WRITE and DESCRIBE transactional ids GROUP/TOPOLOGY/NAME/…",
 }
 
 
@@ -214,7 +253,7 @@ class PartProducer:
     """
 
     def __init__(self, way: Way, part: int) -> None:
-        self._way, self._part = way, part
+        self._way, self._part, self.owner = way, part, way.owner
         self._failed: list[Any] = []
         with way.consumer(stable=True) as consumer:
             self._group = consumer.consumer_group_metadata()
@@ -242,6 +281,24 @@ class PartProducer:
         at = kafka.TopicPartition(way.topic, self._part, stored.mark.txid, metadata=stored.text)
         with way.asking("begin a transaction"):
             self._producer.begin_transaction()
+        began = time.monotonic()
+        try:
+            self._write_open(at, stored, messages, ordered)
+        except Fenced:
+            if time.monotonic() - began < way.open_secs_max:
+                raise
+            raise Fenced(
+                f"a transaction of {way.what} was open for longer than transaction.timeout.ms: Kafka has ended it",
+                found=f"{time.monotonic() - began:.1f} s",
+                expected=f"at most {way.open_secs_max:.1f} s",
+                action="raise transaction.timeout.ms in config=, up to the brokers' transaction.max.timeout.ms; or "
+                "partitions=; or give it smaller batches",
+            ) from None
+        self.stored = stored
+
+    def _write_open(self, at: Any, stored: Stored, messages: Iterator[Message], ordered: bool) -> None:
+        """Fills the transaction that has begun, and commits it, or aborts it."""
+        way = self._way
         try:
             # First of all: a producer that is fenced is told so before it sends a row.
             with way.asking("put its mark"):
@@ -259,7 +316,6 @@ class PartProducer:
             raise
         with way.asking("commit a transaction"):
             self._producer.commit_transaction(COMMIT_SECS)
-        self.stored = stored
 
     def _produce(self, message: Message) -> None:
         with self._way.asking("send a message"):
@@ -289,7 +345,7 @@ class PartProducer:
 
     def _abort(self) -> None:
         """Lets readers go on at once; if it fails, the next producer does it."""
-        with suppress(kafka_module().KafkaException):
+        with suppress(kafka_module().KafkaException, SystemError):
             self._producer.abort_transaction(ASK_SECS)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _USER = "a KafkaState"
 # The settings that the state itself decides, so that no message is lost or there twice.
 _OURS = {
-    "transactional.id": "there is one for each part; they begin with group=",
+    "transactional.id": "there is one for each part; it has the topology and the state in it",
     "enable.idempotence": "a transactional producer is idempotent",
     "acks": "all replicas in sync acknowledge",
     "request.required.acks": "all replicas in sync acknowledge",
@@ -64,7 +64,8 @@ class KafkaState(OutsideState):
         adopt: as of every OutsideState.
         topic_partitions: how many partitions the topic must have. None: as many as when it was first written. With
             keys a topic that has grown is refused until its new number is given here: its keys are placed anew.
-        group: keeps the marks; part i's transactional id is ``GROUP/i``. None: ``trident/TOPOLOGY/NAME``.
+        group: keeps the marks of this state, and of no other. None: ``trident/TOPOLOGY/NAME``. The transactional id of
+            part i is ``GROUP/TOPOLOGY/NAME/i``, or ``trident/TOPOLOGY/NAME/i``.
         config: settings of librdkafka, such as ``{"compression.type": "zstd"}``; in no text or stored record.
         secrets: further settings by where they are kept: ``{"sasl.password": "env:KAFKA_PASSWORD"}`` or
             ``"file:/run/secrets/kafka"``; read in the driver, and sent to the tasks.
@@ -125,6 +126,15 @@ class KafkaState(OutsideState):
     def check_rows(self, rows: OutsideRows) -> None:
         self._form.check(rows, self._what)
 
+    def check_beside(self, others: Sequence[OutsideState]) -> None:
+        for other in others:
+            if isinstance(other, KafkaState) and self.group is not None and other.group == self.group:
+                raise TopologyError(
+                    f"{other._what} and {self._what} have one group for their marks",
+                    found=f"group={self.group!r}",
+                    expected="a group for each state, or none: then each has its own",
+                )
+
     def check_store(self, rows: OutsideRows) -> None:
         """Looks whether the topic is there, has the partitions that it should have, and may be written.
 
@@ -165,8 +175,8 @@ class KafkaState(OutsideState):
             before.mark.taken_over(incarnation, epoch, self.adopt) if before else OutsideMark(incarnation, epoch, 0, 0)
         )
         ours = (mark.incarnation, mark.epoch) == (incarnation, epoch)  # else a later coordinator's stays
-        if ours and before != Stored(mark, count):
-            producer.write(Stored(mark, count), iter(()), False)
+        if ours and before != Stored(producer.owner, mark, count):
+            producer.write(Stored(producer.owner, mark, count), iter(()), False)
         return mark
 
     def publish(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> None:
@@ -183,11 +193,7 @@ class KafkaState(OutsideState):
         with _PRODUCERS.of(way, part.number, anew=True, keep=keep) as producer:
             stored = producer.stored
             if part.mark.is_new(stored.mark if stored else None, self._what) and rows.taken:
-                raise StateAway(
-                    f"{self._what} was interrupted by another producer of its transactional id, or took longer than "
-                    "transaction.timeout.ms",
-                    found=str(fenced),
-                )
+                raise StateAway(f"{self._what} was interrupted, and begins again", found=str(fenced))
             try:
                 self._publish(producer, part, rows)
             except Fenced as error:
@@ -201,7 +207,7 @@ class KafkaState(OutsideState):
             return
         count = producer.count()
         self._check_count(count, {stored.topic_partitions} if stored else set())
-        producer.write(Stored(part.mark, count), rows if new else iter(()), bool(self.key))
+        producer.write(Stored(producer.owner, part.mark, count), rows if new else iter(()), bool(self.key))
 
     # --- parts
 
@@ -218,7 +224,8 @@ class KafkaState(OutsideState):
 
     def _way(self, topology: str) -> Way:
         group = self.group or f"trident/{topology}/{self.name}"
-        return Way(self._connected(), self.topic, group, self._what)
+        ids = f"{self.group or 'trident'}/{topology}/{self.name}"
+        return Way(self._connected(), self.topic, group, ids, (topology, self.name), self._what)
 
     def _check_count(self, count: int, before: set[int]) -> None:
         """Raises SchemaMismatch if a key's messages would come into another partition than before."""

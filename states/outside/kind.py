@@ -38,6 +38,9 @@ class OutsideKind(TablelessKind):
         check_flag(state.adopt, f"adopt of state {state.name}")
         state.check_rows(OutsideRows("", schema, tuple(keys), bool(keys)))
 
+    def check_beside(self, state: Any, others: Sequence[Any]) -> None:
+        state.check_beside(others)
+
     def check_has_keys(self, state: Any, what: str) -> None:
         raise TopologyError(
             f"{what} needs a state with one value per key",

@@ -13,7 +13,7 @@ A new kind of store is one file: a frozen dataclass below :class:`OutsideState`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -182,6 +182,10 @@ class OutsideState(ABC):
 
     def check_rows(self, rows: OutsideRows) -> None:
         """Raises FieldError or TopologyError, when the topology is built, for rows that it cannot take; no I/O."""
+        return
+
+    def check_beside(self, others: "Sequence[OutsideState]") -> None:
+        """Raises TopologyError, when the topology is built, where one of its other outside states is in the way."""
         return
 
     @abstractmethod

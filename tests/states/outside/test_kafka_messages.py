@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from trident import KafkaState
+from trident import FixedBatchSpout, KafkaState, TridentTopology
 from trident.coordinators.errors import TopologyError, TridentError
 from trident.spouts.kafka.decoding import JsonDecoder
 from trident.states.core.tables import DELETED_COLUMN
@@ -82,8 +82,21 @@ def test_an_upsert_is_a_changelog_with_tombstones() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_number_that_json_does_not_have_is_refused(value: float) -> None:
-    with pytest.raises(TridentError, match="cannot be written as JSON"):
-        messages(MessageForm((), None, None), batch(x=[[value]]))
+    """The error names the field, and shows nothing of the row."""
+    row = batch(k=["secret-word"], x=[[value]])
+    for form in (MessageForm((), None, None), MessageForm(("x",), "k", None), MessageForm(("k", "x"), "k", None)):
+        with pytest.raises(TridentError, match="cannot be written as JSON; found: NaN or an infinity in 'x'") as raised:
+            messages(form, row)
+        assert "secret-word" not in str(raised.value)
+
+
+def test_two_states_of_a_topology_cannot_have_one_group() -> None:
+    stream = (made := TridentTopology("top")).new_stream("words", FixedBatchSpout("word string", [[("a",)]]))
+    stream.partition_persist(KafkaState("h:9092", "t", name="a", group="g"))
+    stream.partition_persist(KafkaState("h:9092", "t", name="b"))
+    with pytest.raises(TopologyError, match="state a .*and state c .*have one group.*group='g'"):
+        stream.partition_persist(KafkaState("h:9092", "u", name="c", group="g"))
+    assert sorted(made.graph.sinks) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

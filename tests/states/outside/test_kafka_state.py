@@ -309,6 +309,94 @@ def test_offsets_that_are_no_marks_are_left_alone(kafka, state) -> None:
     assert kafka.committed("billing", state.topic) == {0: 17}
 
 
+def test_the_marks_of_another_state_are_refused(kafka, state) -> None:
+    """They say nothing of what this one has written: its rows would be taken for written, and lost."""
+    mine = replace(state, group="g-" + state.topic)
+    mine.take_over("top", "inc", 1)
+    mine.publish(part(1), rows("a1"))
+    other = replace(mine, name="other")
+    for topology, one in (("top", other), ("top two", mine)):
+        place = OutsidePart(topology, one.name, 0, part(1).mark)
+        calls = (
+            lambda one=one, topology=topology: one.check_store(replace(ROWS, topology=topology)),
+            lambda one=one, topology=topology: one.take_over(topology, "inc", 1),
+            lambda one=one, place=place: one.publish(place, rows("b1")),
+        )
+        for call in calls:
+            with pytest.raises(TridentError, match="marks of another state; found: state out of topology top;"):
+                call()
+    mine.publish(part(2), rows("a2"))
+    assert values(kafka, state.topic) == [b"a1", b"a2"]
+
+
+def test_states_of_one_group_and_other_topics_do_not_fence_each_other(kafka, state) -> None:
+    """Two topologies may have one group: their transactional ids are their own."""
+    mine = replace(state, group="g-" + state.topic)
+    other = replace(mine, topic=kafka.create(f"{state.topic}-b", 1), name="other")
+    written = []
+    for topology, one in (("top", mine), ("two", other)):
+        one.take_over(topology, "inc", 1)
+        with kafka_state._PRODUCERS.of(one._way(topology), 0) as producer:
+            written.append(producer)
+    for txid in (1, 2):
+        mine.publish(part(txid), rows(f"a{txid}"))
+        other.publish(OutsidePart("two", "other", 0, part(txid).mark), rows(f"b{txid}"))
+    assert values(kafka, mine.topic) == [b"a1", b"a2"] and values(kafka, other.topic) == [b"b1", b"b2"]
+    for (topology, one), before in zip((("top", mine), ("two", other)), written):
+        with kafka_state._PRODUCERS.of(one._way(topology), 0) as producer:
+            assert producer is before, "it was fenced"
+
+
+@pytest.mark.parametrize("moment", ["it sends more", "its rows fail"])
+def test_a_fence_with_messages_still_queued_is_no_refusal(kafka, state, monkeypatch, moment: str) -> None:
+    """The client gives thousands up at once, and raises its fatal error meanwhile, out of any of its calls."""
+    slow = replace(state, config={"linger.ms": 5000, "batch.size": 10_000_000, "batch.num.messages": 100_000})
+    slow.take_over("top", "inc", 1)
+
+    def many() -> Iterator[pa.RecordBatch]:
+        yield from rows(*(f"x{number}" for number in range(20_000)))
+        mine = kafka_state._PRODUCERS
+        another_process(monkeypatch)
+        assert slow.take_over("top", "inc", 2)[0].epoch == 2
+        monkeypatch.setattr(kafka_state, "_PRODUCERS", mine)
+        if moment == "its rows fail":
+            raise StateAway("the rows cannot be read")
+        yield from rows(*(f"y{number}" for number in range(20_000)))
+
+    wanted = (
+        pytest.raises(StaleEpoch) if moment == "it sends more" else pytest.raises(StateAway, match="cannot be read")
+    )
+    with wanted:
+        slow.publish(part(1), many())
+    assert values(kafka, state.topic) == []
+
+
+def test_a_transaction_that_is_open_for_too_long_says_so(kafka, state) -> None:
+    """It is tried again and again: status shows the setting to raise."""
+    short = replace(state, config={"transaction.timeout.ms": 1000, "message.timeout.ms": 1000})
+    way = short._way("top")
+    short.take_over("top", "inc", 1)
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield from rows("a1")
+        with way.consumer(stable=True) as reader:  # answers when the cluster has ended the transaction
+            while True:
+                try:
+                    assert way.marks(reader, [0])[0].mark.txid == 0
+                    break
+                except StateAway:
+                    pass
+        yield from rows("b1")
+
+    with pytest.raises(
+        StateAway, match="begins again; found: .*longer than transaction.timeout.ms.*Raise trans"
+    ) as raised:
+        short.publish(part(1), slow())
+    assert "at most 1.0 s" in str(raised.value)
+    short.publish(part(1), rows("a1", "b1"))
+    assert values(kafka, state.topic) == [b"a1", b"b1"]
+
+
 def test_without_a_right_to_write_nothing_starts_and_no_text_has_the_password(kafka, state, monkeypatch) -> None:
     from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 

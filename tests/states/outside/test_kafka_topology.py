@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import pytest
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession
 from tests.kafka_fixtures import KafkaBroker
 from tests.states.outside.kafka_reading import committed
 from tests.topology_helpers import WAIT_SECS, starter
-from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, KafkaState, TridentTopology, Upsert
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, KafkaState, OutsidePart, TridentTopology, Upsert
 from trident.running.status import read_status
 from trident.states.publishing import outside_publish
 
@@ -37,6 +38,14 @@ def test_tables_a_log_and_a_changelog_have_each_row_once(
 ) -> None:
     """`make kills`: a coordinator loses its session amid a publication, and wakes up behind its successor."""
     monkeypatch.setattr(outside_publish, "_DRIVER_ROWS_MAX", 1)  # batches of more rows go by tasks
+    here: set[tuple[str, int]] = set()  # published in this process, which is no task's
+    publish = KafkaState.publish
+
+    def noted(self: KafkaState, part: OutsidePart, batches: Any) -> None:
+        here.add((self.name, part.mark.txid))
+        publish(self, part, batches)
+
+    monkeypatch.setattr(KafkaState, "publish", noted)
     kafka.create(f"{topic}-log", 2)
     kafka.create(f"{topic}-changes", 2)
     with starter(spark, zk_server, zk_root, tmp_path) as start:
@@ -44,6 +53,7 @@ def test_tables_a_log_and_a_changelog_have_each_row_once(
             start.replace_at("publish.outside", topology(kafka, topic), topology(kafka, topic))
         else:
             start.run(topology(kafka, topic))
+    assert {txid for name, txid in here if name == "log"} & {1, 2, 4} == {2}, "batches of two rows go by tasks"
     rows = Counter((word, n) for batch in BATCHES for word, n in batch)
     log = [json.loads(message.value()) for message in committed(kafka, f"{topic}-log")]
     assert Counter((row["word"], row["n"]) for row in log) == rows

@@ -71,6 +71,8 @@ def s3_settings(endpoint: str) -> dict[str, str]:
 # The connection ends before the server is asked, behind what it did, in the midst of the request, or of the answer.
 LOSE_REQUEST, LOSE_ANSWER, CUT_BODY, CUT_ANSWER = "lose request", "lose answer", "cut body", "cut answer"
 Fault = str | tuple[int, str] | None
+# So long a request waits for the others of its round, which are on their way.
+_ROUND_SECS = 60.0
 
 
 class Proxy:
@@ -84,6 +86,9 @@ class Proxy:
         loses_answers: of so many PUTs from now on the server does what is asked, and the connection ends.
         answers: what is answered in place of the server, by method: status, and the error's code.
         planned: faults of the next requests of a method, each of one request, in their order: see :meth:`plan`.
+        rounds: requests that are expected one round after the other, as (method, end of the path). Those of a round are
+            answered once all of them have come: a process that sends one behind the other's answer waits in vain.
+        waited_in_vain: requests of a round that did not become complete.
     """
 
     def __init__(self, server: str, port: int = 0) -> None:
@@ -93,6 +98,9 @@ class Proxy:
         self.loses_answers = 0
         self.answers: dict[str, tuple[int, str]] = {}
         self.planned: dict[str, list[Fault]] = {}
+        self.rounds: list[list[tuple[str, str]]] = []
+        self.waited_in_vain: list[tuple[str, str]] = []
+        self._in_round = threading.Condition()
         proxy, host = self, server.partition("://")[2]
 
         class Handler(BaseHTTPRequestHandler):
@@ -108,6 +116,7 @@ class Proxy:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 proxy.requests.append((self.command, self.path))
                 time.sleep(proxy.delay_secs)
+                proxy._meet(self.command, self.path)
                 if fault == LOSE_REQUEST:
                     self.cut()
                     return
@@ -170,6 +179,20 @@ class Proxy:
     def _next(self, method: str) -> Fault:
         left = self.planned.get(method)
         return left.pop(0) if left else None
+
+    def _meet(self, method: str, path: str) -> None:
+        """Where a request is one of the round's, waits until the others of the round have come."""
+        with self._in_round:
+            mine = self.rounds[0] if self.rounds else []
+            expected = next((each for each in mine if each[0] == method and path.endswith(each[1])), None)
+            if expected is None:
+                return
+            mine.remove(expected)
+            if not mine:
+                self.rounds.pop(0)
+                self._in_round.notify_all()
+            elif not self._in_round.wait_for(lambda: not mine, _ROUND_SECS):
+                self.waited_in_vain.append((method, path))
 
     def end(self) -> None:
         self._server.shutdown()

@@ -13,13 +13,13 @@ import posixpath
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, BinaryIO, cast
 
 from hdfs_native import Client, WriteOptions
 
-from trident.states.core.appended_parts import AppendedParts
+from trident.states.core.appended_parts import AppendedParts, read_parts
 from trident.states.core.local_storage import AnyPath, LocalStorage, OutcomeUnknown, Signature, Stat
 
 _READ_BYTES = 4 << 20
@@ -38,6 +38,8 @@ class HdfsStorage:
     Raises:
         OSError: no name node can be reached, or none answers. (One that falls silent later holds its callers up.)
     """
+
+    keeps_names = True
 
     def __init__(self, root: str, settings: Mapping[str, str]) -> None:
         self._root = root
@@ -134,13 +136,14 @@ class HdfsStorage:
         return cast("BinaryIO", _Writer(file, path))
 
     @contextmanager
-    def append(self, path: AnyPath) -> Iterator[AppendedParts]:
-        with suppress(FileExistsError):
-            self.make_folder(path, posixpath.dirname(os.fspath(path)))
-        yield AppendedParts(self, path)
+    def append(self, path: AnyPath, known: int = 0) -> Iterator[AppendedParts]:
+        if not known:
+            with suppress(FileExistsError):
+                self.make_folder(path, posixpath.dirname(os.fspath(path)))
+        yield AppendedParts(self, path, known)
 
     def read_appended(self, path: AnyPath, start: int = 0) -> bytes | None:
-        return AppendedParts(self, path).read(start) if self.stat(path) is not None else None
+        return read_parts(self, path, start)
 
     def move(self, path: AnyPath, other: AnyPath) -> None:
         """Gives a file another name, which is free.
@@ -165,9 +168,15 @@ class HdfsStorage:
         except FileNotFoundError:
             return None
 
+    stat_file = stat
+
     def delete(self, path: AnyPath) -> bool:
         with _told(path):
             return bool(self._client.delete(self._at(path), recursive=True))
+
+    def delete_files(self, paths: Sequence[AnyPath]) -> None:
+        for path in paths:
+            self.delete(path)
 
     def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
         found = self.stat(folder)

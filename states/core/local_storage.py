@@ -10,7 +10,7 @@ import shutil
 import stat as modes
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -124,6 +124,8 @@ class LocalAppending:
 class LocalStorage:
     """Implements ``Storage`` on a file system with rename, flock and fsync: Linux's own, NFSv4, CephFS."""
 
+    keeps_names = False
+
     def read(self, path: AnyPath, start: int = 0) -> bytes:
         return read_stored(local(path), start)
 
@@ -162,7 +164,7 @@ class LocalStorage:
         return _Output(open(local(path), "xb", buffering=0)) if durable else open(local(path), "xb")
 
     @contextmanager
-    def append(self, path: AnyPath) -> Iterator[LocalAppending]:
+    def append(self, path: AnyPath, known: int = 0) -> Iterator[LocalAppending]:
         path = local(path)
         with open(path, "a+b") as file:
             # Closing the file gives the lock back, also when this process is killed.
@@ -186,6 +188,12 @@ class LocalStorage:
             return _stat(os.stat(local(path)))
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    stat_file = stat
+
+    def delete_files(self, paths: Sequence[AnyPath]) -> None:
+        for path in paths:
+            self.delete(path)
 
     def delete(self, path: AnyPath) -> bool:
         path = local(path)

@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import IO, Any, BinaryIO, cast
@@ -22,7 +22,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
-from trident.states.core.appended_parts import AppendedParts
+from trident.states.core.appended_parts import AppendedParts, read_parts
 from trident.states.core.local_storage import (
     AnyPath,
     LocalStorage,
@@ -51,6 +51,8 @@ class ObjectStorage:
         settings: how it is reached.
     """
 
+    keeps_names = True
+
     def __init__(self, root: str, settings: StoreSettings) -> None:
         self._root, bucket = root, root.partition("://")[2]
         options = dict(settings.options)
@@ -73,10 +75,12 @@ class ObjectStorage:
         with _told(path):
             if not start:
                 return bytes(obstore.get(self._store, key).bytes())
-            size = obstore.head(self._store, key)["size"]
-            if start >= size:
-                return b""
-            return bytes(obstore.get_range(self._store, key, start=start, end=size))
+            try:
+                return bytes(obstore.get(self._store, key, options={"range": {"offset": start}}).bytes())
+            except exceptions.BaseError:
+                if start < obstore.head(self._store, key)["size"]:
+                    raise
+                return b""  # refused as no part of it
 
     def input(self, path: AnyPath) -> BinaryIO:
         key = self._key(path)
@@ -156,11 +160,11 @@ class ObjectStorage:
             obstore.put(self._store, self._key(path), file, use_multipart=size > _SPOOL_BYTES)
 
     @contextmanager
-    def append(self, path: AnyPath) -> Iterator[AppendedParts]:
-        yield AppendedParts(self, path)
+    def append(self, path: AnyPath, known: int = 0) -> Iterator[AppendedParts]:
+        yield AppendedParts(self, path, known)
 
     def read_appended(self, path: AnyPath, start: int = 0) -> bytes | None:
-        return AppendedParts(self, path).read(start) if self.stat(path) is not None else None
+        return read_parts(self, path, start)
 
     # --- names --------------------------------------------------------------------------------
 
@@ -197,17 +201,21 @@ class ObjectStorage:
         return [each.rpartition("/")[2] for each in paths]
 
     def stat(self, path: AnyPath) -> Stat | None:
+        found = self.stat_file(path)
+        if found is not None:
+            return found
         key = self._key(path)
-        try:
-            with _told(path):
-                found = obstore.head(self._store, key)
-            return _stat(found)
-        except FileNotFoundError:
-            pass
         with _told(path):
             below: Any = obstore.list(self._store, key or None, chunk_size=50)
             there = any(True for some in below for _ in self._objects(path, some))
         return Stat(0, 0, False, True, ()) if there else None
+
+    def stat_file(self, path: AnyPath) -> Stat | None:
+        try:
+            with _told(path):
+                return _stat(obstore.head(self._store, self._key(path)))
+        except FileNotFoundError:
+            return None
 
     def delete(self, path: AnyPath) -> bool:
         key = self._key(path)
@@ -215,12 +223,18 @@ class ObjectStorage:
         if there is None:
             return False
         keys = [key] if there.is_file else [f"{key}/{name}" for name, _ in self.objects(path)]
-        with _told(path):
-            for at in range(0, len(keys), 1000):
-                obstore.delete(self._store, keys[at : at + 1000])
+        self._delete(path, keys)
         if there.is_folder and (left := self.objects(path)):
             raise NotAllDeleted([OSError(errno.ENOTEMPTY, "another process writes to it", f"{path}/{left[0][0]}")])
         return True
+
+    def delete_files(self, paths: Sequence[AnyPath]) -> None:
+        self._delete(paths[0], [self._key(path) for path in paths])
+
+    def _delete(self, path: AnyPath, keys: Sequence[str]) -> None:
+        with _told(path):
+            for at in range(0, len(keys), 1000):
+                obstore.delete(self._store, keys[at : at + 1000])
 
     def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
         """Nothing: a folder is there when something lies in it."""
@@ -262,11 +276,7 @@ class ObjectFolder:
         return self._storage.list(self._path)
 
     def stat(self, name: str) -> Stat | None:
-        with _told(self._path):
-            try:
-                return _stat(obstore.head(self._storage._store, self._storage._key(f"{self._path}/{name}")))
-            except FileNotFoundError:
-                return None
+        return self._storage.stat_file(f"{self._path}/{name}")
 
     def claim(self, draft: AnyPath, name: str) -> Signature:
         return self._storage._claim(f"{self._path}/{name}", LocalStorage().read(draft))

@@ -12,7 +12,7 @@ import posixpath
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from typing import BinaryIO, Protocol
@@ -78,6 +78,8 @@ class Storage(Protocol):
     more. Paths are absolute. A folder is where names are: a storage without folders has those in which something lies.
     """
 
+    keeps_names: bool  # whether names outlive a power cut without a flush
+
     def read(self, path: AnyPath, start: int = 0) -> bytes:
         """The whole file, or what is in it from the byte ``start`` on.
 
@@ -123,17 +125,31 @@ class Storage(Protocol):
         A process that dies before may leave a part of it: such a file is named nowhere.
         """
 
-    def append(self, path: AnyPath) -> AbstractContextManager[Appending]:
-        """Opens a file to append to, made if it is not there; others that do the same wait until this one ends."""
+    def append(self, path: AnyPath, known: int = 0) -> AbstractContextManager[Appending]:
+        """Opens a file to append to, made if it is not there.
+
+        Others that do the same wait until this one ends; where they cannot, the write of one of two fails.
+
+        Args:
+            known: so many bytes the caller has read. A store is not asked again whether there are more: the write
+                tells, by FileExistsError.
+        """
 
     def read_appended(self, path: AnyPath, start: int = 0) -> bytes | None:
-        """The part of a file that was appended to, from the byte ``start`` on; None where there is none."""
+        """The part of a file that was appended to, from the byte ``start`` on; None where there is none.
+
+        Args:
+            start: where something that was read, or appended, has ended.
+        """
 
     def list(self, folder: AnyPath) -> list[str]:
         """The names in a folder, in any order; none where there is no such folder."""
 
     def stat(self, path: AnyPath) -> Stat | None:
         """Kind, size and time of what is there, of a link what it leads to; None where nothing is."""
+
+    def stat_file(self, path: AnyPath) -> Stat | None:
+        """As ``stat``, where only a file is of interest: of a folder it may say that nothing is there."""
 
     def delete(self, path: AnyPath) -> bool:
         """Removes a file, or a folder with all that is in it; of a link the link.
@@ -143,6 +159,13 @@ class Storage(Protocol):
 
         Raises:
             NotAllDeleted: of a folder something is left; as much as could be is deleted.
+        """
+
+    def delete_files(self, paths: Sequence[AnyPath]) -> None:
+        """Removes files, as many as it can with one request; those that are not there need nothing.
+
+        Raises:
+            OSError: some may be left.
         """
 
     def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
@@ -282,8 +305,8 @@ def output(path: AnyPath, durable: bool = True) -> BinaryIO:
     return storage_for(path).output(path, durable)
 
 
-def append(path: AnyPath) -> AbstractContextManager[Appending]:
-    return storage_for(path).append(path)
+def append(path: AnyPath, known: int = 0) -> AbstractContextManager[Appending]:
+    return storage_for(path).append(path, known)
 
 
 def read_appended(path: AnyPath, start: int = 0) -> bytes | None:
@@ -298,8 +321,18 @@ def stat(path: AnyPath) -> Stat | None:
     return storage_for(path).stat(path)
 
 
+def stat_file(path: AnyPath) -> Stat | None:
+    return storage_for(path).stat_file(path)
+
+
 def delete(path: AnyPath) -> bool:
     return storage_for(path).delete(path)
+
+
+def delete_files(paths: Sequence[AnyPath]) -> None:
+    """Removes files of one storage."""
+    if paths:
+        storage_for(paths[0]).delete_files(paths)
 
 
 def make_folder(folder: AnyPath, anchor: AnyPath) -> None:
@@ -339,6 +372,8 @@ def flush_names(folder: AnyPath) -> None:
     For folders that last: each one is remembered. A folder's time tells of a change, but not of two within one tick
     of the file system's clock: a folder that has changed lately is flushed each time.
     """
+    if storage_for(folder).keeps_names:
+        return
     now, before, key = time.time_ns(), stat(folder), os.fspath(folder)
     if before is not None and _flushed.get(key) == before.signature:
         return

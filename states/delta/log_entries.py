@@ -13,14 +13,16 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import shown
 from trident.states.core import storage
+from trident.states.core.side_by_side import side_by_side
 from trident.states.core.storage import AnyPath, Signature
 from trident.states.delta.kernel_files import LiveFile, live_file
 
@@ -319,8 +321,38 @@ def follow(files: dict[str, LiveFile], commit: TableCommit) -> None:
 
 def entry_signature(path: str, version: int) -> Signature | None:
     """Tells a log entry from one of the same version in a table that was made anew; None when there is none."""
-    found = storage.stat(entry_of(path, version))
+    found = storage.stat_file(entry_of(path, version))
     return None if found is None else found.signature
+
+
+class Watched(NamedTuple):
+    """A table as it was last seen.
+
+    Attributes:
+        entry: the signature of the version's log entry; None: not known.
+    """
+
+    path: str
+    version: int
+    entry: Signature | None
+
+
+def unchanged(tables: Sequence[Watched]) -> set[str]:
+    """The paths of those tables whose newest log entry is still the one that was seen.
+
+    Each costs two looks; at a store all of these are under way at once.
+    """
+
+    def entry(table: Watched) -> bool:
+        return table.entry is not None and entry_signature(table.path, table.version) == table.entry
+
+    def is_newest(table: Watched) -> bool:
+        return entry_signature(table.path, table.version + 1) is None
+
+    if all(storage.local_path(table.path) is not None for table in tables):
+        return {table.path for table in tables if entry(table) and is_newest(table)}
+    found = side_by_side([partial(look, table) for table in tables for look in (entry, is_newest)])
+    return {table.path for table, same, newest in zip(tables, found[::2], found[1::2]) if same and newest}
 
 
 def newest_version(path: str) -> int:

@@ -136,9 +136,11 @@ class ManifestStore:
     """
 
     def __init__(self, warehouse: Place, topology: str, group: str, incarnation: str | None = None) -> None:
-        self._warehouse, self._topology, self._group = warehouse, topology, group
-        self._old_folder = warehouse / "_trident" / topology / group / "manifests"
+        self._warehouse, self._topology, self._group = Place(warehouse), topology, group
+        self._old_folder = self._warehouse / "_trident" / topology / group / "manifests"
         self._incarnation = incarnation
+        # What this process wrote last into a store: it is not read again from there, the first time that it is wanted.
+        self._written: tuple[Decision, bytes] | None = None
 
     @property
     def _folder(self) -> Place:
@@ -164,7 +166,11 @@ class ManifestStore:
                 storage.create(path, data)
             storage.flush_names(self._old_folder)  # the folder of this incarnation may be new
         relative = path.relative_to(self._warehouse)
-        return Decision(attempt.txid, attempt.attempt_id, relative, len(data), hashlib.sha256(data).hexdigest())
+        digest = hashlib.sha256(data).hexdigest()
+        decision = Decision(attempt.txid, attempt.attempt_id, relative, len(data), digest)
+        if not self._warehouse.is_local:
+            self._written = decision, data
+        return decision
 
     def read(self, decision: Decision) -> Manifest:
         """Reads the manifest that a decision names."""
@@ -179,7 +185,8 @@ class ManifestStore:
             )
         try:
             with faults.fault_point(READ):
-                data = storage.read(path)
+                written, self._written = self._written, None
+                data = written[1] if written is not None and written[0] == decision else storage.read(path)
         except FileNotFoundError as error:
             raise Halted(
                 f"transaction {decision.txid} is decided but its manifest {path} is gone",
@@ -227,25 +234,26 @@ class ManifestStore:
             manifests.append((decision, manifest))
         return sorted(manifests, key=lambda pair: (pair[0].txid, pair[0].attempt_id))
 
-    def clean(self, published_txid: int, keep: TransactionAttempt | None) -> list[Place]:
+    def clean(self, published_txid: int, keep: TransactionAttempt | None, due: bool = True) -> list[Place]:
         """Removes manifests up to published_txid but the one kept; returns what is gone.
 
         Args:
             published_txid: the last advanced transaction.
+            due: False: not this time.
             keep: the attempt of ``last_published``, whose manifest stays: it
                 has the positions from which a lost ZooKeeper is rebuilt.
         """
         removed = []
         with faults.fault_point(CLEAN):
-            for folder in (self._folder, self._old_folder):
+            for folder in (self._folder, self._old_folder) if due else ():
                 for name in storage.list_names(folder):
                     txid = name.lstrip(".").split("-", 1)[0]  # a draft, of a killed process, begins with a dot
                     if keep is not None and re.fullmatch(rf"{keep.txid}-{keep.attempt_id}(-\w+)?\.json", name):
                         continue
                     path = folder / name
                     if txid.isdigit() and int(txid) <= published_txid and self._may_remove(path):
-                        storage.delete(path)
                         removed.append(path)
+            storage.delete_files(removed)
         return removed
 
     def _may_remove(self, path: Place) -> bool:

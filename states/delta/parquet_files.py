@@ -13,6 +13,7 @@ import decimal
 import gc
 import json
 import math
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,8 @@ _REPORT_ARROW = pa.schema(
         ("partition_values", pa.string()),
     ]
 )
+# In the name of a file that was not written by the first try at its task: that one may have left a file behind.
+AGAIN = "again-"
 # One row group holds at most this much: enough to compress well, little enough to hold in memory.
 _ROW_GROUP_ROWS = 1_000_000
 _ROW_GROUP_BYTES = 64 << 20
@@ -176,7 +179,8 @@ class _OpenFile:
         self._target = target
         self._values = partition_values
         # In the order of the Spark partitions, so that a reader of the files can keep the order of the rows.
-        self._path = f"{target.folder}/part-{_task_index():05d}-{uuid.uuid4().hex}.{target.codec}.parquet"
+        name = f"part-{_task_index():05d}-{AGAIN if _is_another_try() else ''}{uuid.uuid4().hex}"
+        self._path = f"{target.folder}/{name}.{target.codec}.parquet"
         self._full = storage.join(target.root, self._path)
         self._writer: pq.ParquetWriter | None = None
         self._footer: list[pq.FileMetaData] = []
@@ -226,14 +230,13 @@ class _OpenFile:
         self._flush()
         assert self._writer is not None, "a file is only opened for rows"
         self._writer.close()
+        size = self._file.tell()
         self._file.close()  # durable before the manifest names it
-        found = storage.stat(self._full)
-        assert found is not None, "it is closed and was not deleted"
         return {
             "target": self._target.name,
             "path": self._path,
-            "size": found.size,
-            "mtime_ms": found.mtime_ns // 1_000_000,
+            "size": size,
+            "mtime_ms": time.time_ns() // 1_000_000,
             "num_records": self._rows,
             "stats": json.dumps(self._statistics(self._footer[0])),
             "partition_values": json.dumps(dict(zip(self._target.partition_columns, self._values))),
@@ -289,6 +292,12 @@ def _with_statistics(schema: pa.Schema) -> list[str]:
 def _task_index() -> int:
     context = TaskContext.get()
     return context.partitionId() if context is not None else 0
+
+
+def _is_another_try() -> bool:
+    """Whether another try at this task may have written a file before, or may do so beside this one."""
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
 
 def statistics(metadata: pq.FileMetaData) -> dict[str, Any]:

@@ -241,8 +241,11 @@ def drop_attempts_up_to(folder: Place, txid: int) -> None:
             storage.try_delete(folder / name)
 
 
-def verify_staged(root: Place, files: Sequence[StagedFile]) -> None:
+def verify_staged(root: Place, files: Sequence[StagedFile], answered: bool = False) -> None:
     """Checks that every staged file is there with its size.
+
+    Args:
+        answered: a store has answered each of their writes just now, with this size: it is not asked again.
 
     Raises:
         TableError: one is not (the caller decides whether that halts).
@@ -251,7 +254,9 @@ def verify_staged(root: Place, files: Sequence[StagedFile]) -> None:
         path = root / file.path
         try:
             with faults.fault_point(VERIFY):
-                found = storage.stat(path)
+                if answered:
+                    continue
+                found = storage.stat_file(path)
         except OSError as error:
             raise TableError(f"the staged file {path} cannot be read: {error}") from error
         if found is None or not found.is_file or found.size != file.size:

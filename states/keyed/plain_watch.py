@@ -10,7 +10,7 @@ would be missing from then on, without a word (P is kept by a RESTORE).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from trident.coordinators.errors import TableError
@@ -21,7 +21,7 @@ from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts, history
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
-from trident.states.delta.log_entries import entry_signature, has_log, versions_of
+from trident.states.delta.log_entries import Watched, entry_signature, has_log, versions_of
 from trident.states.keyed.tables import merged_upto, open_plain
 
 # A mark of a plain table holds P as its txid; there is no attempt in it.
@@ -88,11 +88,19 @@ class PlainWatch:
         self._look(state, path, snapshot, mark, starts_at)
         return snapshot
 
-    def check(self, names: Mapping[str, object]) -> None:
-        """Looks at what has happened to the tables since; a few system calls where nothing has.
+    def watched(self, names: Iterable[str]) -> list[Watched]:
+        """The tables of these states as they were last looked at, for ``unchanged``; of those opened here."""
+        known = [self._seen[name] for name in names if name in self._seen]
+        return [
+            Watched(str(self._warehouse / state.plain_path), seen.mark.version, seen.signature) for state, seen in known
+        ]
+
+    def check(self, names: Iterable[str], unchanged: Collection[str]) -> None:
+        """Checks what has happened to the tables since.
 
         Args:
             names: the states to look at; those not opened here are left out.
+            unchanged: tables of which a look just now has found that nothing has.
 
         Raises: as :meth:`open`.
         """
@@ -102,8 +110,7 @@ class PlainWatch:
             state, seen = self._seen[name]
             path = self._warehouse / state.plain_path
             version = seen.mark.version
-            same = seen.signature is not None and entry_signature(str(path), version) == seen.signature
-            if same and entry_signature(str(path), version + 1) is None:
+            if str(path) in unchanged:
                 continue
             try:
                 snapshot = self._engine.load(str(path))

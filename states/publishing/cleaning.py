@@ -12,6 +12,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.delta.manifest import ManifestStore, ManifestTable
+from trident.states.delta.parquet_files import AGAIN
 from trident.states.delta.staging import drop_attempts_up_to
 from trident.states.publishing.group_tables import GroupTables
 
@@ -19,6 +20,8 @@ log = logging.getLogger("trident.committer")
 CLEAN = faults.register("clean.staged", "removing staged rows that are not needed any more")
 # How long after its attempt was cancelled a task may still write: it ends when its worker next says something.
 _STRAGGLER_SECS = 60.0
+# A store is cleaned up behind so many transactions at once: a look costs a request, and what is left over only space.
+CLEAN_EVERY = 20
 
 
 class Cleaner:
@@ -38,6 +41,8 @@ class Cleaner:
         self._to_clean: deque[TransactionAttempt] = deque()
         self._replayed: dict[TransactionAttempt, float] = {}  # when it was cleaned up after
         self._look_again = 0.0  # for files of other attempts, at the earliest
+        self._cleaned = 0  # transactions, under this lease
+        self._tries_beside: bool | None = None  # whether Spark may try a task a second time beside the first
 
     def published(self, attempt: TransactionAttempt, tables: Iterable[ManifestTable]) -> None:
         """An attempt is published; its rows are needed until it has advanced."""
@@ -60,7 +65,8 @@ class Cleaner:
             log.warning("cleaning up after %s failed: %s", self._to_clean[0] if self._to_clean else attempt, error)
 
     def _clean_up_after(self, attempt: TransactionAttempt) -> None:
-        self._manifests.clean(attempt.txid, self.last_published)
+        due = self._tables.warehouse.is_local or self._cleaned % CLEAN_EVERY == 0
+        self._manifests.clean(attempt.txid, self.last_published, due)
         with faults.fault_point(CLEAN):
             if attempt.attempt_id > 0:
                 self._replayed[attempt], self._look_again = time.monotonic(), 0.0
@@ -68,8 +74,10 @@ class Cleaner:
                 self._drop_other_attempts()
             for table in self._tables_of.get(attempt, ()):
                 self._drop_unnamed(table)
-            self._drop_published_rows(attempt.txid)
+            if due:
+                self._drop_published_rows(attempt.txid)
         self._tables_of.pop(attempt, None)
+        self._cleaned += 1
 
     def _drop_published_rows(self, txid: int) -> None:
         """Rows that waited for their transaction's turn, or were given to states without a table."""
@@ -80,10 +88,19 @@ class Cleaner:
     def _drop_unnamed(self, table: ManifestTable) -> None:
         """Files that a task has written before it, or its worker, was killed and the task was tried again."""
         root, named = self._tables.warehouse / table.path, {file.path for file in table.files}
+        if not root.is_local and not self._may_have_unnamed(named):
+            return
         for folder in {path.rpartition("/")[0] for path in named}:
             for path in (f"{folder}/{name}" for name in storage.list_names(root / folder)):
                 if path not in named:
                     storage.delete(root / path)
+
+    def _may_have_unnamed(self, named: Iterable[str]) -> bool:
+        """Whether a task was tried twice: a store is not asked for what was certainly written once."""
+        if self._tries_beside is None:
+            conf = self._tables.engine.spark.sparkContext.getConf()
+            self._tries_beside = conf.get("spark.speculation", "false") == "true"
+        return self._tries_beside or any(f"-{AGAIN}" in name for name in named)
 
     def _drop_other_attempts(self) -> None:
         """Lists every staged attempt that is not merged yet; for at most a tenth of the time."""

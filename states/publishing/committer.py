@@ -9,7 +9,7 @@ this process or another, changes nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
@@ -18,7 +18,9 @@ from trident.states.core import storage
 from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
+from trident.states.core.tables import TableSpec
 from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.log_entries import unchanged as unchanged_tables
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
 from trident.states.delta.staging import StagingTarget
 from trident.states.publishing.cleaning import Cleaner
@@ -114,12 +116,15 @@ class DeltaCommitter:
         record: GroupRecord,
     ) -> PreparedBatch:
         staged: Mapping[str, list[StagedFile]] = processed.staged
-        self._tables.plains.check(self._bindings)
-        tables = tuple(
-            self._part(binding, staged[binding.name], record)
+        parts = [
+            (binding, binding.published_table)
             for binding in self._bindings.values()
             if staged[binding.name] or not binding.state_kind.only_with_rows
-        )
+        ]
+        own = [self._tables.watched(self._tables.warehouse / spec.path) for _, spec in parts if spec is not None]
+        unchanged = unchanged_tables([*self._tables.plains.watched(self._bindings), *own])
+        self._tables.plains.check(self._bindings, unchanged)
+        tables = tuple(self._part(binding, spec, staged[binding.name], record, unchanged) for binding, spec in parts)
         rows = {table.state: table.rows for table in tables}
         wants_commit = any(spout.get("commit_data") is not None for spout in processed.spouts.values())
         if not any(rows.values()) and not wants_commit:
@@ -136,15 +141,21 @@ class DeltaCommitter:
         self._decided_here = {other for other in self._decided_here if other.txid == attempt.txid} | {attempt}
         return PreparedBatch(self._manifests.write(manifest), rows)
 
-    def _part(self, binding: StateBinding, files: list[StagedFile], record: GroupRecord) -> ManifestTable:
-        spec = binding.published_table
+    def _part(
+        self,
+        binding: StateBinding,
+        spec: TableSpec | None,
+        files: list[StagedFile],
+        record: GroupRecord,
+        unchanged: Collection[str],
+    ) -> ManifestTable:
         if spec is None:
             path = self._own_root(binding.name).relative_to(self._tables.warehouse)
             details = {"keys": list(binding.keys), "values": list(binding.value_fields), "merging": binding.merging}
             if isinstance(kind := binding.state_kind, TablelessKind):
                 details |= kind.staging_details(binding)
             return ManifestTable(binding.name, binding.kind, path, "", "", tuple(files), details)
-        snapshot = self._tables.check_unchanged(binding.name, self._tables.warehouse / spec.path, record)
+        snapshot = self._tables.check_unchanged(binding.name, self._tables.warehouse / spec.path, record, unchanged)
         schema_hash = hashlib.sha256(snapshot.schema_json.encode()).hexdigest()
         return ManifestTable(binding.name, binding.kind, spec.path, snapshot.table_id, schema_hash, tuple(files))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from trident.coordinators.records import GroupRecord
@@ -12,7 +12,7 @@ from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
-from trident.states.delta.log_entries import entry_signature
+from trident.states.delta.log_entries import Watched
 from trident.states.keyed.plain_watch import PlainWatch, check_commits, is_our_publish
 
 
@@ -69,12 +69,22 @@ class GroupTables:
             self.topology, state, path, version, snapshot.version, lambda commit: is_our_publish(commit, incarnation)
         )
 
-    def check_unchanged(self, state: str, path: Place, record: GroupRecord) -> TableSnapshot:
-        """The table must be as this group left it; cheap when nothing has happened to it."""
+    def watched(self, path: Place) -> Watched:
+        """The table as this process left it, for ``unchanged``."""
+        known = self.seen[str(path)]
+        return Watched(str(path), known.snapshot.version, known.signature)
+
+    def check_unchanged(
+        self, state: str, path: Place, record: GroupRecord, unchanged: Collection[str]
+    ) -> TableSnapshot:
+        """The table must be as this group left it.
+
+        Args:
+            unchanged: tables of which a look just now has found that.
+        """
         known = self.seen[str(path)]
         version = known.snapshot.version
-        unchanged = entry_signature(str(path), version) == known.signature
-        if unchanged and entry_signature(str(path), version + 1) is None:
+        if str(path) in unchanged:
             return known.snapshot
         try:
             snapshot = self.engine.load(str(path))

@@ -13,6 +13,7 @@ from trident.coordinators.errors import CommitConflict, Deposed, Halted, StagedF
 from trident.coordinators.ports import Published
 from trident.coordinators.records import Decision, GroupRecord, TableMark, outside_id
 from trident.coordinators.threads import THREADS, Threads
+from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import DecidedRows, StateBinding, TablelessKind, UserCode
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.place import Place
@@ -44,6 +45,7 @@ class Publisher:
         self._threads = threads
         self._tables, self._bindings, self._manifests, self._user_code = tables, bindings, manifests, user_code
         self._led_at = float("-inf")  # when the fence was last asked before a commit
+        self._begun: TransactionAttempt | None = None  # what was last begun to be published
 
     def publish(
         self, decision: Decision, record: GroupRecord, first: bool
@@ -66,7 +68,8 @@ class Publisher:
             # A successor may have finished this transaction and cleaned up behind it.
             self._tables.check_fence()
             raise
-        self._verify_files(manifest, decision)
+        again, self._begun = self._begun == decision.attempt, decision.attempt
+        self._verify_files(manifest, decision, answered=first and not again and not self._tables.warehouse.is_local)
         marks = self._tables.plains.marks()
         with_table = [table for table in manifest.tables if table.state_kind.has_table]
         marks |= self._publish_tables(with_table, decision, record)
@@ -109,11 +112,11 @@ class Publisher:
         assert len(marks) == len(tables), "a thread ended without a report"
         return marks
 
-    def _verify_files(self, manifest: Manifest, decision: Decision) -> None:
+    def _verify_files(self, manifest: Manifest, decision: Decision, answered: bool) -> None:
         problems = []
         for table in manifest.tables:
             try:
-                verify_staged(self._tables.warehouse / table.path, table.files)
+                verify_staged(self._tables.warehouse / table.path, table.files, answered)
             except StagedFileMissing as error:
                 # A table that has the transaction needs its files no more: OPTIMIZE and VACUUM may have removed them.
                 if not self._has_batch(table, decision):

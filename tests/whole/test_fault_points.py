@@ -146,7 +146,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/drpc/requests.py:DrpcRequests._collected": (1, "a request that reads; no batch"),
     "trident/drpc/request_jobs.py:RequestJobs.run": (1, "requests that read; no batch"),
     "trident/workers/requests.py:told": (1, "into memory"),
-    "trident/spouts/files/ledger.py:FileLedger._appending": (1, "opens the file that spout.ledger appends to"),
+    "trident/spouts/files/ledger.py:FileLedger._append_behind": (1, "opens the file that spout.ledger appends to"),
     "trident/messages/ledger.py:BatchLedger._by_spark": (1, _INSIDE + ": ledger.sum"),
     "trident/messages/ledger.py:BatchLedger.drop": (1, _SPACE),
     "trident/messages/ledger.py:drop_old": (1, _SPACE),

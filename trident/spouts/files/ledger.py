@@ -25,12 +25,11 @@ that cannot be read is an error: guessing could read rows twice.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -198,13 +197,14 @@ class LedgerBook:
 
     def length_before(self, number: int) -> int:
         """Bytes or rows of all files before a number, without those skipped."""
-        if self._ends is None:
+        ends = self._ends
+        if ends is None:
             ends, total = [0], 0
             for entry in self.entries:
                 total += 0 if entry.number in self.skipped else entry.length
                 ends.append(total)
             self._ends = ends
-        return self._ends[min(number - 1, len(self.entries))]
+        return ends[min(number - 1, len(ends) - 1)]
 
 
 def line_digest(before: str, value: Any) -> str:
@@ -242,7 +242,7 @@ class FileLedger:
     """
 
     def __init__(self, path: Place, unit: str, source: Sequence[str] = ()) -> None:
-        self.path = path
+        self.path = Place(path)
         self._source = tuple(source)
         self.book = LedgerBook(unit)
         self._read_to = 0
@@ -324,22 +324,25 @@ class FileLedger:
         Raises:
             SourceError: the ledger cannot be written.
         """
-        with self._appending() as lines:
+        first = 0
+
+        def lines() -> list[dict[str, Any]]:
+            nonlocal first
             first = len(self.book) + 1
             fresh = {file.path: file for file in found if file.path not in self.book.numbers}
-            for number, file in enumerate(fresh.values(), first):
-                lines.append({"n": number, **file._asdict()})
+            return [{"n": number, **file._asdict()} for number, file in enumerate(fresh.values(), first)]
+
+        self._append(lines)
         return self.book.entries[first - 1 :]
 
     def skip(self, number: int, found: str) -> None:
         """Leaves a file's rows out of every emission from now on; durable when it returns."""
-        with self._appending() as lines:
-            if number not in self.book.skipped:
-                lines.append({"skip": number, "found": found})
+        self._append(lambda: [] if number in self.book.skipped else [{"skip": number, "found": found}])
 
     def move(self, old: str, new: str) -> None:
         """The files of a folder are in another one now, with the same numbers; durable when it returns."""
-        with self._appending() as lines:
+
+        def lines() -> list[dict[str, Any]]:
             known = [entry.path for entry in self.book.entries]
             after = [moved_path(path, old, new) for path in known]
             if len(set(after)) < len(after):
@@ -349,8 +352,9 @@ class FileLedger:
                     expected="a new place without files that were read from there",
                     action="take moved_from away",
                 )
-            if after != known:
-                lines.append({"moved": [old, new]})
+            return [{"moved": [old, new]}] if after != known else []
+
+        self._append(lines)
 
     def _shorter(self, found: str) -> PositionLost:
         return PositionLost(
@@ -360,27 +364,36 @@ class FileLedger:
             action="bring the file back from a back-up of the warehouse; nothing was written to it",
         )
 
-    @contextlib.contextmanager
-    def _appending(self) -> Iterator[list[dict[str, Any]]]:
-        """Collects lines under the lock, then writes them at once and takes them in."""
+    def _append(self, make: Callable[[], list[dict[str, Any]]]) -> None:
+        """Writes lines at once, under the lock, and takes them in.
+
+        A store is not asked first: where another process has appended since, the write fails, and then it is looked.
+
+        Args:
+            make: gives them, by what the ledger has now.
+        """
         with self._lock:
             try:
-                if self._read_to and not storage.exists(self.path):
+                if self._read_to and self.path.is_local and not storage.exists(self.path):
                     raise self._shorter("no file")
-                with storage.append(self.path) as file:
-                    if file.size < self._read_to:
-                        raise self._shorter(f"{file.size} bytes")
-                    self._read_on(file.read(self._read_to))
-                    if file.size > self._read_to:
-                        # No other process writes now: a line without its end was torn by a crash, and never used.
-                        log.warning("%s: an unfinished last line is cut off", self.path)
-                        file.cut(self._read_to)
-                    lines: list[dict[str, Any]] = []
-                    yield lines
-                    if lines:
-                        self._write(file, lines)
+                try:
+                    self._append_behind(self._read_to, make)
+                except FileExistsError:
+                    self._append_behind(0, make)
             except OSError as error:
                 raise SourceError(f"the ledger of files {self.path} cannot be written: {error}") from error
+
+    def _append_behind(self, known: int, make: Callable[[], list[dict[str, Any]]]) -> None:
+        with storage.append(self.path, known) as file:
+            if file.size < self._read_to:
+                raise self._shorter(f"{file.size} bytes")
+            self._read_on(file.read(self._read_to))
+            if file.size > self._read_to:
+                # No other process writes now: a line without its end was torn by a crash, and never used.
+                log.warning("%s: an unfinished last line is cut off", self.path)
+                file.cut(self._read_to)
+            if lines := make():
+                self._write(file, lines)
 
     def _write(self, file: storage.Appending, lines: list[dict[str, Any]]) -> None:
         if not self.book.header_seen:

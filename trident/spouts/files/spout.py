@@ -363,7 +363,8 @@ class FileEmitter(Emitter):
 
     def _parts(self, metadata: Json) -> list[FileRange]:
         start, end = read_position(metadata, "from"), read_position(metadata, "to")
-        self._ledger.refresh()  # another part of this process, or an earlier leader, may have added to it
+        if self._ledger.path.is_local:
+            self._ledger.refresh()  # an earlier leader may have added to it; in a store the next append finds that out
         _check_known(self._ledger, metadata)
         return [part for part in ranges(self._ledger.book, start, end) if self._policy.intact(part.entry)]
 

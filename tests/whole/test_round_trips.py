@@ -1,0 +1,177 @@
+"""Requests of a transaction to a store: how many, of which kinds, and how many one behind the other.
+
+A topology runs in a process of its own (Spark with the jars of S3A) on an S3 server behind a proxy. The figures are
+those of docs/storage.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from tests import store_servers
+from trident.states.core import storage
+from trident.states.publishing import cleaning
+
+ROOT = Path(__file__).resolve().parents[2]
+TRANSACTIONS, CLEAN_EVERY = 8, 4
+# Two staged files; looks at three tables, and again at the two that are committed to; the manifest; two entries.
+STEADY = {"PUT staged": 2, "HEAD entry": 8, "PUT manifest": 1, "PUT entry": 2}
+CLEANING = {"LIST manifests": 2, "DELETE several": 1, "LIST rows": 2}
+DELAY_MS, PATH_MS_MAX = 20, 300
+
+PROGRAM = """
+import json, sys
+from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
+from trident.states.publishing import cleaning
+
+folder, warehouse, zookeeper, root, conf, clean_every = sys.argv[1:]
+cleaning.CLEAN_EVERY = int(clean_every)
+topology = TridentTopology("trips")
+lines = topology.new_stream("lines", FileSpout(folder + "/in", min_rows=5, max_rows=5))
+counts = DeltaMapState("counts", merge_every_txids=10**6, merge_interval_secs=1e9)
+lines.group_by("value").persistent_aggregate(counts, Count(), "count")
+lines.partition_persist(DeltaAppend("lines"))
+query = topology.start(
+    warehouse=warehouse, zookeeper=zookeeper, zookeeper_root=root, spark_master="local[1]",
+    spark_conf=json.loads(conf), driver_memory="700m", max_spout_pending=1,
+)
+query.process_all_available(200)
+assert query.exception() is None, query.exception()
+rows = query.snapshot("lines").count()
+query.stop(compact=False)
+print(json.dumps({"rows": rows}))
+"""
+
+
+class Asked(NamedTuple):
+    """One request: of which kind, and what it is about."""
+
+    kind: str
+    path: str
+
+
+@pytest.fixture(scope="module")
+def asked(
+    tmp_path_factory: pytest.TempPathFactory, zk_server: str
+) -> Iterator[tuple[list[Asked], store_servers.Proxy]]:
+    """The requests of a topology of two tables, in their order, one transaction in flight."""
+    folder = tmp_path_factory.mktemp("trips")
+    (folder / "in").mkdir()
+    for number in range(TRANSACTIONS):
+        (folder / "in" / f"{number}.txt").write_text("".join(f"a{line}\n" for line in range(5)))
+    proxy = store_servers.Proxy(store_servers.s3_endpoint())
+    proxy.rounds = rounds_of(TRANSACTIONS - 1)
+    settings = store_servers.s3_settings(proxy.endpoint)
+    keys = {"AWS_ACCESS_KEY_ID": settings.pop("fs.s3a.access.key")}
+    keys["AWS_SECRET_ACCESS_KEY"] = settings.pop("fs.s3a.secret.key")
+    conf = json.dumps({f"spark.hadoop.{key}": value for key, value in settings.items()} | {"spark.ui.enabled": "false"})
+    warehouse, root = f"s3a://lake/trips-{uuid.uuid4().hex[:8]}", f"/trips-{uuid.uuid4().hex}"
+    arguments = [str(folder), warehouse, zk_server, root, conf, str(CLEAN_EVERY)]
+    (folder / "program.py").write_text(PROGRAM)
+    run = subprocess.run(
+        [sys.executable, str(folder / "program.py"), *arguments],
+        env={**os.environ, **keys, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert json.loads(run.stdout.splitlines()[-1]) == {"rows": 5 * TRANSACTIONS}
+    bucket = "/" + warehouse.partition("://")[2].partition("/")[0]
+    yield [kind_of(*each, warehouse.rpartition("/")[2], bucket) for each in proxy.requests], proxy
+    storage.delete(warehouse)
+    proxy.end()
+
+
+def rounds_of(txid: int) -> list[list[tuple[str, str]]]:
+    """The requests from the commit of the transaction before to that of a transaction, as rounds."""
+
+    def entry(table: str, version: int) -> str:
+        return f"/{table}/_delta_log/{version:020d}.json"
+
+    tables = ["counts__log", "lines"]  # each transaction makes a version of them, and the first start version 0
+    looks = [entry("counts", 0), entry("counts", 1)]
+    looks += [entry(table, version) for table in tables for version in (txid - 1, txid)]
+    return [
+        [("PUT", entry(table, txid - 1)) for table in tables],
+        [("HEAD", look) for look in looks],
+        [("PUT", f"/{txid}-0.json")],
+        [("HEAD", entry(table, txid - 1)) for table in tables],
+        [("PUT", entry(table, txid)) for table in tables],
+    ]
+
+
+def kind_of(method: str, url: str, warehouse: str, bucket: str) -> Asked:
+    """A request in the words of docs/storage.md; "now and then" for those that the clock asks for."""
+    parts = urlsplit(url)
+    query = parse_qs(parts.query, keep_blank_values=True)
+    if "list-type" in query:
+        method, path = "LIST", query.get("prefix", [""])[0]
+    elif "delete" in query:
+        return Asked("DELETE several", url)
+    else:
+        path = unquote(parts.path).removeprefix(bucket).lstrip("/")
+    path = path.removeprefix(f"{warehouse}/").rstrip("/")
+    for kind, pattern in {
+        "now and then": r"_trident|_trident/trips/status\.json",
+        "staged": r"\w+/data/\w+/\d+-\d+-\w+/part-[^/]*",
+        "entry": r"\w+/_delta_log/\d{20}\.json",
+        "manifest": r"_trident/trips/\w+/manifests/\w+/\d+-\d+\.json",
+        "manifests": r"_trident/trips/\w+/manifests(/\w+)?",
+        "rows": r"_trident/trips/\w+/(states|boundaries)",
+    }.items():
+        if re.fullmatch(pattern, path):
+            return Asked(kind if kind == "now and then" else f"{method} {kind}", path)
+    return Asked(f"{method} {path}", path)
+
+
+def between(requests: list[Asked], first: int, last: int) -> list[Asked]:
+    """The requests behind the commit of one transaction, up to that of another."""
+
+    def committed(txid: int) -> int:
+        entry = f"/_delta_log/{txid:020d}.json"
+        return max(at for at, one in enumerate(requests) if one.kind == "PUT entry" and one.path.endswith(entry))
+
+    return [one for one in requests[committed(first) + 1 : committed(last) + 1] if one.kind != "now and then"]
+
+
+def test_a_steady_transaction_of_two_tables_makes_thirteen_requests(
+    asked: tuple[list[Asked], store_servers.Proxy],
+) -> None:
+    requests, _ = asked
+    first, last = CLEAN_EVERY + 1, TRANSACTIONS
+    found = Counter(one.kind for one in between(requests, first, last) if one.kind not in CLEANING)
+    assert found == {kind: count * (last - first) for kind, count in STEADY.items()}
+    assert sum(STEADY.values()) == 13, "as docs/storage.md says"
+
+
+def test_behind_so_many_transactions_a_store_is_cleaned_up_with_five_requests(
+    asked: tuple[list[Asked], store_servers.Proxy],
+) -> None:
+    requests, _ = asked
+    behind = requests[requests.index(between(requests, CLEAN_EVERY, CLEAN_EVERY + 1)[-1]) :]
+    found = Counter(one.kind for one in behind if one.kind in CLEANING)
+    assert found == CLEANING, "once, behind the fifth transaction of eight"
+    assert CLEAN_EVERY < cleaning.CLEAN_EVERY, "else the transactions here would not be enough"
+
+
+def test_those_from_prepare_to_advance_are_four_one_behind_the_other(
+    asked: tuple[list[Asked], store_servers.Proxy],
+) -> None:
+    _, proxy = asked
+    assert not proxy.waited_in_vain, "requests that could go side by side go one behind the other"
+    assert not proxy.rounds, "a round did not come"
+    depth = len(rounds_of(1)) - 1
+    assert depth == 4 and depth * DELAY_MS <= PATH_MS_MAX

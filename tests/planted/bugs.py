@@ -32,6 +32,7 @@ SUITES = {
     "test_kafka_state": "states outside",
     "test_postgres": "states outside",
     "test_stores": "stores",
+    "test_few_requests": "stores",
     "test_store_warehouses": "stores",
     "test_place": "stores",
     "test_store_faults": "stores",
@@ -707,6 +708,17 @@ PLANTED: dict[str, Caught] = {
     "149-a-store-is-taken-at-its-word": pure(
         "DID NOT RAISE",
         "store_warehouses.py::test_a_store_where_two_writers_win_is_refused_unless_the_user_vouches",
+    ),
+    "200-tables-are-taken-for-unchanged": pure(
+        "assert", "few_requests.py::test_a_table_is_unchanged_only_while_its_newest_entry_is_the_one_that_was_seen"
+    ),
+    "201-remembered-manifest-of-another-decision": pure(
+        "not the one that was decided",
+        "few_requests.py::test_a_manifest_is_not_read_back_but_by_the_decision_that_names_it",
+    ),
+    "202-next-part-of-a-ledger-is-put-over-anothers": pure(
+        "assert|PositionLost|cannot be read",
+        "few_requests.py::test_where_another_process_has_appended_no_number_is_given_twice",
     ),
     "150-a-place-leaves-its-store-behind": pure(
         "assert", "place.py::test_a_place_takes_the_settings_of_its_store_to_another_process"

@@ -46,7 +46,7 @@ class GroupTables:
         epoch: int,
         check_fence: Callable[[], None],
     ) -> None:
-        self.engine, self.warehouse = engine, warehouse
+        self.engine, self.warehouse = engine, Place(warehouse)
         self.topology, self.group, self.incarnation, self.epoch = topology, group, incarnation, epoch
         self.check_fence = check_fence
         self.seen: dict[str, SeenTable] = {}

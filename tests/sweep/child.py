@@ -14,9 +14,11 @@ from tests.sweep.books import source_of
 from tests.sweep.topologies import topology_of
 from trident.coordinators import faults
 from trident.spark.session import make_session
+from trident.states.publishing import cleaning
 
 
 def main(kind: str, folder: Path, warehouse: str, zookeeper: str, root: str, conf: str) -> None:
+    cleaning.CLEAN_EVERY = 1  # in a store too, so that what each life leaves is seen
     spark = make_session(
         "killed",
         {

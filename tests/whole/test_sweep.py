@@ -28,6 +28,7 @@ from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
 from trident.states.core import storage
+from trident.states.publishing import cleaning
 
 WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
 SAMPLE = 31  # as many as there are points
@@ -55,6 +56,12 @@ def steady() -> Iterator[tuple[str, list[Case]]]:
 
 STEADY = {name: cases for name, cases in steady() if cases}
 BIRTHS = [case for case in CASES if case.time == BIRTH]
+
+
+@pytest.fixture(autouse=True)
+def cleaned_up_behind_each_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store too, where it is done behind every twentieth: the sweep looks for leftovers behind each case."""
+    monkeypatch.setattr(cleaning, "CLEAN_EVERY", 1)
 
 
 @pytest.fixture

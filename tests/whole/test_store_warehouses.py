@@ -281,6 +281,6 @@ def test_a_sample_of_the_sweep_in_a_store(store: str, zk_server: str) -> None:
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0 and f"{1 + (2 + ALL) * bool(more)} passed" in done.stdout, (
+    assert done.returncode == 0 and f"{1 + (3 + ALL) * bool(more)} passed" in done.stdout, (
         f"{done.stdout[-5000:]}\n{done.stderr[-2000:]}"
     )

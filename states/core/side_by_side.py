@@ -15,7 +15,7 @@ _Found = TypeVar("_Found")
 
 
 def side_by_side(calls: Sequence[Callable[[], _Found]]) -> list[_Found]:
-    """What the calls give, in their order; all of them have ended when this returns or raises.
+    """The answers of the calls, in their order; all of them have ended when this returns or raises.
 
     A call must not use this itself: the threads could wait for each other.
 

@@ -139,7 +139,7 @@ class ManifestStore:
         self._warehouse, self._topology, self._group = Place(warehouse), topology, group
         self._old_folder = self._warehouse / "_trident" / topology / group / "manifests"
         self._incarnation = incarnation
-        # What this process wrote last into a store: it is not read again from there, the first time that it is wanted.
+        # This process wrote it last into a store: it is not read again from there, the first time that it is wanted.
         self._written: tuple[Decision, bytes] | None = None
 
     @property

@@ -295,7 +295,7 @@ def _task_index() -> int:
 
 
 def _is_another_try() -> bool:
-    """Whether another try at this task may have written a file before, or may do so beside this one."""
+    """Tells whether another try at this task may have written a file before, or may do so beside this one."""
     context = TaskContext.get()
     return context is not None and context.attemptNumber() > 0
 

@@ -96,7 +96,7 @@ class Cleaner:
                     storage.delete(root / path)
 
     def _may_have_unnamed(self, named: Iterable[str]) -> bool:
-        """Whether a task was tried twice: a store is not asked for what was certainly written once."""
+        """Tells whether a task was tried twice: a store is not asked for what was certainly written once."""
         if self._tries_beside is None:
             conf = self._tables.engine.spark.sparkContext.getConf()
             self._tries_beside = conf.get("spark.speculation", "false") == "true"

@@ -34,6 +34,7 @@ STATES_MAY_USE = {
     "coordinators.ports",
     "coordinators.stored_json",
     "coordinators.threads",
+    "coordinators.daemon_pool",
 }
 # Pure decisions: no I/O, no clock, no thread, no other module of ours but the ones named.
 IMPURE = {

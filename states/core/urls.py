@@ -1,10 +1,31 @@
-"""URLs of servers in messages: without the credentials that they may have."""
+"""URLs of servers: their check, and how messages show them, without the credentials that they may have."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from trident.coordinators.errors import ConfigError
+
 _SECRET = ("username", "user", "password", "sslpassword")
+
+
+def check_server_url(url: Any, user: str, schemes: Collection[str], expected: str) -> None:
+    """Raises ConfigError when no server can be named so.
+
+    Args:
+        user: whose url it is, for the message: "a RedisMap".
+        expected: a url that can be used.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in schemes and (parts.port or 1) > 0
+    except (ValueError, TypeError, AttributeError):
+        usable = False
+    if not usable:
+        # Not even `found`: a mistyped url may have its password anywhere.
+        raise ConfigError(f"the url of {user} cannot be used", expected=expected) from None
 
 
 def without_credentials(url: str) -> str:

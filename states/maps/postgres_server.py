@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import threading
@@ -10,10 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, ForeignTable, StateAway, TridentError
-from trident.states.core.urls import without_credentials, without_secrets
+from trident.states.core.optional_clients import client_module
+from trident.states.core.urls import check_server_url, without_credentials, without_secrets
 
 SCHEMES = ("postgresql", "postgres")
 POSTGRES_OF_ALL = "write the name or the address that every host knows the PostgreSQL server by"
@@ -58,16 +57,7 @@ _durable: set[tuple[int, str]] = set()
 
 def check_url(url: Any, user: str) -> None:
     """Raises ConfigError when no PostgreSQL database can be named so."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in SCHEMES and (parts.port or 1) > 0
-    except (ValueError, TypeError, AttributeError):
-        usable = False
-    if not usable:
-        # Not even `found`: a mistyped url may have its password anywhere.
-        raise ConfigError(
-            f"the url of {user} cannot be used", expected="postgresql://user@host:port/database"
-        ) from None
+    check_server_url(url, user, SCHEMES, expected="postgresql://user@host:port/database")
 
 
 def psycopg_module(user: str, name: str = "psycopg") -> Any:
@@ -76,14 +66,7 @@ def psycopg_module(user: str, name: str = "psycopg") -> Any:
     Args:
         user: who needs it, for the message: "a PostgresMap".
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError as problem:
-        raise EnvironmentProblem(
-            f"{user} needs the PostgreSQL client",
-            found=str(problem),
-            action='install it: pip install "psycopg[binary]" (the extra `postgres`)',
-        ) from problem
+    return client_module(name, user, "the PostgreSQL client", '"psycopg[binary]"', "postgres")
 
 
 @contextmanager

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, OutcomeUnknown, TridentError
-from trident.states.core.urls import without_credentials, without_secrets
+from trident.states.core.optional_clients import client_module
+from trident.states.core.urls import check_server_url, without_credentials, without_secrets
 
 CONNECT_TIMEOUT_SECS = 10.0
 ANSWER_TIMEOUT_SECS = 30.0
@@ -31,14 +30,7 @@ _lock = threading.Lock()
 
 def check_url(url: Any, user: str) -> None:
     """Raises ConfigError when no Redis server can be named so."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in SCHEMES and (parts.port or 1) > 0
-    except (ValueError, TypeError, AttributeError):
-        usable = False
-    if not usable:
-        # Not even `found`: a mistyped url may have its password anywhere.
-        raise ConfigError(f"the url of {user} cannot be used", expected=f"{SCHEMES[0]}://host:port/db") from None
+    check_server_url(url, user, SCHEMES, expected=f"{SCHEMES[0]}://host:port/db")
 
 
 def redis_module(user: str, name: str = "redis") -> Any:
@@ -47,14 +39,7 @@ def redis_module(user: str, name: str = "redis") -> Any:
     Args:
         user: who needs it, for the message: "a RedisMap".
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError as problem:
-        raise EnvironmentProblem(
-            f"{user} needs the Redis client",
-            found=str(problem),
-            action="install it: pip install redis (the extra `redis`)",
-        ) from problem
+    return client_module(name, user, "the Redis client", "redis", "redis")
 
 
 def client_of(url: str, user: str, what: str, retries: bool = True) -> Any:

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from trident.coordinators.errors import ConfigError, EnvironmentProblem, StateAway, TridentError
-from trident.kafka.answers import error_text, is_away, is_fenced
+from trident.coordinators.errors import EnvironmentProblem, StateAway, TridentError
+from trident.kafka.answers import error_text, is_away, is_fenced, settings_refused
 from trident.kafka.settings import Connection, kafka_module
 from trident.states.outside.kafka_messages import Message
 from trident.states.outside.port import OutsideMark
@@ -220,11 +220,7 @@ class Way:
         try:
             return kind(settings)
         except Exception as error:  # the client's, for a setting that it does not take
-            raise ConfigError(
-                f"the Kafka client refuses the settings of {self.what}",
-                found=error_text(self.connection, error),
-                expected="settings of librdkafka in config=",
-            ) from None
+            raise settings_refused(self.connection, self.what, error) from None
 
 
 def _of_client(raised: BaseException) -> BaseException:

@@ -23,10 +23,11 @@ from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.log_entries import unchanged as unchanged_tables
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
 from trident.states.delta.staging import StagingTarget
+from trident.states.outside.health import OutsideProgress
 from trident.states.publishing.cleaning import Cleaner
 from trident.states.publishing.group_tables import GroupTables
 from trident.states.publishing.opening import TableOpener
-from trident.states.publishing.outside_publish import OutsideProgress, OutsidePublisher
+from trident.states.publishing.outside_publish import OutsidePublisher
 from trident.states.publishing.publishing import Publisher
 from trident.states.publishing.user_publish import UserStatePublisher
 

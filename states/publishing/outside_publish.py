@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators import faults
-from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch, StateAway, StateBehind, TridentError
+from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch, StateBehind, TridentError
 from trident.coordinators.records import GroupRecord, TableMark, outside_id
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import LAST, DecidedRows, StateBinding
 from trident.states.delta import halts
+from trident.states.outside.health import OutsideProgress
 from trident.states.outside.kind import rows_of
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideState, is_frameworks
 from trident.states.outside.tasks import (
@@ -37,59 +35,6 @@ OPEN_OUTSIDE = faults.register("open.outside", "looking at a state outside of th
 # A transaction of at most this size is published from the coordinator's process; a larger one by tasks.
 _DRIVER_ROWS_MAX = 10_000
 _DRIVER_BYTES_MAX = 2_000_000
-
-
-@dataclass(frozen=True)
-class OutsideHealth:
-    """How far an outside state is.
-
-    Attributes:
-        condition: "up to date"; "publishing"; "away" while its store does not answer; "refuses".
-        txid: the last transaction that it has rows of; 0: none is known.
-        waits: the transaction that is to be published to it; None: none waits.
-        since: when that began, seconds since the epoch.
-        tries: how often it was tried and did not succeed.
-        error: of the last of these.
-    """
-
-    state: str
-    condition: str = "up to date"
-    txid: int = 0
-    waits: int | None = None
-    since: float | None = None
-    tries: int = 0
-    error: str | None = None
-
-
-class OutsideProgress:
-    """How far the outside states of a batch group are, for status; outlives the terms of this process."""
-
-    def __init__(self, states: Iterable[str] = (), clock: Callable[[], float] = time.time) -> None:
-        self._lock, self._clock = threading.Lock(), clock
-        self._found = {name: OutsideHealth(name) for name in states}
-
-    def health(self) -> list[OutsideHealth]:
-        with self._lock:
-            return list(self._found.values())
-
-    def begins(self, state: str, txid: int | None) -> None:
-        """A try: to publish a transaction, or (None) to look at the store."""
-        with self._lock:
-            known = self._found.get(state) or OutsideHealth(state)
-            if known.since is None or known.waits != txid:
-                known = replace(known, condition="publishing", waits=txid, since=self._clock(), tries=0, error=None)
-            self._found[state] = known
-
-    def failed(self, state: str, error: BaseException) -> None:
-        with self._lock:
-            known = self._found[state]
-            condition = "away" if isinstance(error, StateAway) else "refuses"
-            self._found[state] = replace(known, condition=condition, tries=known.tries + 1, error=str(error))
-
-    def has(self, state: str, txid: int) -> None:
-        with self._lock:
-            known = self._found.get(state) or OutsideHealth(state)
-            self._found[state] = OutsideHealth(state, txid=max(txid, known.txid))
 
 
 class OutsidePublisher:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trident.coordinators.errors import ConfigError
 from trident.kafka.settings import Connection, kafka_module
 
 _AWAY = (
@@ -65,3 +66,16 @@ def error_text(connection: Connection, error: BaseException) -> str:
     inner = error.args[0] if error.args else error
     text = inner.str() if hasattr(inner, "str") else str(error)
     return connection.clean(text.strip() or type(error).__name__)[:500]
+
+
+def settings_refused(connection: Connection, what: str, error: BaseException) -> ConfigError:
+    """The error for a client that does not take its settings.
+
+    Args:
+        what: whose settings they are, for the message.
+    """
+    return ConfigError(
+        f"the Kafka client refuses the settings of {what}",
+        found=error_text(connection, error),
+        expected="settings of librdkafka in config=",
+    )

@@ -19,7 +19,7 @@ from trident.drpc.requests import DrpcRequests
 from trident.running.progress import ProgressLog
 from trident.running.site import SparkSite
 from trident.running.standby_copies import StandbyCopies
-from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, OutsideStatus, StatusWriter, TopologyStatus
+from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
 from trident.running.warm_up import WarmUp
 from trident.spark.class_archive import make_later
 
@@ -255,7 +255,7 @@ class Reporter:
             error[1] if error else None,
             str(group.driver.error) if state.mode is Mode.HALTED else None,
             self._copies_of(group.name),
-            tuple(OutsideStatus(**asdict(one)) for one in self.site.outside[group.name].health()),
+            tuple(self.site.outside[group.name].health()),
         )
 
     def _copies_of(self, group: str) -> tuple[CopyStatus, ...]:

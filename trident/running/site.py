@@ -32,9 +32,9 @@ from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.copies import StateCopies, own_folder, settled_repair
 from trident.states.keyed.frames import StoredFrames
 from trident.states.keyed.host_copies import HostCopies
+from trident.states.outside.health import OutsideProgress
 from trident.states.outside.port import OutsideState
 from trident.states.publishing.committer import DeltaCommitter
-from trident.states.publishing.outside_publish import OutsideProgress
 from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_prior_incarnation
 
 if TYPE_CHECKING:

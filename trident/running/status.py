@@ -26,6 +26,7 @@ from trident.coordinators.stored_json import MAY_BE_MISSING, as_record, parse_st
 from trident.running.progress import describe_backlog
 from trident.states.core import storage
 from trident.states.core.place import AnyPath, Place, warehouse_place
+from trident.states.outside.health import OutsideHealth
 
 STATUS_SCHEMA = 1
 _log = logging.getLogger(__name__)
@@ -73,28 +74,6 @@ class CopyStatus:
 
 
 @dataclass(frozen=True)
-class OutsideStatus:
-    """A state outside of the warehouse.
-
-    Attributes:
-        condition: "up to date"; "publishing"; "away" while its store does not answer; "refuses".
-        txid: the last transaction that it has rows of; 0: none is known.
-        waits: the transaction that is to be published to it; None: none waits.
-        since: when that began, seconds since the epoch.
-        tries: how often it was tried and did not succeed.
-        error: of the last of these.
-    """
-
-    state: str
-    condition: str
-    txid: int = 0
-    waits: int | None = None
-    since: float | None = None
-    tries: int = 0
-    error: str | None = None
-
-
-@dataclass(frozen=True)
 class GroupStatus:
     """One batch group.
 
@@ -122,7 +101,7 @@ class GroupStatus:
     last_error_at: float | None = None
     halted_by: str | None = None
     copies: tuple[CopyStatus, ...] = field(default=(), metadata={MAY_BE_MISSING: True})
-    outside: tuple[OutsideStatus, ...] = field(default=(), metadata={MAY_BE_MISSING: True})
+    outside: tuple[OutsideHealth, ...] = field(default=(), metadata={MAY_BE_MISSING: True})
 
 
 @dataclass(frozen=True)
@@ -392,7 +371,7 @@ def _copy_lines(copies: tuple[CopyStatus, ...]) -> list[str]:
     return lines
 
 
-def _outside_lines(one: OutsideStatus, now: float) -> Iterator[str]:
+def _outside_lines(one: OutsideHealth, now: float) -> Iterator[str]:
     has = f"has transaction {one.txid}" if one.txid else "has no transaction yet"
     if one.since is None:
         yield f"outside  {one.state}: {has}"

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trident.coordinators.errors import ConfigError, SourceError
-from trident.kafka.answers import error_text, is_away
+from trident.coordinators.errors import SourceError
+from trident.kafka.answers import error_text, is_away, settings_refused
 from trident.kafka.settings import Connection, kafka_module
 from trident.spouts.kafka.ranges import At, TopicLook
 
@@ -142,11 +142,7 @@ class KafkaCluster:
                 try:
                     self._client = self._module.AdminClient(settings)
                 except Exception as error:  # the client's, for a setting that it does not take
-                    raise ConfigError(
-                        f"the Kafka client refuses the settings of {self._what}",
-                        found=error_text(self._connection, error),
-                        expected="settings of librdkafka in config=",
-                    ) from None
+                    raise settings_refused(self._connection, self._what, error) from None
             self._client.poll(0)  # calls error_cb
             return self._client
 

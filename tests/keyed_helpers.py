@@ -60,6 +60,7 @@ def keyed(
     merging: str = "combine",
     ordered_by: str = "",
     sequence: str = "",
+    deleted_retention_txids: int = 0,
     **settings: Any,
 ) -> StateBinding:
     """The binding of a keyed state; counts words unless told.
@@ -69,7 +70,8 @@ def keyed(
     struct = StructType.fromDDL(schema)
     values = tuple(field.name for field in struct.fields if field.name not in keys)
     state, combined = DeltaMapState(name, **settings), aggregator or Native("count")
-    return StateBinding(state, KEYED, tuple(keys), struct, values, combined, merging, ordered_by, sequence)
+    kept = deleted_retention_txids
+    return StateBinding(state, KEYED, tuple(keys), struct, values, combined, merging, ordered_by, sequence, kept)
 
 
 def append(name: str = "lines", schema: str = "line string", partition_columns: Sequence[str] = ()) -> StateBinding:

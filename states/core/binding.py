@@ -213,6 +213,7 @@ class StateBinding:
         ordered_by: of a keyed state, the integer or timestamp of its rows, by which a local copy finds those below a
             position; "": none. Of a row where it is null a copy finds the key alone.
         sequence: the value field by which "sequenced" rows are ordered; never null.
+        deleted_retention_txids: for so many transactions a deleted key holds against older changes; 0: for good.
     """
 
     state: Any
@@ -224,6 +225,7 @@ class StateBinding:
     merging: str = COMBINE
     ordered_by: str = ""
     sequence: str = ""
+    deleted_retention_txids: int = 0
 
     @property
     def name(self) -> str:

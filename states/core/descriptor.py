@@ -48,7 +48,7 @@ class StateDescriptor:
             and what is newest in its group no longer waits for it.
         merging: how log rows become the value of a key: "combine", "last" or "sequenced"
             (see :class:`trident.states.core.binding.StateBinding`).
-        ordered_by, sequence: as of the binding.
+        ordered_by, sequence, deleted_retention_txids: as of the binding.
     """
 
     name: str
@@ -65,6 +65,7 @@ class StateDescriptor:
     merging: str = field(default=COMBINE, metadata={MAY_BE_MISSING: True})
     ordered_by: str = field(default="", metadata={MAY_BE_MISSING: True})
     sequence: str = field(default="", metadata={MAY_BE_MISSING: True})
+    deleted_retention_txids: int = field(default=0, metadata={MAY_BE_MISSING: True})
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -105,6 +106,7 @@ class StateDescriptor:
             merging=binding.merging,
             ordered_by=binding.ordered_by,
             sequence=binding.sequence,
+            deleted_retention_txids=binding.deleted_retention_txids,
         )
 
     @property

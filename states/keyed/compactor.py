@@ -158,7 +158,12 @@ class Compactor:
         planned = self.plan(advanced, force or waited >= settings.merge_interval_secs)
         if planned is None or not (force or self._pays(planned[0], planned[1], waited)):
             return None
-        return self.merge(*planned)
+        report = self.merge(*planned)
+        # Of a state that forgets deleted keys a MERGE ends where a stretch of transactions does.
+        while report.p_new < advanced and (planned := self.plan(advanced)) is not None:
+            more = self.merge(*planned)
+            report = MergeReport(report.p_old, more.p_new, report.seconds + more.seconds)
+        return report
 
     def _pays(self, plan: MergePlan, plain: TableSnapshot, waited: float) -> bool:
         """Tells whether to merge now, or when the log is larger."""
@@ -186,6 +191,7 @@ class Compactor:
                     advanced,
                     self._settings.merge_every_txids,
                     force,
+                    self.state.deleted_retention_txids,
                 )
             except ViewsDisagree as error:
                 # Merged and dropped by another compactor between our two looks, unless it stays so.

@@ -145,7 +145,7 @@ class FileMerge:
             raise
 
     def _written(self, job: MergeJob) -> MergedFiles:
-        if not job.log_files:
+        if not (job.log_files or job.forgets):
             return MergedFiles((), (), 0, 0)  # P moves alone
         try:
             with faults.fault_point(WRITE):
@@ -197,7 +197,8 @@ class FileMerge:
         if reason is not None:
             raise CannotMerge(reason)
         aggregator = None if state.merging in WHOLE_VALUES else state.aggregator
-        return RowMerge(arrow_schema(state.schema), tuple(state.keys), aggregator, state.sequence)
+        schema, kept = arrow_schema(state.schema), state.deleted_retention_txids
+        return RowMerge(schema, tuple(state.keys), aggregator, state.sequence, kept)
 
     def _why_not(self, state: StateDescriptor, plain: TableSnapshot) -> str | None:
         local = storage.local_path(self._plain) is not None and storage.local_path(self._log) is not None

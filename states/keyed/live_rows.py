@@ -17,6 +17,7 @@ from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.file_rows import rows_of, wanted_rows
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.keyed.compaction import stretches
 from trident.states.keyed.merge_rows import NotMergeable, RowMerge
 
 # Of one part's log in memory; merging takes a few times as much.
@@ -156,8 +157,12 @@ class LivePart:
                 log's rows are more bytes than a task is to hold.
         """
         merge = self.merge
+        parts = stretches(self.after, self.upto, merge.kept_txids)
+        log = self._log_rows()
         try:
-            new = merge.reduced(self._log_rows())
+            # Of each part of the transactions; and of all of them, for their keys.
+            news = [merge.reduced(_between(log, *part)) for part in parts]
+            new = news[0] if len(news) == 1 else merge.reduced(log)
         except NotMergeable as error:
             raise self._not_merged(error) from error
         changed = [merge.table_schema.empty_table()]
@@ -173,8 +178,10 @@ class LivePart:
             batch = merge.shown(batch)
             if batch.num_rows:
                 yield batch
+        merged = pa.concat_tables(changed)
         try:
-            merged = merge.overlaid(pa.concat_tables(changed), new, self.after, self.upto)
+            for (after, upto), some in zip(parts, news, strict=True):
+                merged = merge.overlaid(merged, some, after, upto)
         except NotMergeable as error:
             raise self._not_merged(error) from error
         yield from merge.shown(merged).combine_chunks().to_batches()
@@ -183,8 +190,7 @@ class LivePart:
         schema = self.merge.log_schema
         found, size = [schema.empty_table()], 0
         for rows in wanted_rows(str(self.log), self.log_files, schema, self.keys):
-            txids = rows.column(TXID_COLUMN)
-            found.append(rows.filter(pc.and_(pc.greater(txids, self.after), pc.less_equal(txids, self.upto))))
+            found.append(_between(rows, self.after, self.upto))
             size += found[-1].nbytes
             if size > _LOG_BYTES:
                 raise TableError(
@@ -196,6 +202,11 @@ class LivePart:
 
     def _not_merged(self, error: Exception) -> TableError:
         return TableError(f"rows of state {self.name} cannot be merged", found=error)
+
+
+def _between(rows: pa.Table, after: int, upto: int) -> pa.Table:
+    txids = rows.column(TXID_COLUMN)
+    return rows.filter(pc.and_(pc.greater(txids, after), pc.less_equal(txids, upto)))
 
 
 class _Changes:

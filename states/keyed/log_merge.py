@@ -25,6 +25,7 @@ from trident.states.core.names import backquoted
 from trident.states.core.native import NATIVE, NativeMerge
 from trident.states.core.plain_values import frozen, python_values
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
+from trident.states.keyed.compaction import forgotten_below, stretches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -129,13 +130,16 @@ def _fields(state: StateDescriptor, frame: "DataFrame") -> list["Column"]:
     ]
 
 
-def live(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+def live(
+    state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any, span: tuple[int, int]
+) -> "DataFrame":
     """The table's rows with the log rows on top: a state as of the last of the log rows' transactions.
 
     Args:
         base: as :func:`table_rows` gives it.
         rows: as :func:`log_rows` gives it.
         aggregator: the state's, when that is a Python combiner.
+        span: the transactions of the log rows: after the first, up to the second.
 
     Raises:
         ConfigError: a Python combiner is needed and was not given.
@@ -146,20 +150,22 @@ def live(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregato
     # Of a text with a collation there are equal keys whose hashes differ.
     hashed = state.keys and why_not_exact(StructType([state.schema[key] for key in state.keys]), state.keys) is None
     if hashed and _size_bytes(rows) <= _BROADCAST_BYTES_MAX:
-        return _beside(state, base, rows, aggregator)
+        return _beside(state, base, rows, aggregator, span)
     if is_sequenced(state):
-        return _newest_of_both(state, base, rows)
+        return _newest_of_both(state, base, rows, span)
     return combined(state, base, rows, native) if native else overlaid(state, base, rows, combiner)
 
 
-def live_grouped(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+def live_grouped(
+    state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any, span: tuple[int, int]
+) -> "DataFrame":
     """The same by grouping both together: for a base so small that moving it costs nothing.
 
     Args and Raises: as for :func:`live`.
     """
     combiner, native = combiner_of(state, aggregator), native_merge(state)
     if keeps_last(state):
-        return _newest_of_both(state, base, rows)
+        return _newest_of_both(state, base, rows, span)
     if native is None:
         return _folded(state, base, rows, combiner)
     fields = [quoted(field.name) for field in state.schema.fields]
@@ -196,7 +202,7 @@ def _replaced(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "
     rows wait the table is not shuffled.
     """
     if not state.keys:
-        return _newest_of_both(state, base, rows)
+        return _newest_of_both(state, base, rows, (0, 0))
     fields = [quoted(field.name) for field in state.schema.fields]
     touched = rows.select(*[quoted(key) for key in state.keys])
     if _size_bytes(rows) <= _BROADCAST_BYTES_MAX:
@@ -205,15 +211,39 @@ def _replaced(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "
     return kept.select(*fields).unionByName(newest_log(state, rows).where(~deleted()).select(*fields))
 
 
-def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame":
+def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", span: tuple[int, int]) -> "DataFrame":
     fields = [quoted(field.name) for field in state.schema.fields]
     if is_sequenced(state):
         old = base.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN))
     else:
         # The table has no transaction; it is older than each that waits in the log.
         old = base.select(*fields, F.lit(False).alias(DELETED_COLUMN), F.lit(0).cast("bigint").alias(TXID_COLUMN))
+    kept = state.deleted_retention_txids
+    many = len(stretches(*span, kept)) > 1
+    if kept and not many:
+        old = old.where(~(deleted() & (quoted(TXID_COLUMN) < forgotten_below(span[1], kept))))
     both = old.unionByName(rows.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN)))
-    return newest_log(state, both).where(~deleted()).select(*fields)
+    newest = _in_turn(state, both) if many else newest_log(state, both)
+    return newest.where(~deleted()).select(*fields)
+
+
+def _in_turn(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
+    """The row of each key that counts, where keys that were deleted long before some of the rows are forgotten."""
+    named = {name: f"c{at}" for at, name in enumerate([*state.value_fields, DELETED_COLUMN, TXID_COLUMN])}
+    sequence, gone, txid = (named[name] for name in (state.sequence, DELETED_COLUMN, TXID_COLUMN))
+    keys, row = [quoted(key) for key in state.keys], [quoted(name).alias(new) for name, new in named.items()]
+    all_rows = F.array_sort(F.collect_list(F.struct(*row)), lambda a, b: F.sign(a[txid] - b[txid]).cast("int"))
+    found = rows.groupBy(*keys).agg(all_rows.alias(TXID_COLUMN)).where(F.size(TXID_COLUMN) > 0)
+
+    def later(a: "Column", b: "Column") -> "Column":
+        kept = state.deleted_retention_txids
+        forgotten = F.coalesce(a[gone], F.lit(False)) & (a[txid] < b[txid] - b[txid] % kept - kept)
+        is_later = F.struct(b[sequence], b[txid]) > F.struct(a[sequence], a[txid])
+        return F.when(forgotten | is_later, b).otherwise(a)
+
+    others = F.slice(TXID_COLUMN, F.lit(2), F.size(TXID_COLUMN))
+    last = found.select(*keys, F.aggregate(others, F.element_at(TXID_COLUMN, 1), later).alias(TXID_COLUMN))
+    return last.select(*keys, *[quoted(new, TXID_COLUMN).alias(name) for name, new in named.items()])
 
 
 # --- native aggregators ------------------------------------------------------------------------
@@ -239,7 +269,9 @@ def combined(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", nativ
     return merged_log(state, base.select(*fields).unionByName(rows.select(*fields)), native)
 
 
-def _beside(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+def _beside(
+    state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any, span: tuple[int, int]
+) -> "DataFrame":
     """The table's rows with log rows on top, where these are few: the table is read twice, and little of it is moved.
 
     Tasks are sent the hashes of the log's keys alone, which is what makes it cheap. A row of the table whose hash is
@@ -251,7 +283,7 @@ def _beside(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggreg
     table, has_hash = base.alias("t"), _key_hash(state.keys, "t") == quoted(TXID_COLUMN, "s")
     kept = shown(state, table.join(hashes, has_hash, "left_anti")).select(*fields)
     changed = table.join(hashes, has_hash, "left_semi")
-    return kept.unionByName(live_grouped(state, changed, rows, aggregator))
+    return kept.unionByName(live_grouped(state, changed, rows, aggregator, span))
 
 
 def _key_hash(keys: Sequence[str], side: str | None = None) -> "Column":

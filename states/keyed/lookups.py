@@ -90,7 +90,7 @@ class StatePins:
         waits = merged < min(txid, log.control.txid) and bool(log.files)
         rows = log_rows(state, self._scan(spark, log, before), merged, txid) if waits else None
         size = sum(file.size for table in (plain, log) for file in table.files.values())
-        return Stored(state, log.control, table_rows(state, base), rows, size)
+        return Stored(state, log.control, table_rows(state, base), rows, (merged, txid), size)
 
     def _scan(
         self, spark: "SparkSession", table: TableFiles, before: dict[tuple[str, ...], "DataFrame"]

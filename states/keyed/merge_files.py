@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from trident.states.core import storage
 from trident.states.core.staged import StagedFile
-from trident.states.core.tables import TXID_COLUMN
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
+from trident.states.keyed.compaction import forgotten_below
 from trident.states.keyed.merge_io import InFile, Spill, batches, opened, reading, shaped, written
 from trident.states.keyed.merge_rows import NotInOrder, RowMerge
 
@@ -28,6 +29,8 @@ FOLDER = "merge-"
 _LOG_BYTES_MAX = 512 << 20
 _PIECE_BYTES = 16 << 20
 _BOUNDS_MAX = 10_000
+# A file is written anew once more than one in so many of its rows are of deleted keys that are forgotten.
+_FORGOTTEN_SHARE = 20
 # So many keys for each range tell where a table is parted.
 _SAMPLE = 256
 
@@ -62,6 +65,12 @@ class MergeJob:
     upto: int
     folder: str
     ordered: str
+
+    @property
+    def forgets(self) -> bool:
+        """Tells whether it is the first behind which more rows of deleted keys are forgotten."""
+        kept = self.merge.kept_txids
+        return forgotten_below(self.upto, kept) > forgotten_below(self.after, kept)
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,7 @@ class FileMerger:
         rows = self._log_rows(job)
         new, count = job.merge.reduced(rows), rows.num_rows
         del rows
-        written, replaced = self._rewritten(job, new) if new.num_rows else ([], [])
+        written, replaced = self._rewritten(job, new) if new.num_rows or job.forgets else ([], [])
         took = time.monotonic() - began, time.process_time() - cpu
         return MergedFiles(tuple(written), tuple(replaced), count, new.num_rows, *took)
 
@@ -174,6 +183,8 @@ class FileMerger:
                 return self._by_ranges(job, new)
             except NotInOrder:
                 storage.delete(storage.join(job.plain, job.folder))
+        if not new.num_rows:
+            return [], []  # forgotten rows go with the next change
         return self._as_a_whole(job, new), [file.path for file in job.files]
 
     # --- a table in the order of its keys -------------------------------------------------------------------
@@ -191,7 +202,8 @@ class FileMerger:
         total = sum(one.rows for one in bounds)
         small = [self._sizes.is_small(one.rows, total) for one in bounds]
         written, replaced = [], []
-        for run in runs([part.num_rows > 0 for part in parts], small):
+        changed = [bool(part.num_rows) or self._forgets(job, file) for part, file in zip(parts, files, strict=True)]
+        for run in runs(changed, small):
             rows = sum(bounds[at].rows + parts[at].num_rows for at in run)
             writer = _Writer(job, self._sizes, rows, max(total, rows), self._is_wanted)
             for at in run:
@@ -200,6 +212,17 @@ class FileMerger:
             written += writer.finish()
             replaced += [files[at].path for at in run]
         return written, replaced
+
+    def _forgets(self, job: MergeJob, file: InFile) -> bool:
+        """Tells whether so much of a file is forgotten now that it is written anew."""
+        if not job.forgets:
+            return False
+        hidden = pa.schema([job.merge.table_schema.field(name) for name in (DELETED_COLUMN, TXID_COLUMN)])
+        rows = forgotten = 0
+        for piece in self._pieces(job.plain, file, hidden):
+            rows += piece.num_rows
+            forgotten += pc.sum(job.merge.forgotten(piece, job.upto)).as_py() or 0
+        return forgotten * _FORGOTTEN_SHARE > rows
 
     def _remember(self, plain: str, bounds: Mapping[str, _Bounds]) -> None:
         """Keeps the bounds of a table's files, and of its own only these; at most so many of all tables."""

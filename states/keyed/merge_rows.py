@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.key_order import positions_in_order
+from trident.states.keyed.compaction import forgotten_below
 
 # So many partial values of half a bigint have a sum that is a bigint.
 _HALF_BITS = 32
@@ -44,12 +45,14 @@ class RowMerge:
         aggregator: the stored name of the native aggregator; None where the last value counts.
         sequence: of whole values the column by which the greatest (sequence, txid) counts; "" where the newest does.
             Then the table's rows have their ``_deleted`` and ``_txid``, and those of deleted keys are kept.
+        kept_txids: for how long (``compaction.forgotten_below``).
     """
 
     schema: pa.Schema
     keys: tuple[str, ...]
     aggregator: str | None
     sequence: str = ""
+    kept_txids: int = 0
 
     @property
     def values(self) -> list[str]:
@@ -80,11 +83,17 @@ class RowMerge:
             rows = rows.filter(pc.invert(pc.fill_null(rows.column(DELETED_COLUMN), False)))
         return rows.select(self.schema.names)
 
+    def forgotten(self, rows: Any, txid: int) -> Any:
+        """Tells of rows of the table, a table or a batch, which do not hold against changes of a transaction."""
+        old = pc.less(rows.column(TXID_COLUMN), forgotten_below(txid, self.kept_txids))
+        return pc.and_(pc.fill_null(rows.column(DELETED_COLUMN), False), pc.fill_null(old, False))
+
     def reduced(self, rows: pa.Table) -> pa.Table:
         """One row per key of log rows, sorted by key: as ``log_schema`` has them, without the txid but for a sequence.
 
         Args:
-            rows: of the transactions that are merged; of one transaction in the order of its files.
+            rows: of the transactions that are merged, of one of ``compaction.stretches``; of one transaction in the
+                order of its files.
 
         Raises:
             NotMergeable: a sum does not fit its column.
@@ -144,10 +153,13 @@ class RowMerge:
         chosen = order[last]
         names = self.kept_schema.names
         if self.sequence:
-            stays = np.flatnonzero(self._stays(base.take(pa.array(old_rows)), new.take(pa.array(new_rows))))
+            old = base.take(pa.array(old_rows))
+            forgotten = self.forgotten(base, upto).to_numpy()
+            stays = np.flatnonzero(self._stays(old, new.take(pa.array(new_rows))) & ~forgotten[old_rows])
             instead = np.arange(size + new.num_rows)
             instead[order[second][stays]] = old_rows[stays]
             chosen = instead[chosen]
+            chosen = chosen[~np.append(forgotten, np.zeros(new.num_rows, bool))[chosen]]
             both = [base.select(names), new.select(names)]
         elif self.aggregator is None:
             gone = new.column(DELETED_COLUMN).fill_null(False).to_numpy(zero_copy_only=False)

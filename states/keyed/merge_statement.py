@@ -14,7 +14,7 @@ from trident.states.core.names import backquoted
 from trident.states.core.native import NativeMerge
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.kernel_errors import java_causes
-from trident.states.keyed.compaction import MergePlan, guard_condition
+from trident.states.keyed.compaction import MergePlan, forgotten_below, guard_condition
 from trident.states.keyed.log_merge import deleted, is_sequenced, keeps_last, quoted, same_key
 
 if TYPE_CHECKING:
@@ -55,8 +55,11 @@ def merge_into(
         # A row of the table that is later in the sequence stays, and so does a deleted one: it holds the key deleted.
         # Nothing of this MERGE shows in it, so that the guard need not look at it.
         hidden = {backquoted(name): quoted(name, "s") for name in (DELETED_COLUMN, TXID_COLUMN)}
-        merge = merge.whenMatchedUpdate(~_stays(state), {**changed, **hidden})
+        merge = merge.whenMatchedUpdate(~_stays(state, plan), {**changed, **hidden})
         merge = merge.whenNotMatchedInsert(values={**added, **hidden})
+        kept = state.deleted_retention_txids
+        if forgotten_below(plan.upto, kept) > forgotten_below(plan.after, kept):
+            merge = merge.whenNotMatchedBySourceDelete(_forgotten(state, plan))
     elif keeps_last(state):
         # Delta computes conditions for rows without a match too, so that nothing may raise here: a deleted row
         # that does not pass is left to the update, which raises.
@@ -85,10 +88,16 @@ def _changed(state: StateDescriptor, plan: MergePlan, native: NativeMerge | None
     return changed
 
 
-def _stays(state: StateDescriptor) -> "Column":
+def _stays(state: StateDescriptor, plan: MergePlan) -> "Column":
     """True of a matched row that is later than the new one by (sequence, txid); never null."""
     place = [F.struct(quoted(state.sequence, side), quoted(TXID_COLUMN, side)) for side in ("t", "s")]
-    return F.coalesce(place[0] > place[1], F.lit(False))
+    return F.coalesce(place[0] > place[1], F.lit(False)) & ~_forgotten(state, plan)
+
+
+def _forgotten(state: StateDescriptor, plan: MergePlan) -> "Column":
+    """True of a row of a deleted key that does not hold against changes of these transactions; never null."""
+    bound = forgotten_below(plan.upto, state.deleted_retention_txids)
+    return deleted("t") & F.coalesce(quoted(TXID_COLUMN, "t") < bound, F.lit(False))
 
 
 def _passes(plan: MergePlan) -> "Column":

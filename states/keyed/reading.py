@@ -119,20 +119,21 @@ def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnap
     state, control = table.state, table.control
     base = no_rows(spark, state)
     if txid < control.starts_at:
-        return Stored(state, control, base, None)
+        return Stored(state, control, base, None, (0, 0))
     plain_files: list[LiveFile] | None = []
     if table.plain is not None:
         frame, plain_files = plain_frame(spark, engine, table.plain)
         base = table_rows(state, frame)
     if table.merged >= min(txid, control.txid):  # later transactions, if any, committed nothing
-        return Stored(state, control, base, None)
+        return Stored(state, control, base, None, (0, 0))
     rows, log_files = log_frame(spark, table.published, table.merged)
-    waiting = log_rows(state, rows, table.merged, txid)
+    span = (table.merged, txid)
+    waiting = log_rows(state, rows, *span)
     if plain_files is None or log_files is None:
-        return Stored(state, control, base, waiting)
+        return Stored(state, control, base, waiting, span)
     plain = "" if table.plain is None else table.plain.path
     files = StoredFiles(plain, table.published.path, plain_files, log_files, table.merged, txid)
-    return Stored(state, control, base, waiting, files.size, files)
+    return Stored(state, control, base, waiting, span, files.size, files)
 
 
 def stored_as_of(

@@ -67,6 +67,7 @@ class Stored:
     Attributes:
         base: the rows of the table, as ``log_merge.table_rows`` gives them.
         rows: of the log, up to the transaction, that are not in the table; None when there are none.
+        span: the transactions that these rows can be of: after the first, up to the second.
         size: bytes of the files that both are read from, None when unknown.
         files: these files, None when unknown; they need not be given where rows are looked up by Spark alone.
     """
@@ -75,6 +76,7 @@ class Stored:
     control: ControlRecord
     base: "DataFrame"
     rows: "DataFrame | None"
+    span: tuple[int, int]
     size: int | None = None
     files: StoredFiles | None = None
 
@@ -91,13 +93,13 @@ class Stored:
             return shown(self.state, self.base)
         if self.is_small:
             return self.grouped(self.base, self.rows, aggregator)
-        return live(self.state, self.base, self.rows, aggregator)
+        return live(self.state, self.base, self.rows, aggregator, self.span)
 
     def grouped(self, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
         """The same of some keys, given the rows that both parts have of them: few enough to be moved."""
         if self.is_small:
             base, rows = base.coalesce(1), rows.coalesce(1)
-        return live_grouped(self.state, base, rows, aggregator)
+        return live_grouped(self.state, base, rows, aggregator, self.span)
 
     @property
     def is_small(self) -> bool:

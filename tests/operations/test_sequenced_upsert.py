@@ -8,7 +8,7 @@ import pytest
 
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from trident import DeltaMapState, FixedBatchSpout, MapGet, TridentTopology, Upsert
-from trident.coordinators.errors import AttemptCapReached, IdentityMismatch
+from trident.coordinators.errors import AttemptCapReached, FieldError, IdentityMismatch
 
 FIELDS = "id string, name string, lsn long, gone boolean"
 BATCHES: list[list[tuple]] = [
@@ -19,10 +19,12 @@ BATCHES: list[list[tuple]] = [
 EXPECTED = {("a", "the same place", 3), ("c", "c", 1)}
 
 
-def topology(batches: list[list[tuple]], sequence_by: str | None = "lsn") -> TridentTopology:
+def topology(
+    batches: list[list[tuple]], sequence_by: str | None = "lsn", retention: int | None = None
+) -> TridentTopology:
     made = TridentTopology("changes")
     rows = made.new_stream("rows", FixedBatchSpout(FIELDS, batches))
-    upsert = Upsert("id", delete_when="gone", sequence_by=sequence_by)
+    upsert = Upsert("id", delete_when="gone", sequence_by=sequence_by, deleted_retention_txids=retention)
     users = rows.partition_persist(DeltaMapState("users"), None, upsert)
     made.new_drpc_stream("user", "id string").state_query(users, "id", MapGet(), "name, lsn")
     return made
@@ -37,7 +39,7 @@ def processed(start: Any, made: TridentTopology) -> Any:  # noqa: F811
 def test_late_changes_do_not_count_before_and_behind_a_merge_and_the_sequence_stays(start) -> None:  # noqa: F811
     query = processed(start, topology(BATCHES[:2]))
     query.stop()  # merges
-    query = processed(start, topology(BATCHES))
+    query = processed(start, topology(BATCHES, retention=100))  # it may be given later
     assert {tuple(row) for row in query.snapshot("users").collect()} == EXPECTED
     assert query.get("users", [("a",), ("b",)]) == [{"name": "the same place", "lsn": 3}, None]
     assert [query.execute("user", key) for key in "abc"] == [
@@ -49,6 +51,17 @@ def test_late_changes_do_not_count_before_and_behind_a_merge_and_the_sequence_st
     for other in (None, "name"):
         with pytest.raises(IdentityMismatch, match="(?s)upsert by lsn"):
             start(topology(BATCHES, other))
+
+
+def test_a_retention_without_a_sequence_or_deletes_and_an_impossible_one_are_refused() -> None:
+    without: Any
+    for without in ({"delete_when": "gone"}, {"sequence_by": "lsn"}):
+        with pytest.raises(FieldError, match="(?s)only with a sequence and deletes.*sequence_by and delete_when"):
+            Upsert("id", deleted_retention_txids=10, **without)
+    impossible: Any
+    for impossible in (0, -1, 1.5, True, "10"):
+        with pytest.raises(FieldError, match="deleted_retention_txids of Upsert is impossible"):
+            Upsert("id", delete_when="gone", sequence_by="lsn", deleted_retention_txids=impossible)
 
 
 def test_a_batch_with_a_null_sequence_fails_and_says_so(start) -> None:  # noqa: F811

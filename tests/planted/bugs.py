@@ -790,6 +790,9 @@ PLANTED: dict[str, Caught] = {
     "215-deleted-key-is-forgotten": spark(
         "assert ", "sequenced.py::test_every_reader_and_both_merges_decide_by_sequence_and_transaction[by Spark]"
     ),
+    "233-deleted-key-is-forgotten-too-early": pure(
+        "assert ", "sequenced.py::test_a_deleted_key_holds_for_its_retention_and_is_forgotten_behind_it"
+    ),
     "193-kafka-silence-of-a-leader-is-an-answer": pure(
         "Error", "kafka_answers.py::test_a_leader_that_does_not_answer_leaves_its_partition_where_it_is[KafkaSpout]"
     ),

@@ -193,6 +193,7 @@ def _binding(engine: KernelEngine, warehouse: Place, descriptor: StateDescriptor
         descriptor.merging,
         descriptor.ordered_by,
         descriptor.sequence,
+        descriptor.deleted_retention_txids,
     )
 
 

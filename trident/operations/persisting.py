@@ -184,7 +184,10 @@ def _upsert(parent: Node, state: Any, kind: StateKind, schema: StructType, upser
         sequenced=upsert.sequence_by is not None,
     )
     merging = LAST if upsert.sequence_by is None else SEQUENCED
-    binding = StateBinding(state, kind, keys, stored, values, upsert, merging, sequence=upsert.sequence_by or "")
+    sequence, kept = upsert.sequence_by or "", upsert.deleted_retention_txids or 0
+    binding = StateBinding(
+        state, kind, keys, stored, values, upsert, merging, sequence=sequence, deleted_retention_txids=kept
+    )
     return _sink(
         binding,
         PersistNode,

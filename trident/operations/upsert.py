@@ -41,6 +41,9 @@ class Upsert:
             value counts; of equal values that of the later transaction. A deleted key stays deleted against older
             changes that come later. Integers, a decimal, date, timestamp or text (by its bytes), never null: a batch
             with a null there fails. It is stored with the other values. For a DeltaMapState (docs/cdc.md).
+        deleted_retention_txids: with ``sequence_by``: a deleted key holds against older changes of so many
+            transactions behind its delete. It is forgotten before twice as many: then any change of it counts.
+            None: for good. It may be changed at each start, and counts for the transactions that no MERGE has merged.
 
     WARNING: ``order_by`` orders within a batch only. Between batches the later
     transaction always wins, whatever the value in that field: an older change
@@ -53,6 +56,7 @@ class Upsert:
     delete_when: str | None = None
     order_by: str | None = None
     sequence_by: str | None = None
+    deleted_retention_txids: int | None = None
 
     @property
     def native_name(self) -> str:
@@ -70,6 +74,22 @@ class Upsert:
                 "Upsert takes one order",
                 found=f"order_by={self.order_by!r} and sequence_by={self.sequence_by!r}",
                 expected="sequence_by, which orders within a batch too; or order_by, which orders nothing else",
+            )
+        self._check_retention()
+
+    def _check_retention(self) -> None:
+        kept = self.deleted_retention_txids
+        if kept is None:
+            return
+        if self.sequence_by is None or self.delete_when is None:
+            raise FieldError(
+                "Upsert keeps deleted keys only with a sequence and deletes",
+                found=f"deleted_retention_txids={kept!r}",
+                expected="sequence_by and delete_when besides",
+            )
+        if isinstance(kept, bool) or not isinstance(kept, int) or kept < 1:
+            raise FieldError(
+                "deleted_retention_txids of Upsert is impossible", found=repr(kept), expected="a number, at least 1"
             )
 
 

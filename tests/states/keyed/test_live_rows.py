@@ -133,6 +133,27 @@ def test_transactions_that_are_merged_or_come_later_are_left_out(tmp_path: Path)
     assert parts is not None and table.found_by(parts) == {("a",): (1_101,)}
 
 
+def test_a_deleted_key_is_forgotten_between_two_stretches_of_the_log(tmp_path: Path) -> None:
+    schema = pa.schema([("k", TEXT), ("s", pa.int64()), ("v", TEXT)])
+    table = Live(tmp_path, RowMerge(schema, ("k",), None, "s", 10), Sizes(rows_min=2, rows_max=2, files=100))
+    gone = [(5, (key, 9, None, True)) for key in ("a", "b", "c", "d")]
+    table.merged([table.log([*gone, (5, ("e", 1, "here", False))])], 8)
+    log = table.log(
+        [
+            (19, ("a", 5, "held by its delete", False)),
+            (20, ("a", 3, "not held", False)),
+            (19, ("b", 5, "held by its delete", False)),
+            (18, ("c", 11, None, True)),
+            (21, ("c", 8, "held by a later delete", False)),
+            (21, ("d", 1, "not held", False)),
+        ]
+    )
+    here, d = ("e", 1, "here"), ("d", 1, "not held")
+    for upto, rows in [(19, [here]), (20, [here, ("a", 3, "not held")]), (21, [here, ("a", 3, "not held"), d])]:
+        parts = table.parts(as_live(log), upto, 2)
+        assert parts is not None and table.found_by(parts) == {(key,): tuple(values) for key, *values in rows}
+
+
 def test_files_that_overlap_or_whose_bounds_are_not_known_are_left_to_spark() -> None:
     def file(low: Any, high: Any, nulls: int | None = 0, rows: int = 3) -> LiveFile:
         stats = {"minValues": {"k": low}, "maxValues": {"k": high}, "nullCount": {"k": nulls}}

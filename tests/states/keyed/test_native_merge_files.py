@@ -186,6 +186,22 @@ def optimized(table: Table) -> dict[str, InFile]:
     return {path.name: InFile(path.name, path.stat().st_size)}
 
 
+def test_a_file_is_written_anew_when_enough_of_its_rows_are_of_forgotten_keys(tmp_path: Path) -> None:
+    schema = pa.schema([("k", pa.int64()), ("s", pa.int64())])
+    table = Table(tmp_path, RowMerge(schema, ("k",), None, "s", 10), Sizes(rows_min=100, rows_max=100))
+    few, many = [7], [*range(110, 200)]
+    rows = [(5, (key, 1, True if key in (*few, *many) else None)) for key in range(300)]
+    table.merged([table.log(rows)], 8)
+    files = sorted(table.files)
+    assert len(files) == 3 and len(table.found()) == 300
+    assert table.merged([], 19) == (), "they hold against changes of transaction 19"
+    assert len(table.merged([], 20)) == 1, "the one with many"
+    assert {key for (key,) in table.found()} == {*range(300)} - {*many}
+    assert table.merged([], 29) == (), "it was looked through"
+    table.merged([table.log([(30, (8, 2, None))])], 30)
+    assert {key for (key,) in table.found()} == {*range(300)} - {*few, *many}, "the others with the next change"
+
+
 COUNTS = RowMerge(pa.schema([("k", pa.int64()), ("n", pa.int64())]), ("k",), "count")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import deltalake
@@ -21,6 +21,7 @@ from trident.states.core.place import Place
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed import log_merge, snapshot
+from trident.states.keyed.compaction import forgotten_below, stretches
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.file_merge import CannotMerge, FileMerge
 from trident.states.keyed.key_reads import KeyReader
@@ -66,6 +67,19 @@ def model_of_ties(batches: Sequence[Sequence[Change]]) -> dict[Any, tuple[int, s
     return {key: (one.sequence, one.value) for key, (_, _, one) in found.items() if not one.deleted}
 
 
+def model_that_forgets(batches: Sequence[Sequence[Change]], kept: int) -> dict[Any, tuple[int, str | None]]:
+    """The same where a deleted key is forgotten at the end of the part of so many transactions behind its own."""
+    found: dict[Any, tuple[int, Change]] = {}
+    for txid, batch in enumerate(batches, 1):
+        for key, (gone, one) in list(found.items()):
+            if one.deleted and txid // kept - gone // kept >= 2:
+                del found[key]
+        for change in batch:
+            if change.key not in found or change.sequence >= found[change.key][1].sequence:
+                found[change.key] = (txid, change)
+    return {key: (one.sequence, one.value) for key, (_, one) in found.items() if not one.deleted}
+
+
 def of_each_key(batch: Sequence[Change]) -> list[Change]:
     """The change of each key of a batch that is staged: with the greatest sequence, of equal ones the last."""
     found: dict[Any, Change] = {}
@@ -90,13 +104,17 @@ def log_rows(batches: Mapping[int, Sequence[Change]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=MERGE.log_schema)
 
 
-def folded(batches: Sequence[Sequence[Change]], merges: Sequence[int]) -> dict[Any, tuple[int, str | None]]:
+def folded(
+    batches: Sequence[Sequence[Change]], merges: Sequence[int], merge: RowMerge = MERGE
+) -> dict[Any, tuple[int, str | None]]:
     """The state behind batches, which are transactions 1, 2, …, when MERGEs end with the given ones and the last."""
-    base, after = MERGE.table_schema.empty_table(), 0
-    for upto in sorted({*merges, len(batches)} - {0}):
-        waiting = {txid: of_each_key(batches[txid - 1]) for txid in range(after + 1, upto + 1)}
-        base, after = MERGE.overlaid(base, MERGE.reduced(log_rows(waiting)), after, upto), upto
-        assert base.schema == MERGE.table_schema
+    base, done = merge.table_schema.empty_table(), 0
+    for wanted in sorted({*merges, len(batches)} - {0}):
+        for after, upto in stretches(done, wanted, merge.kept_txids):
+            waiting = {txid: of_each_key(batches[txid - 1]) for txid in range(after + 1, upto + 1)}
+            base = merge.overlaid(base, merge.reduced(log_rows(waiting)), after, upto)
+            assert base.schema == merge.table_schema
+        done = wanted
     rows = MERGE.shown(base).to_pylist()
     assert len({row["k"] for row in rows}) == len(rows)
     return {row["k"]: (row["s"], row["v"]) for row in rows}
@@ -140,6 +158,27 @@ def test_of_changes_with_the_same_sequence_the_later_transactions_counts(data: s
     assert folded(batches, merges) == model_of_ties(batches)
 
 
+@settings(max_examples=HISTORIES // 4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), kept=st.integers(1, 4))
+def test_a_deleted_key_holds_for_its_retention_and_is_forgotten_behind_it(data: st.DataObject, kept: int) -> None:
+    batches = cut(data.draw, data.draw(histories(ties=True)))
+    expected = model_that_forgets(batches, kept)
+    merge = replace(MERGE, kept_txids=kept)
+    for merges in data.draw(st.lists(st.lists(st.integers(0, len(batches)), max_size=4), min_size=2, max_size=2)):
+        assert folded(batches, merges, merge) == expected
+
+
+@given(after=st.integers(0, 60), length=st.integers(1, 60), kept=st.integers(1, 20))
+def test_no_late_change_within_the_retention_meets_a_forgotten_key(after: int, length: int, kept: int) -> None:
+    parts = stretches(after, after + length, kept)
+    assert [txid for low, high in parts for txid in range(low + 1, high + 1)] == [*range(after + 1, after + length + 1)]
+    for low, high in parts:
+        bounds = {forgotten_below(txid, kept) for txid in range(low + 1, high + 1)}
+        assert len(bounds) == 1, "one part, one answer"
+        assert kept <= min(txid - bound for txid in range(low + 1, high + 1) for bound in bounds), "kept long enough"
+        assert high - bounds.pop() < 2 * kept, "and forgotten before twice as long"
+
+
 # --- real tables ---------------------------------------------------------------------------------------------
 
 
@@ -148,9 +187,16 @@ def engine(spark):
     return KernelEngine(spark)
 
 
-def binding_of(key: str):
-    name = "upsert by s.eq"
-    return keyed("s", f"k {key}, `s.eq` bigint, v string", ("k",), Native(name), "sequenced", sequence="s.eq")
+def binding_of(key: str, kept: int = 0):
+    return keyed(
+        "s",
+        f"k {key}, `s.eq` bigint, v string",
+        ("k",),
+        Native("upsert by s.eq"),
+        "sequenced",
+        sequence="s.eq",
+        deleted_retention_txids=kept,
+    )
 
 
 def a_history(rng: random.Random, keys: Sequence[Any]) -> list[Change]:
@@ -186,6 +232,15 @@ def everywhere(group: Group, txid: int, keys: Sequence[Any], pins: StatePins) ->
     return [*found, {key: tuple(row.values()) for key, row in zip(keys, one_by_one, strict=True) if row is not None}]
 
 
+def only_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object) -> None:
+        raise CannotMerge("this test wants Spark's")
+
+    monkeypatch.setattr(FileMerge, "merge", refused)
+    monkeypatch.setattr(FileMerge, "bytes_to_move", refused)
+    monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
+
+
 @pytest.mark.parametrize("way", ["by files", "by Spark"])
 def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
     spark, engine, tmp_path, rng, monkeypatch, way
@@ -197,12 +252,7 @@ def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
     batches = [history[low:high] for low, high in zip([0, *cuts], [*cuts, len(history)], strict=True)]
     pins, compactor = StatePins(), Compactor(spark, engine, tmp_path, group.descriptor("s"))
     if way == "by Spark":
-
-        def refused(*args):
-            raise CannotMerge("this test wants Spark's")
-
-        monkeypatch.setattr(FileMerge, "merge", refused)
-        monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
+        only_spark(monkeypatch)
     for txid, batch in enumerate(batches, 1):
         publish(group, txid, batch)
         expected = model([one for some in batches[:txid] for one in some])
@@ -217,6 +267,36 @@ def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
     assert set(table[0]) == {"k", "s.eq", "v", DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN}
     assert {row["k"]: (row["s.eq"], row["v"]) for row in table if not row[DELETED_COLUMN]} == model(history)
     assert {row["k"] for row in table} == set(keys), "the rows of deleted keys hold them deleted"
+
+
+@pytest.mark.parametrize("way", ["by files", "by Spark"])
+def test_every_reader_and_both_merges_forget_a_deleted_key_at_the_same_transaction(
+    spark, engine, tmp_path, rng, monkeypatch, way
+):
+    keys, kept = ["a", "b", "c", "d", None], 2
+    group = Group(spark, engine, tmp_path, binding_of("string", kept))
+    if way == "by Spark":
+        only_spark(monkeypatch)
+    batches = [[Change(key, rng.randrange(9), f"{key}{txid}", rng.random() < 0.5) for key in keys] for txid in range(9)]
+    batches = [rng.sample(batch, 3) for batch in batches]
+    # One that is deleted at once, has late changes to its end, and comes back; and one that no change meets again.
+    batches[0] += [Change("late", 9, None, True), Change("gone", 1, None, True)]
+    for batch in batches[1:]:
+        batch.append(Change("late", 3, "late"))
+    keys += ["late", "gone"]
+    pins, compactor = StatePins(), Compactor(spark, engine, tmp_path, group.descriptor("s"))
+    for txid, batch in enumerate(batches, 1):
+        publish(group, txid, batch)
+        if txid in (7, 9):
+            expected = model_that_forgets(batches[:txid], kept)
+            assert everywhere(group, txid, keys, pins) == [expected] * 4, "the log on top of the table"
+        if txid in (2, 6, 9):
+            compactor.merge_once(txid, force=True)
+            assert compactor.merged_upto() == txid
+    assert everywhere(group, 9, keys, pins) == [expected] * 4, "the table alone"
+    assert expected["late"] == (3, "late")
+    table = deltalake.DeltaTable(str(tmp_path / "s")).to_pyarrow_table().to_pylist()
+    assert "gone" not in {row["k"] for row in table}, "MERGEs drop the rows of forgotten keys"
 
 
 def test_a_descriptor_says_the_sequence_and_one_that_does_not_fit_is_refused(spark, engine, tmp_path):

@@ -1,244 +1,30 @@
-"""Transactional producers of Kafka, one for each part of a state, and the marks of parts: offsets of a group."""
+"""Transactional producers of Kafka, one for each part of a state: messages and mark in one transaction."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
-from trident.coordinators.errors import EnvironmentProblem, StateAway, TridentError
-from trident.kafka.answers import error_text, is_away, is_fenced, settings_refused
-from trident.kafka.settings import Connection, kafka_module
+from trident.coordinators.errors import StateBehind, TridentError
+from trident.kafka.settings import kafka_module
 from trident.states.outside.kafka_messages import Message
-from trident.states.outside.port import OutsideMark
+from trident.states.outside.kafka_way import ASK_SECS, KNOWN_SECS, Fenced, Stored, Way
+from trident.states.outside.port import OutsidePart
 
-ASK_SECS, INIT_SECS, COMMIT_SECS = 10.0, 20.0, 30.0
-# A message that is not acknowledged within this time ends the transaction, which is tried again from its beginning.
-_MESSAGE_MS = 20_000
-# The client's own default of transaction.timeout.ms.
-_OPEN_MS = 60_000
+INIT_SECS, COMMIT_SECS = 20.0, 30.0
 # Of processes that publish again and again: a producer that is kept saves two requests, and fences no one.
 _KEPT_MAX = 16
-_KNOWN_SECS = 0.3
-
-
-class Fenced(TridentError):
-    """Another producer with the same transactional id has begun, or the cluster has ended the transaction."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A part's mark as it is in the group's offsets.
-
-    Attributes:
-        owner: the topology and the state that wrote it.
-        topic_partitions: how many the topic had when it was written: by them a key's partition was chosen.
-    """
-
-    owner: tuple[str, str]
-    mark: OutsideMark
-    topic_partitions: int
-
-    @property
-    def text(self) -> str:
-        mark = self.mark
-        fields = [*self.owner, mark.incarnation, mark.epoch, mark.txid, mark.attempt_id, self.topic_partitions]
-        return json.dumps(fields, separators=(",", ":"))
-
-    @classmethod
-    def read(cls, text: str | None, what: str) -> "Stored":
-        try:
-            topology, state, incarnation, *numbers = json.loads(text or "")
-            epoch, txid, attempt_id, topic_partitions = map(int, numbers)
-        except (ValueError, TypeError):
-            raise TridentError(
-                f"{what} keeps offsets that are no marks of this framework",
-                found=repr(text),
-                action="give the state a group of its own: KafkaState(…, group=…)",
-            ) from None
-        return cls((topology, state), OutsideMark(incarnation, epoch, txid, attempt_id), topic_partitions)
-
-
-@dataclass(frozen=True)
-class Way:
-    """The way to the topic of one state of one topology.
-
-    Attributes:
-        group: keeps the marks, part i's as the offset of the topic's partition i.
-        ids: part i's transactional id is ``ids/i``; no other state has it.
-        owner: the topology and the state, as they are in the marks.
-        what: the state, for messages.
-    """
-
-    connection: Connection
-    topic: str
-    group: str
-    ids: str
-    owner: tuple[str, str]
-    what: str
-
-    def identity(self, part: int) -> tuple[Any, ...]:
-        """The same for producers that may stand for one another."""
-        config = tuple(sorted((key, str(value)) for key, value in self.connection.config.items()))
-        return (self.topic, self.group, self.ids, self.owner, part, config)
-
-    @property
-    def open_secs_max(self) -> float:
-        """How long Kafka lets a transaction be open."""
-        return int(self.connection.config.get("transaction.timeout.ms", _OPEN_MS)) / 1000
-
-    @contextmanager
-    def asking(self, what: str) -> Iterator[None]:
-        """Turns the client's errors into those of an outside state.
-
-        Raises:
-            Fenced: another producer has the transactional id.
-            StateAway: the cluster does not answer, or not in time.
-            TridentError: it refuses.
-        """
-        kafka = kafka_module()
-        try:
-            yield
-        except (kafka.KafkaException, SystemError) as raised:
-            error = _of_client(raised)
-            inner = error.args[0]
-            text = f"{inner.name()}: {error_text(self.connection, error)}"
-            if is_fenced(inner):
-                raise Fenced(f"{self.what} cannot {what}: another producer has begun", found=text) from None
-            if is_away(inner):
-                brokers = self.connection.config["bootstrap.servers"]
-                raise StateAway(
-                    f"{self.what} cannot {what}: no answer of the brokers at {brokers}", found=text
-                ) from None
-            raise TridentError(
-                f"{self.what} cannot {what}: Kafka refuses", found=text, action=_ADVICE.get(inner.name())
-            ) from None
-
-    # --- questions
-
-    def count(self, client: Any) -> int:
-        """How many partitions the topic has.
-
-        Raises:
-            EnvironmentProblem: there is no such topic.
-        """
-        with self.asking(f"ask for topic {self.topic!r}"):
-            for last in (False, True):  # a broker that has just started may not know it yet
-                found = client.list_topics(self.topic, timeout=ASK_SECS).topics[self.topic]
-                if found.error is None:
-                    return len(found.partitions)
-                if last or found.error.code() != kafka_module().KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    break
-                time.sleep(_KNOWN_SECS)
-        if found.error.code() == kafka_module().KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise EnvironmentProblem(
-                f"{self.what} writes to a topic that is not there",
-                found=f"no topic {self.topic!r} at {self.connection.config['bootstrap.servers']}",
-                action="make it, with as many partitions as it is to keep: the order of a key's messages needs that",
-            )
-        with self.asking(f"ask for topic {self.topic!r}"):
-            raise kafka_module().KafkaException(found.error)
-
-    @contextmanager
-    def consumer(self, *, stable: bool = False) -> Iterator[Any]:
-        """A consumer that joins no group and reads no message: it asks for topics and for marks.
-
-        Args:
-            stable: a mark of a transaction that is not yet decided is waited for; else the one before it is told.
-        """
-        settings = {
-            "log_level": 0,
-            **self.connection.config,
-            "group.id": self.group,
-            # By read_committed the client asks for offsets with require_stable.
-            "isolation.level": "read_committed" if stable else "read_uncommitted",
-            "enable.auto.commit": False,
-        }
-        consumer = self._client(kafka_module().Consumer, settings)
-        try:
-            yield consumer
-        finally:
-            consumer.close()
-
-    def marks(self, consumer: Any, parts: Iterable[int]) -> dict[int, Stored]:
-        """The marks of those of the parts that have one.
-
-        Raises:
-            TridentError: another state keeps its marks there: they say nothing of what this one has written.
-        """
-        kafka = kafka_module()
-        with self.asking(f"read its marks in group {self.group!r}"):
-            asked = [kafka.TopicPartition(self.topic, part) for part in parts]
-            found = self._committed(consumer, asked)
-            for one in found:
-                if one.error is not None:
-                    raise kafka.KafkaException(one.error)
-        where = f"group {self.group!r} of {self.what}"
-        marks = {one.partition: Stored.read(one.metadata, where) for one in found if one.offset >= 0}
-        for stored in marks.values():
-            if stored.owner != self.owner:
-                topology, state = stored.owner
-                raise TridentError(
-                    f"{where} keeps the marks of another state",
-                    found=f"state {state} of topology {topology}",
-                    expected=f"state {self.owner[1]} of topology {self.owner[0]}",
-                    action="give each state a group of its own: KafkaState(…, group=…)",
-                )
-        return marks
-
-    def _committed(self, consumer: Any, asked: list[Any]) -> list[Any]:
-        """Waits for the group's coordinator: a cluster chooses one when it is first asked for it, or has elected."""
-        kafka, deadline = kafka_module(), time.monotonic() + ASK_SECS
-        while True:
-            try:
-                return list(consumer.committed(asked, timeout=ASK_SECS))
-            except kafka.KafkaException as error:
-                moves = (kafka.KafkaError.NOT_COORDINATOR, kafka.KafkaError.COORDINATOR_NOT_AVAILABLE)
-                if error.args[0].code() not in moves or time.monotonic() > deadline:
-                    raise
-                time.sleep(_KNOWN_SECS)
-
-    def producer(self, part: int, on_delivery: Any) -> Any:
-        settings = {
-            "log_level": 0,
-            # The partition of a key as Java's clients choose it.
-            "partitioner": "murmur2_random",
-            "message.timeout.ms": _MESSAGE_MS,
-            **self.connection.config,
-            "transactional.id": f"{self.ids}/{part}",
-            "delivery.report.only.error": True,
-            "on_delivery": on_delivery,
-        }
-        return self._client(kafka_module().Producer, settings)
-
-    def _client(self, kind: Any, settings: dict[str, Any]) -> Any:
-        try:
-            return kind(settings)
-        except Exception as error:  # the client's, for a setting that it does not take
-            raise settings_refused(self.connection, self.what, error) from None
-
-
-def _of_client(raised: BaseException) -> BaseException:
-    """The client's error: Python makes a SystemError of one that it raises while it calls on_delivery."""
-    error: BaseException | None = raised
-    while error is not None and not isinstance(error, kafka_module().KafkaException):
-        error = error.__cause__
-    if error is None:
-        raise raised
-    return error
-
-
-_ADVICE = {
-    "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic and message.max.bytes in config=, or write less",
-    "TOPIC_AUTHORIZATION_FAILED": "let its user WRITE and DESCRIBE the topic, and READ it, for the marks",
-    "GROUP_AUTHORIZATION_FAILED": "let its user READ and DESCRIBE the group of the marks",
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "let its user WRITE and DESCRIBE transactional ids GROUP/TOPOLOGY/NAME/…",
-}
+# As long a transaction that was committed a moment ago may be missing in the group's offsets, and messages at a
+# leader that was just elected.
+_BEHIND_SECS = 5.0
+# A mark has the ends of so many partitions: brokers take 4,096 bytes of it by default (offset.metadata.max.bytes).
+_ENDS_MAX = 200
 
 
 class PartProducer:
@@ -251,6 +37,7 @@ class PartProducer:
     def __init__(self, way: Way, part: int) -> None:
         self._way, self._part, self.owner = way, part, way.owner
         self._failed: list[Any] = []
+        self._looks = way.reader()
         with way.consumer(stable=True) as consumer:
             self._group = consumer.consumer_group_metadata()
             self._producer = way.producer(part, lambda error, _: self._failed.append(error))
@@ -262,8 +49,34 @@ class PartProducer:
         """How many partitions the topic has now."""
         return self._way.count(self._producer)
 
+    def check_known(self, part: OutsidePart, count: int) -> None:
+        """Looks whether the cluster still has the transaction before this one, its mark and its messages.
+
+        Args:
+            count: how many partitions the topic has.
+
+        Raises:
+            StateBehind: it has lost transactions, also when it is asked again for some seconds.
+            StaleEpoch: a later coordinator has written.
+            StateAway: the cluster does not answer.
+        """
+        way, deadline = self._way, time.monotonic() + _BEHIND_SECS
+        while True:
+            marks = way.marks(self._looks, range(count))
+            ends = way.ends(self._looks, min(count, _ENDS_MAX))
+            own = marks.get(part.number)
+            part.mark.is_new(own.mark if own else None, way.what)  # raises for marks of a later coordinator
+            try:
+                part.check_known([one.mark for one in marks.values()], way.what)
+                _check_ends(part, marks.values(), ends, way.what)
+                return
+            except StateBehind:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(KNOWN_SECS)
+
     def write(self, stored: Stored, messages: Iterator[Message], ordered: bool) -> None:
-        """Puts the mark and the messages by one transaction.
+        """Puts the mark and the messages by one transaction; the mark gets the ends behind them.
 
         Args:
             ordered: fail, and put nothing, if the topic has not as many partitions as ``stored`` says, at any time.
@@ -273,13 +86,12 @@ class PartProducer:
             StateAway: the cluster does not answer; the transaction may have been committed.
             TridentError: Kafka refuses, and nothing was put.
         """
-        way, kafka, self._failed[:] = self._way, kafka_module(), []
-        at = kafka.TopicPartition(way.topic, self._part, stored.mark.txid, metadata=stored.text)
+        way, self._failed[:] = self._way, []
         with way.asking("begin a transaction"):
             self._producer.begin_transaction()
         began = time.monotonic()
         try:
-            self._write_open(at, stored, messages, ordered)
+            self.stored = self._write_open(stored, messages, ordered)
         except Fenced:
             if time.monotonic() - began < way.open_secs_max:
                 raise
@@ -290,19 +102,22 @@ class PartProducer:
                 action="raise transaction.timeout.ms in config=, up to the brokers' transaction.max.timeout.ms; or "
                 "partitions=; or give it smaller batches",
             ) from None
-        self.stored = stored
 
-    def _write_open(self, at: Any, stored: Stored, messages: Iterator[Message], ordered: bool) -> None:
-        """Fills the transaction that has begun, and commits it, or aborts it."""
+    def _write_open(self, stored: Stored, messages: Iterator[Message], ordered: bool) -> Stored:
+        """Fills the transaction that has begun, and commits it, or aborts it; returns the mark as it was put."""
         way = self._way
         try:
-            # First of all: a producer that is fenced is told so before it sends a row.
-            with way.asking("put its mark"):
-                self._producer.send_offsets_to_transaction([at], self._group, ASK_SECS)
+            self._put_mark(stored)  # first of all: a producer that is fenced is told so before it sends a row
+            sent = False
             for message in messages:
                 self._produce(message)
-            with way.asking("send messages"):
-                self._flush()
+                sent = True
+            if sent:
+                with way.asking("send messages"):
+                    self._flush()
+                ends = way.ends(self._looks, min(stored.topic_partitions, _ENDS_MAX))
+                stored = replace(stored, ends=ends)
+                self._put_mark(stored)
             if ordered and (now := self.count()) != stored.topic_partitions:
                 raise TridentError(
                     f"the topic of {way.what} has other partitions", found=now, expected=stored.topic_partitions
@@ -312,6 +127,12 @@ class PartProducer:
             raise
         with way.asking("commit a transaction"):
             self._producer.commit_transaction(COMMIT_SECS)
+        return stored
+
+    def _put_mark(self, stored: Stored) -> None:
+        at = kafka_module().TopicPartition(self._way.topic, self._part, stored.mark.txid, metadata=stored.text)
+        with self._way.asking("put its mark"):
+            self._producer.send_offsets_to_transaction([at], self._group, ASK_SECS)
 
     def _produce(self, message: Message) -> None:
         with self._way.asking("send a message"):
@@ -343,6 +164,19 @@ class PartProducer:
         """Lets readers go on at once; if it fails, the next producer does it."""
         with suppress(kafka_module().KafkaException, SystemError):
             self._producer.abort_transaction(ASK_SECS)
+
+
+def _check_ends(part: OutsidePart, marks: Iterable[Stored], ends: Sequence[int], what: str) -> None:
+    """Raises StateBehind if a partition ends before the messages of the transaction before this one."""
+    last = part.known or (0, 0)
+    known = [one.ends for one in marks if (one.mark.txid, one.mark.attempt_id) == last]
+    for number, (now, *before) in enumerate(zip_longest(ends, *known, fillvalue=0)):
+        if now < max(before, default=0):
+            raise StateBehind(
+                f"{what} lacks messages of transaction {last[0]} or an earlier one, which it had",
+                found=f"partition {number} ends at offset {now}",
+                expected=f"at offset {max(before)} or later",
+            )
 
 
 class PartProducers:

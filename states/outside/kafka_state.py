@@ -12,7 +12,8 @@ from trident.kafka.settings import KAFKA_OF_ALL, Connection, KafkaSettings, kafk
 from trident.states.core.host_bound import is_this_host
 from trident.states.core.names import check_name
 from trident.states.outside.kafka_messages import Message, MessageForm
-from trident.states.outside.kafka_producer import ASK_SECS, Fenced, PartProducer, PartProducers, Stored, Way
+from trident.states.outside.kafka_producer import PartProducer, PartProducers
+from trident.states.outside.kafka_way import ASK_SECS, Fenced, Stored, Way
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
 
 if TYPE_CHECKING:
@@ -175,8 +176,9 @@ class KafkaState(OutsideState):
             before.mark.taken_over(incarnation, epoch, self.adopt) if before else OutsideMark(incarnation, epoch, 0, 0)
         )
         ours = (mark.incarnation, mark.epoch) == (incarnation, epoch)  # else a later coordinator's stays
-        if ours and before != Stored(producer.owner, mark, count):
-            producer.write(Stored(producer.owner, mark, count), iter(()), False)
+        stored = Stored(producer.owner, mark, count, before.ends if before else ())
+        if ours and before != stored:
+            producer.write(stored, iter(()), False)
         return mark
 
     def publish(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> None:
@@ -207,7 +209,10 @@ class KafkaState(OutsideState):
             return
         count = producer.count()
         self._check_count(count, {stored.topic_partitions} if stored else set())
-        producer.write(Stored(producer.owner, part.mark, count), rows if new else iter(()), bool(self.key))
+        if new and part.known is not None:
+            producer.check_known(part, count)
+        mark = Stored(producer.owner, part.mark, count, stored.ends if stored else ())
+        producer.write(mark, rows if new else iter(()), bool(self.key))
 
     # --- parts
 

@@ -6,10 +6,12 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +28,10 @@ from trident.coordinators.errors import (
     SchemaMismatch,
     StaleEpoch,
     StateAway,
+    StateBehind,
     TridentError,
 )
-from trident.states.outside import kafka_producer, kafka_state
+from trident.states.outside import kafka_producer, kafka_state, kafka_way
 from trident.states.outside.kafka_producer import PartProducer, PartProducers
 
 ALL = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
@@ -51,8 +54,15 @@ def state(kafka: KafkaBroker, topic: str) -> KafkaState:
     return KafkaState(kafka.address, topic, key="k", value="v", name="out")
 
 
-def part(txid: int, epoch: int = 1, number: int = 0, incarnation: str = "inc", attempt: int = 0) -> OutsidePart:
-    return OutsidePart("top", "out", number, OutsideMark(incarnation, epoch, txid, attempt))
+def part(
+    txid: int,
+    epoch: int = 1,
+    number: int = 0,
+    incarnation: str = "inc",
+    attempt: int = 0,
+    known: tuple[int, int] | None = None,
+) -> OutsidePart:
+    return OutsidePart("top", "out", number, OutsideMark(incarnation, epoch, txid, attempt), known=known)
 
 
 def rows(*words: str) -> Iterator[pa.RecordBatch]:
@@ -242,7 +252,7 @@ def test_what_a_topic_cannot_take_is_told_before_anything_starts(kafka, state, m
         replace(state, partitions=4).check_store(ROWS)
     with pytest.raises(SchemaMismatch, match="found: 3; expected: 5"):
         replace(state, topic_partitions=5).check_store(ROWS)
-    monkeypatch.setattr(kafka_producer, "ASK_SECS", 0.3)
+    monkeypatch.setattr(kafka_way, "ASK_SECS", 0.3)
     with pytest.raises(StateAway, match="no answer of the brokers at 127.0.0.1:1"):
         replace(state, bootstrap="127.0.0.1:1").check_store(ROWS)
 
@@ -285,6 +295,77 @@ def test_a_topic_that_was_made_anew_has_no_marks(kafka, state) -> None:
     kafka.delete(state.topic)
     kafka.create(state.topic, 3)
     assert state.take_over("top", "inc", 2) == {0: OutsideMark("inc", 2, 0, 0)}
+
+
+# --- transactions that the cluster loses
+
+
+def test_a_topic_that_is_made_anew_amid_a_run_gets_nothing_more(kafka, state, monkeypatch) -> None:
+    monkeypatch.setattr(kafka_producer, "_BEHIND_SECS", 0.0)
+    state.take_over("top", "inc", 1)
+    state.publish(part(1), rows("a1"))
+    state.publish(part(2, known=(1, 0)), rows("a2"))
+    with pytest.raises(StateBehind, match="lacks transaction 2 attempt 1"):
+        state.publish(part(3, known=(2, 1)), rows("a3"))
+    kafka.delete(state.topic)
+    kafka.create(state.topic, 3)
+    for txid in (3, 3):
+        with pytest.raises(StateBehind, match="lacks .*transaction 2"):
+            state.publish(part(txid, known=(2, 0)), rows("a3"))
+    assert values(kafka, state.topic) == []
+    state.take_over("top", "inc", 2)  # its marks do not say more
+    with pytest.raises(StateBehind):
+        state.publish(part(3, epoch=2, known=(2, 0)), rows("a3"))
+    with pytest.raises(StaleEpoch):  # an older coordinator is told so in the first place
+        state.publish(part(3, known=(2, 0)), rows("a3"))
+    assert values(kafka, state.topic) == []
+
+
+def test_a_log_that_ends_before_what_it_had_gets_nothing_more(kafka, state, monkeypatch) -> None:
+    """A late answer alone is waited for: of marks behind a commit, of ends behind an election."""
+    two, told = replace(state, partitions=2), kafka_way.Way.ends
+    two.take_over("top", "inc", 1)
+    for number in (0, 1):
+        two.publish(part(1, number=number), rows("a1", "b1", "c1"))
+    with two._way("top").consumer() as reader:
+        ends = two._way("top").ends(reader, 3)
+    longest = ends.index(max(ends))
+    cut = (*ends[:longest], ends[longest] - 1, *ends[longest + 1 :])
+    late = [cut]
+    monkeypatch.setattr(kafka_way.Way, "ends", lambda *asked: late.pop() if late else told(*asked))
+    two.publish(part(2, known=(1, 0)), rows("a2"))
+    assert not late
+    monkeypatch.setattr(kafka_producer, "_BEHIND_SECS", 0.0)
+    monkeypatch.setattr(kafka_way.Way, "ends", lambda *_: cut)
+    with pytest.raises(StateBehind, match="of transaction 2 .*found: partition . ends at offset"):
+        two.publish(part(3, known=(2, 0)), rows("a3"))
+    assert values(kafka, state.topic) == sorted([b"a1", b"b1", b"c1"] * 2 + [b"a2"])
+
+
+@pytest.mark.skipif(not ALL, reason="make kills runs it: the broker is started again")
+@pytest.mark.parametrize("lost", ["messages", "marks"])
+def test_a_cluster_that_comes_back_with_an_older_log_gets_nothing_more(kafka, state, lost: str) -> None:
+    """As by an unclean election: the leader that comes back lacks what was acknowledged."""
+    state.take_over("top", "inc", 1)
+    state.publish(part(1), rows("a1", "b1"))
+    kafka.kill()  # what it has written is in its files
+    logs = [path for path in (kafka.folder / "data").iterdir() if path.name.startswith(state.topic)]
+    logs = logs if lost == "messages" else [kafka.folder / "data" / "__consumer_offsets-0"]
+    for log in logs:
+        shutil.copytree(log, kafka.folder / "kept" / log.name)
+    kafka.start()
+    published(state, part(2, known=(1, 0)), "a2", "b2")
+    kafka.kill()
+    for log in logs:
+        shutil.rmtree(log)
+        shutil.move(kafka.folder / "kept" / log.name, log)
+    kafka.start()
+    with pytest.raises(StateBehind, match=f"lacks {'messages of ' if lost == 'messages' else ''}transaction 2"):
+        published(state, part(3, known=(2, 0)), "a3", "b3")
+    state.take_over("top", "inc", 2)
+    with pytest.raises(StateBehind):
+        published(state, part(3, epoch=2, known=(2, 0)), "a3", "b3")
+    assert b"a3" not in values(kafka, state.topic)
 
 
 @pytest.mark.parametrize("limit", ["of the client", "of the topic"])
@@ -465,6 +546,13 @@ def test_a_group_without_a_coordinator_is_asked_again(state) -> None:
             return asked
 
     assert state._way("top").marks(Moved(), range(2)) == {} and not answers
+
+
+def published(state: KafkaState, one: OutsidePart, *words: str) -> None:
+    """As the framework does it: again and again while the brokers are away."""
+    while True:
+        with suppress(StateAway):
+            return state.publish(one, rows(*words))
 
 
 def _asked(self: PartProducer, action: Callable[[], None]) -> None:

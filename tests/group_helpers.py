@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -29,9 +30,9 @@ def append_binding(name: str = "rows", **state: object) -> StateBinding:
     return StateBinding(DeltaAppend(name, **state), APPEND, (), ROWS, ("word", "n"))  # type: ignore[arg-type]
 
 
-def map_binding(name: str = "counts") -> StateBinding:
+def map_binding(name: str = "counts", **settings: Any) -> StateBinding:
     count = SimpleNamespace(native_name="count")
-    return StateBinding(DeltaMapState(name), KEYED, ("word",), COUNTS, ("count",), count)
+    return StateBinding(DeltaMapState(name, **settings), KEYED, ("word",), COUNTS, ("count",), count)
 
 
 class Group:

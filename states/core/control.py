@@ -63,8 +63,8 @@ def decode_control(path: object, text: str | None) -> ControlRecord:
             f"the Delta table {path} was not made by this framework",
             found="no control record",
             expected="the control record of a topology",
-            action="choose another state name or another warehouse; a table of rows is taken over by "
-            "DeltaAppend(name, adopt=True), a keyed one cannot be",
+            action="choose another state name or another warehouse; DeltaAppend(name, adopt=True) takes over a table "
+            "of rows, DeltaMapState(name, adopt=True) one with a row for each key",
         )
     try:
         return as_record(parse_stored(text), ControlRecord, _SCHEMA)

@@ -672,6 +672,29 @@ class KernelEngine:
         # Kernel does not see the metadata among the actions: its snapshot in memory is old.
         return self.load_version(snapshot.path, after.version)
 
+    def take_over(
+        self,
+        snapshot: TableSnapshot,
+        schema_json: str,
+        properties: Mapping[str, str],
+        control: Mapping[str, str],
+        engine_info: str,
+    ) -> TableSnapshot:
+        """Gives a table a schema, properties and control records, in one commit at ``snapshot.version + 1``.
+
+        Args:
+            schema_json: the present fields and nullable ones behind them, as for :meth:`add_columns`.
+            properties: set beside those that the table has.
+
+        Raises:
+            CommitConflict, CommitOutcomeUnknown, TableError: as for :meth:`commit_files`.
+        """
+        row = json.loads(guard(snapshot.path, lambda: self.row_text(snapshot._java.getMetadata().toRow())))
+        configuration = {**(row.get("configuration") or {}), **properties}
+        action = json.dumps({"metaData": {**row, "schemaString": schema_json, "configuration": configuration}})
+        after = self._commit(snapshot, [action], None, control, engine_info, self._manual)
+        return self.load_version(snapshot.path, after.version)
+
     def enable_control(self, snapshot: TableSnapshot) -> TableSnapshot:
         """Give a table the feature that control records need; commits, unless it has it.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trident.coordinators.errors import ConfigError
 from trident.states.core.binding import WHOLE_VALUES, StateBinding, TableKind, kept_schema
 from trident.states.core.guarantee import GuaranteeRow
-from trident.states.core.names import check_name
+from trident.states.core.names import check_flag, check_name
 from trident.states.core.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN, TableSpec, table_schema
 from trident.states.delta.columns import check_columns
 
@@ -37,6 +37,10 @@ class DeltaMapState:
             if anything waits; seconds. Of both: while the table is large beside
             what waits, up to four times as much.
         snapshot_retention_txids: this many transactions back a snapshot can be read.
+        adopt: take over a Delta table that another program's MERGEs have written, as the state's table. Its rows are
+            the values before the first transaction, and none is written again. It must have the state's keys and
+            values as its columns, and one row of each key (docs/migrate.md). Once it is the state's, this says
+            nothing more.
 
     Raises:
         TopologyError: the name cannot be used.
@@ -47,12 +51,14 @@ class DeltaMapState:
     merge_every_txids: int = 50
     merge_interval_secs: float = 30.0
     snapshot_retention_txids: int = 1000
+    adopt: bool = False
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
         _require(self, "merge_every_txids", int, 1)
         _require(self, "merge_interval_secs", (int, float), 0)
         _require(self, "snapshot_retention_txids", int, 0)
+        check_flag(self.adopt, f"adopt of state {self.name}")
 
 
 def _require(state: DeltaMapState, setting: str, kind: type[int] | tuple[type[int], type[float]], least: int) -> None:

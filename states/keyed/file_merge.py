@@ -34,7 +34,7 @@ from trident.states.keyed.merge_files import FOLDER, MergedFiles, MergeJob
 from trident.states.keyed.merge_io import InFile
 from trident.states.keyed.merge_process import MERGE_PROCESS, Cancelled, MergeProcess
 from trident.states.keyed.merge_rows import MergedMeanwhile, RowMerge, why_not
-from trident.states.keyed.tables import column_names, greatest_txid, least_txid
+from trident.states.keyed.tables import adopted_version, column_names, greatest_txid, least_txid
 
 log = logging.getLogger("trident.compactor")
 
@@ -198,7 +198,8 @@ class FileMerge:
             raise CannotMerge(reason)
         aggregator = None if state.merging in WHOLE_VALUES else state.aggregator
         schema, kept = arrow_schema(state.schema), state.deleted_retention_txids
-        return RowMerge(schema, tuple(state.keys), aggregator, state.sequence, kept)
+        adopted = adopted_version(plain.schema_json) is not None
+        return RowMerge(schema, tuple(state.keys), aggregator, state.sequence, kept, adopted)
 
     def _why_not(self, state: StateDescriptor, plain: TableSnapshot) -> str | None:
         local = storage.local_path(self._plain) is not None and storage.local_path(self._log) is not None

@@ -196,7 +196,7 @@ def _rows(view: Pinned[LogSnapshot], txid: int, keys: AskedKeys) -> pa.Table:
     schema = pa.schema([*_arrow(state), *hidden])
     found = [schema.empty_table()]
     of_table = schema if is_sequenced(state) else _arrow(state)
-    if txid < control.starts_at:
+    if txid < control.starts_at and not view.was_adopted:
         return found[0]
     if view.plain is not None:
         for rows in _of_table(view.plain, list(view.plain.files), of_table, keys):

@@ -46,6 +46,7 @@ class RowMerge:
         sequence: of whole values the column by which the greatest (sequence, txid) counts; "" where the newest does.
             Then the table's rows have their ``_deleted`` and ``_txid``, and those of deleted keys are kept.
         kept_txids: for how long (``compaction.forgotten_below``).
+        adopted: whether the table has rows that no MERGE has written, from before the first transaction.
     """
 
     schema: pa.Schema
@@ -53,6 +54,7 @@ class RowMerge:
     aggregator: str | None
     sequence: str = ""
     kept_txids: int = 0
+    adopted: bool = False
 
     @property
     def values(self) -> list[str]:
@@ -146,6 +148,8 @@ class RowMerge:
                 f"a key is in the table twice: {keys.slice(int(old_rows[new_rows < 0][0]), 1).to_pylist()}"
             )
         uptos = base.column(UPTO_COLUMN).take(pa.array(old_rows))
+        if self.adopted:
+            uptos = uptos.fill_null(0)
         if uptos.null_count or pc.any(pc.greater(uptos, after)).as_py():
             raise MergedMeanwhile("a row that the log changes holds rows of it already, or no MERGE has written it")
         # Each key's last row: of the table, of the log, or what both make together, behind all others.

@@ -38,8 +38,12 @@ def merge_into(
     plan: MergePlan,
     source: "DataFrame",
     native: NativeMerge | None,
+    adopted: bool = False,
 ) -> None:
     """Merges new rows, one per key, into the plain table at ``path``; its Delta settings are the session's.
+
+    Args:
+        adopted: whether the table has rows that no MERGE of ours has written, from before the first transaction.
 
     Raises:
         CommitConflict: another compactor merged meanwhile; nothing was changed.
@@ -50,7 +54,7 @@ def merge_into(
         backquoted(field.name): quoted(field.name, "s") for field in state.schema.fields
     }
     added[backquoted(UPTO_COLUMN)] = _txid(plan.upto)
-    changed = _changed(state, plan, native)
+    changed = _changed(state, plan, native, adopted)
     if is_sequenced(state):
         # A row of the table that is later in the sequence stays, and so does a deleted one: it holds the key deleted.
         # Nothing of this MERGE shows in it, so that the guard need not look at it.
@@ -63,7 +67,7 @@ def merge_into(
     elif keeps_last(state):
         # Delta computes conditions for rows without a match too, so that nothing may raise here: a deleted row
         # that does not pass is left to the update, which raises.
-        merge = merge.whenMatchedDelete(deleted("s") & _passes(plan)).whenMatchedUpdate(set=changed)
+        merge = merge.whenMatchedDelete(deleted("s") & _passes(plan, adopted)).whenMatchedUpdate(set=changed)
         merge = merge.whenNotMatchedInsert(~deleted("s"), added)
     else:
         merge = merge.whenMatchedUpdate(set=changed).whenNotMatchedInsert(values=added)
@@ -73,12 +77,14 @@ def merge_into(
         raise _meaning(error, path, plan) from error
 
 
-def _changed(state: StateDescriptor, plan: MergePlan, native: NativeMerge | None) -> dict[str, "str | Column"]:
+def _changed(
+    state: StateDescriptor, plan: MergePlan, native: NativeMerge | None, adopted: bool
+) -> dict[str, "str | Column"]:
     """Returns what a MERGE sets in a row that is there."""
     kinds = {field.name: field.dataType for field in state.schema.fields}
     raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
     changed: dict[str, "str | Column"] = {
-        backquoted(UPTO_COLUMN): F.when(_passes(plan), _txid(plan.upto)).otherwise(raises)
+        backquoted(UPTO_COLUMN): F.when(_passes(plan, adopted), _txid(plan.upto)).otherwise(raises)
     }
     for name in state.value_fields:
         new = quoted(name, "s")
@@ -100,9 +106,10 @@ def _forgotten(state: StateDescriptor, plan: MergePlan) -> "Column":
     return deleted("t") & F.coalesce(quoted(TXID_COLUMN, "t") < bound, F.lit(False))
 
 
-def _passes(plan: MergePlan) -> "Column":
-    """True of a matched row that holds nothing of this MERGE; null of one that we did not write."""
-    return ~F.expr(guard_condition(plan, f"t.{UPTO_COLUMN}"))
+def _passes(plan: MergePlan, adopted: bool) -> "Column":
+    """True of a matched row that holds nothing of this MERGE; null of one that we did not write, nor adopt."""
+    upto = f"t.{UPTO_COLUMN}"
+    return ~F.expr(guard_condition(plan, f"coalesce({upto}, 0)" if adopted else upto))
 
 
 def _txid(txid: int) -> "Column":

@@ -18,7 +18,7 @@ from trident.states.delta import history
 from trident.states.delta.kernel_errors import TableMissing
 from trident.states.delta.log_tables import Snapshot, Tables
 from trident.states.keyed.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
-from trident.states.keyed.tables import merged_upto, own_control, plain_as_of
+from trident.states.keyed.tables import adopted_version, merged_upto, own_control, plain_as_of
 
 _TRIES = 10
 
@@ -38,6 +38,11 @@ class Pinned(Generic[Snapshot]):
     control: ControlRecord
     plain: Snapshot | None = None
     merged: int | None = None
+
+    @property
+    def was_adopted(self) -> bool:
+        """Tells whether the plain table had rows before the state's first transaction."""
+        return self.plain is not None and adopted_version(self.plain.schema_json) is not None
 
     @property
     def pair(self) -> tuple[LogView, TableView] | None:
@@ -146,7 +151,9 @@ def _as_of(engine: Tables[Snapshot], table: Pinned[Snapshot], txid: int) -> Pinn
     """The state's tables, at older versions where txid is older than what they hold."""
     state, starts_at = table.state, table.control.starts_at
     if txid < starts_at:
-        return table
+        if not table.was_adopted:
+            return table
+        txid = starts_at - 1  # its rows are those that it was adopted with
     if table.merged is None:
         published = _append_as_of(engine, table.published, txid)
         if published is None:

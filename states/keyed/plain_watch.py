@@ -22,11 +22,11 @@ from trident.states.core.storage import Signature
 from trident.states.delta import halts, history
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.log_entries import Watched, entry_signature, has_log, versions_of
-from trident.states.keyed.tables import merged_upto, open_plain
+from trident.states.keyed.tables import adopted_version, merged_upto, open_plain
 
 # A mark of a plain table holds P as its txid; there is no attempt in it.
 _NO_ATTEMPT = 0
-# In place of a digest: changes of others were accepted in the table, so that its log alone does not give it again.
+# In place of a digest: the table has rows of others, adopted or accepted, so that its log alone does not give it again.
 ACCEPTED = "accepted"
 
 
@@ -82,9 +82,10 @@ class PlainWatch:
         snapshot = open_plain(self._engine, state, str(path), str(log_path))
         mark = marks.get(snapshot.table_id)
         if mark is None:
-            # Never looked at: everything that can still be seen of it must be ours.
+            # Never looked at: all that can still be seen of it must be ours, from the version on that made it so.
             lowest = min(versions_of(str(path)), default=snapshot.version + 1)
-            mark = TableMark(max(lowest - 1, 0), 0, _NO_ATTEMPT, "")
+            adopted = adopted_version(snapshot.schema_json)
+            mark = TableMark(max(lowest - 1, adopted or 0), 0, _NO_ATTEMPT, "" if adopted is None else ACCEPTED)
         self._look(state, path, snapshot, mark, starts_at)
         return snapshot
 

@@ -118,7 +118,7 @@ def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnap
     assert table.merged is not None, "an append has no log"
     state, control = table.state, table.control
     base = no_rows(spark, state)
-    if txid < control.starts_at:
+    if txid < control.starts_at and not table.was_adopted:
         return Stored(state, control, base, None, (0, 0))
     plain_files: list[LiveFile] | None = []
     if table.plain is not None:

@@ -25,6 +25,7 @@ from trident.states.keyed.log_merge import (
 )
 from trident.states.keyed.merge_statement import merge_into
 from trident.states.keyed.snapshot import log_frame, plain_frame
+from trident.states.keyed.tables import adopted_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +76,8 @@ class SparkMerge:
                 # The guard also proves that no row changed since this version was read.
                 table, _ = plain_frame(session, self._engine, plain)
                 source = folded(state, table_rows(state, table), rows, self._combiner)
-            merge_into(session, self._plain, state, plan, source, self._native)
+            adopted = adopted_version(plain.schema_json) is not None
+            merge_into(session, self._plain, state, plan, source, self._native, adopted)
 
     def _session(
         self, state: StateDescriptor, plan: MergePlan, plain: TableSnapshot, marker: Mapping[str, object]

@@ -18,6 +18,19 @@ from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, Tabl
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.log_tables import Snapshot, TableAsOf, Tables
 
+# In the metadata of an adopted table's column ``_upto``: the version with which it became the state's. And a property
+# of its log.
+ADOPTED = "trident.adopted"
+
+
+def adopted_version(schema_json: str) -> int | None:
+    """The version with which a plain table was adopted; None of a table that was made for its state."""
+    for field in json.loads(schema_json)["fields"]:
+        if field["name"] == UPTO_COLUMN:
+            found = field["metadata"].get(ADOPTED)
+            return found if isinstance(found, int) else None
+    return None
+
 
 def merged_upto(state: StateDescriptor, plain: TableAsOf, starts_at: int) -> int:
     """P of a version of the plain table; before its first MERGE all that was before the state."""
@@ -65,7 +78,15 @@ def open_plain(engine: KernelEngine, state: StateDescriptor, plain: str, log_pat
     try:
         snapshot = engine.load(plain)
     except TableMissing:
-        control = own_control(state, engine.load(log_path))
+        log = engine.load(log_path)
+        control = own_control(state, log)
+        if ADOPTED in log.properties:
+            raise TableError(
+                f"the table {plain} is gone, and its log does not have the rows with which it was adopted",
+                found="no table",
+                expected="the table that the state has taken over",
+                action="bring the table back from a back-up, or begin again with `trident reset`",
+            ) from None
         if control.floor >= control.starts_at:
             raise TableError(
                 f"the table {plain} is gone, and its log no longer has all transactions",

@@ -18,6 +18,8 @@ from trident.states.delta import halts, history
 from trident.states.delta.evolution import add_columns
 from trident.states.delta.kernel import TableMissing, TableSnapshot
 from trident.states.delta.log_entries import has_log
+from trident.states.keyed.adoption import adopt
+from trident.states.keyed.tables import ADOPTED
 from trident.states.publishing.dead_letters import kind_beside, same_name, tables_beside
 from trident.states.publishing.group_tables import GroupTables, columns_text
 
@@ -105,16 +107,18 @@ class TableOpener:
             snapshot = loaded or self._tables.engine.load(str(path))
         except TableMissing:
             self._tables.check_fence()  # of an incarnation that was reset meanwhile: its tables would stop the next one
+            adopted = self._adopt_plain(binding, first)
             snapshot = self._tables.engine.create_table(
                 str(path),
                 spec.schema_json,
                 spec.partition_columns,
-                spec.properties,
+                {**spec.properties, **({ADOPTED: "true"} if adopted else {})},
                 {DOMAIN: first.encode()},
                 self._tables.engine_info,
             )
         else:
-            if getattr(binding.state, "adopt", False) and self._may_adopt(path, snapshot):
+            adopts = binding.state_kind.appends and getattr(binding.state, "adopt", False)
+            if adopts and self._may_adopt(path, snapshot):
                 self._tables.check_fence()
                 snapshot = self._adopt(snapshot, first)
         self._tables.engine.mark_for_cleanup(str(path))
@@ -166,6 +170,18 @@ class TableOpener:
         return self._tables.engine.commit_files(
             snapshot, [], None, {DOMAIN: control.encode()}, self._tables.engine_info
         )
+
+    def _adopt_plain(self, binding: StateBinding, control: ControlRecord) -> bool:
+        """A keyed state whose log is about to be made takes over the plain table that is there, where it is to."""
+        plain = binding.state_kind.plain_table(binding)
+        if plain is None or not getattr(binding.state, "adopt", False):
+            return False
+        tables = self._tables
+        state = StateDescriptor.of(binding, tables.topology, tables.group, tables.incarnation, control.starts_at)
+        path = tables.warehouse / plain.path
+        found = adopt(tables.engine, path, binding, plain, control, state.merge_app, tables.engine_info)
+        self._check_owner(path, found)
+        return True
 
     def _check_owner(self, path: Place, control: ControlRecord) -> None:
         owner, own = (control.topology, control.group), (self._tables.topology, self._tables.group)

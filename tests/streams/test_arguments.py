@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trident import DeltaAppend, FixedBatchSpout, TridentConfig, TridentTopology, configure_spark, opaque
+from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, TridentConfig, TridentTopology, configure_spark, opaque
 from trident.commands import admin
 from trident.coordinators.errors import TridentError, described
 from trident.states.maps.backed_map import non_transactional
@@ -41,6 +41,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "configure_spark": lambda odd: configure_spark(odd),
     "DeltaAppend.partition_columns": lambda odd: stream().partition_persist(DeltaAppend("x", partition_columns=odd)),
     "DeltaAppend.adopt": lambda odd: DeltaAppend("x", adopt=odd),
+    "DeltaMapState.adopt": lambda odd: DeltaMapState("x", adopt=odd),
     "StaticMap": StaticMap,
     "SqliteMap.path": lambda odd: SqliteMap(odd, "t"),
     "RedisMap.durable": lambda odd: RedisMap("redis://h:1", "t", durable=odd),
@@ -57,6 +58,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 FINE: dict[str, list[Any]] = {
     "with_overrides": [[]],
     "DeltaAppend.adopt": [True],
+    "DeltaMapState.adopt": [True],
     "DeltaAppend.partition_columns": [[]],
     "RedisMap.durable": [True],
     "skip_replays": [True],

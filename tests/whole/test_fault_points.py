@@ -102,6 +102,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/delta/log_commit.py:remove_draft": (1, _SPACE),
     "states/delta/log_commit.py:remove_drafts": (1, _SPACE),
     "states/delta/kernel.py:KernelEngine.add_columns": (1, _LOOKS),
+    "states/delta/kernel.py:KernelEngine.take_over": (1, _LOOKS),
     "states/delta/kernel.py:KernelEngine.enable_control": (2, "guard builds, guard_commit is delta.commit"),
     "states/delta/table_lock.py:_taken": (2, "an empty file to be locked"),
     "states/delta/kernel_files.py:fsync_log_entry": (3, _INSIDE + ": delta.commit"),
@@ -273,6 +274,7 @@ def test_a_method_called_only_inside_a_fault_point_is_so() -> None:
 
 # Points that the crash sweep does not arm, and the test file that does.
 ELSEWHERE = {
+    "adopt.look": "test_adoption.py",
     "copy.open": "test_local_copies.py",
     "copy.build": "test_local_copies.py",
     "copy.apply": "test_local_copies.py",

@@ -55,7 +55,7 @@ from trident.states.keyed.log_watch import (
     unbroken,
 )
 from trident.states.keyed.plain_watch import is_our_merge, is_our_publish
-from trident.states.keyed.tables import merged_upto
+from trident.states.keyed.tables import adopted_version, merged_upto
 from trident.states.publishing.dead_letters import tables_beside
 
 
@@ -320,7 +320,10 @@ class _Look:
         if UPTO_COLUMN not in frame.columns or not set(descriptor.keys) <= set(frame.columns):
             return "columns of the state are gone"
         upto = F.col(UPTO_COLUMN)
-        odd = frame.filter(upto.isNull() | (upto > table.merged)).count()
+        strange = upto > table.merged
+        if adopted_version(frame.schema.json()) is None:
+            strange = upto.isNull() | strange
+        odd = frame.filter(strange).count()
         if odd:
             return f"{odd} rows were not written by a MERGE (no {UPTO_COLUMN} up to {table.merged})"
         keys = [F.col(backquoted(key)) for key in descriptor.keys]

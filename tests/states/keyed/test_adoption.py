@@ -1,0 +1,327 @@
+"""A keyed state takes over the target of another program's MERGEs: its rows count, and none is written again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.group_helpers import Group, map_binding
+from tests.topology_helpers import WAIT_SECS, Starter, starter
+from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology, Upsert, read
+from trident.commands import admin
+from trident.config import TridentConfig
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, ForeignTable, Halted, SchemaMismatch, TableError
+from trident.coordinators.faults import InjectedFault
+from trident.states.core.descriptor import load_descriptor
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.tables import adopted_version
+
+OLD = [("a", 10), ("b", 20), (None, 5)]
+
+
+@pytest.fixture(scope="module")
+def engine(spark: SparkSession) -> KernelEngine:
+    return KernelEngine(spark)
+
+
+@pytest.fixture(autouse=True)
+def no_faults() -> Iterator[None]:
+    yield
+    faults.disarm()
+
+
+def table(spark: SparkSession, path: Path, rows: list = OLD, schema: str = "word string, count long") -> None:
+    """A table as a foreachBatch with a MERGE leaves it: some files, a transaction id of the job's."""
+    half = len(rows) // 2
+    spark.createDataFrame(rows[:half], schema).coalesce(1).write.format("delta").save(str(path))
+    writer = spark.createDataFrame(rows[half:], schema).coalesce(1).write.format("delta").mode("append")
+    writer.option("txnAppId", "job").option("txnVersion", 7).save(str(path))
+
+
+def data_files(path: Path) -> set[str]:
+    return {str(found.relative_to(path)) for found in path.rglob("*.parquet") if "_delta_log" not in found.parts}
+
+
+def live_files(engine: KernelEngine, path: Path) -> set[str]:
+    return {file.path for file in engine.live_files(engine.load(str(path)))}
+
+
+def counts(spark: SparkSession, path: Path) -> dict[str | None, int]:
+    return {row["word"]: row["count"] for row in spark.read.format("delta").load(str(path)).collect()}
+
+
+def live(spark: SparkSession, warehouse: Path, txid: int | None = None, name: str = "counts") -> dict:
+    return {row[0]: row[1] for row in read(spark, str(warehouse), name, txid=txid).collect()}
+
+
+def adopting(engine: KernelEngine, warehouse: Path, **more: object) -> Group:
+    return Group(engine, warehouse, [map_binding(adopt=True)], **more)  # type: ignore[arg-type]
+
+
+def merged(spark: SparkSession, engine: KernelEngine, group: Group, upto: int) -> Compactor:
+    compactor = Compactor(spark, engine, group.warehouse, load_descriptor(group.warehouse, "counts"))
+    assert compactor.merge_once(upto, force=True) is not None
+    return compactor
+
+
+# --- rows ---------------------------------------------------------------------------------------------
+
+
+def words(batches: list) -> TridentTopology:
+    """Counts on top of one adopted table, last values on top of another, and what the counts were before."""
+    topology = TridentTopology("words")
+    rows = topology.new_stream("s", FixedBatchSpout("word string, at long", batches))
+    state = rows.group_by("word").persistent_aggregate(DeltaMapState("counts", adopt=True), Count(), "count")
+    rows.partition_persist(DeltaMapState("last", adopt=True), updater=Upsert("word"))
+    state.new_values_stream().partition_persist(DeltaMapState("seen"), updater=Upsert("word"))
+    return topology
+
+
+@pytest.fixture
+def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Starter]:
+    with starter(spark, zk_server, zk_root, tmp_path) as made:
+        yield made
+
+
+def test_the_rows_of_an_adopted_table_are_the_state_before_its_first_transaction(
+    spark: SparkSession, start: Starter, engine: KernelEngine, tmp_path: Path
+) -> None:
+    """Read as of any transaction, looked up, merged natively; and another start reads what is merged."""
+    warehouse = tmp_path / "warehouse"
+    table(spark, warehouse / "counts")
+    table(spark, warehouse / "last", [("a", 1), ("b", 2), ("z", 3)], "word string, at long")
+    before = {name: live_files(engine, warehouse / name) for name in ("counts", "last")}
+    query = start.run(words([[("a", 7), ("c", 8)], [("a", 9), (None, 1)]]), local_copies=False)
+    assert {name: live_files(engine, warehouse / name) for name in before} == before
+    assert {name: data_files(warehouse / name) for name in before} == before, "no file is there that was not"
+    assert counts(spark, warehouse / "counts") == {"a": 10, "b": 20, None: 5}, "for any reader of the table"
+    expected = {0: dict(OLD), 1: {"a": 11, "b": 20, None: 5, "c": 1}, 2: {"a": 12, "b": 20, None: 6, "c": 1}}
+    for txid, wanted in expected.items():
+        assert live(spark, warehouse, txid) == wanted
+        assert dict(query.snapshot("counts", txid=txid).collect()) == wanted
+    assert live(spark, warehouse, None, "last") == {"a": 9, "b": 2, "z": 3, "c": 8, None: 1}
+    assert live(spark, warehouse, None, "seen") == {"a": 12, "c": 1, None: 6}, "new values are on top of the table's"
+    assert query.get("counts", ["a", "b"]) == [{"count": 12}, {"count": 20}]
+    query.stop(compact=False)
+
+    query = start(words([[("a", 7), ("c", 8)], [("a", 9), (None, 1)], [("b", 3)]]), local_copies=True)
+    query.process_all_available(WAIT_SECS)
+    assert live(spark, warehouse, None, "seen") == {"a": 12, "b": 21, "c": 1, None: 6}, "from a local copy, too"
+    query.stop()
+    config = TridentConfig(warehouse=str(warehouse))
+    admin.compact("words", config=config, force=True)
+    assert counts(spark, warehouse / "counts") == {"a": 12, "b": 21, None: 6, "c": 1}
+    operations = {row.operation for row in spark.sql(f"DESCRIBE HISTORY delta.`{warehouse}/counts`").collect()}
+    assert "MERGE" in operations
+    assert live(spark, warehouse) == {"a": 12, "b": 21, None: 6, "c": 1}
+
+
+def test_delta_s_own_merge_goes_on_from_adopted_rows(spark: SparkSession, engine: KernelEngine, tmp_path: Path) -> None:
+    """Where the native one is not possible: a table with a feature that is left to Delta; and twice, by its guard."""
+    table(spark, tmp_path / "counts")
+    spark.sql(f"ALTER TABLE delta.`{tmp_path}/counts` SET TBLPROPERTIES ('delta.minWriterVersion' = '4')")
+    group = adopting(engine, tmp_path).open()
+    group.commit(1, ["a", "c"])
+    plan = Compactor(spark, engine, tmp_path, load_descriptor(tmp_path, "counts")).plan(1)
+    merged(spark, engine, group, 1)
+    assert counts(spark, tmp_path / "counts") == {"a": 11, "b": 20, None: 5, "c": 1}
+    assert plan is not None
+    stale = Compactor(spark, engine, tmp_path, load_descriptor(tmp_path, "counts"))
+    group.commit(2, ["a", "b"])
+    merged(spark, engine, group, 2)
+    with pytest.raises((CommitConflict, TableError)):
+        stale._by_spark.merge(
+            stale.state, plan[0]._replace(upto=3), plan[1], plan[2], {}
+        )  # a zombie of the first MERGE
+    assert counts(spark, tmp_path / "counts") == {"a": 12, "b": 21, None: 5, "c": 1}
+    Group(engine, tmp_path, [map_binding(adopt=True)], epoch=2, record=group.record).open()
+
+
+# --- a start that is killed, and other writers ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("commit", [1, 2, 3])
+@pytest.mark.parametrize("outcome", ["fail_before", "do_then_fail"])
+def test_an_adoption_that_is_killed_runs_again(
+    spark: SparkSession, engine: KernelEngine, tmp_path: Path, commit: int, outcome: str
+) -> None:
+    """The commits of a start: the feature of control records, the adoption, the log."""
+    table(spark, tmp_path / "counts")
+    files = data_files(tmp_path / "counts")
+    faults.arm(f"delta.commit:{outcome}:{commit}")
+    with pytest.raises((InjectedFault, TableError)):
+        adopting(engine, tmp_path).open()
+    assert not faults.unfired()
+    faults.disarm()
+    group = adopting(KernelEngine(spark), tmp_path, epoch=2).open()
+    assert data_files(tmp_path / "counts") == files
+    group.commit(1, ["b"])
+    assert live(spark, tmp_path) == {"a": 10, "b": 21, None: 5}
+    merged(spark, engine, group, 1)
+    assert counts(spark, tmp_path / "counts") == {"a": 10, "b": 21, None: 5}
+
+
+def test_a_table_whose_keys_cannot_be_read_is_adopted_at_the_next_start(spark, engine, tmp_path: Path) -> None:
+    table(spark, tmp_path / "counts")
+    faults.arm("adopt.look:fail_before:1")
+    with pytest.raises(InjectedFault):
+        adopting(engine, tmp_path).open()
+    assert engine.load(str(tmp_path / "counts")).control("trident") is None
+    adopting(engine, tmp_path, epoch=2).open()
+
+
+def test_a_job_that_still_writes_is_found(spark: SparkSession, engine: KernelEngine, tmp_path: Path) -> None:
+    """Before the adoption its commit makes that fail, and be tried again; behind it the topology halts."""
+    table(spark, tmp_path / "counts")
+    late = spark.createDataFrame([("late", 1)], "word string, count long").write.format("delta").mode("append")
+    group = adopting(engine, tmp_path)
+    check = group.committer._opener._tables.engine.enable_control
+
+    def enable(snapshot: object) -> object:
+        late.save(str(tmp_path / "counts"))
+        return check(snapshot)  # type: ignore[arg-type]
+
+    engine.enable_control = enable  # type: ignore[method-assign]
+    try:
+        with pytest.raises(CommitConflict):
+            group.open()
+    finally:
+        del engine.enable_control
+    assert "_upto" not in spark.read.format("delta").load(str(tmp_path / "counts")).columns
+    group = adopting(engine, tmp_path).open()
+    late.mode("overwrite").save(str(tmp_path / "counts"))
+    with pytest.raises(Halted, match="WRITE"):
+        Group(engine, tmp_path, [map_binding(adopt=True)], epoch=2, record=group.record).open()
+
+
+def test_commits_before_the_adoption_are_not_looked_at(spark, engine, tmp_path: Path) -> None:
+    """The mark of the table is made at the first advance: until then the adoption itself says where we begin."""
+    table(spark, tmp_path / "counts")
+    group = adopting(engine, tmp_path).open()
+    version = engine.load(str(tmp_path / "counts")).version
+    assert adopted_version(engine.load(str(tmp_path / "counts")).schema_json) == version
+    again = Group(engine, tmp_path, [map_binding()], epoch=2, record=group.record).open()
+    again.commit(1, ["a"])
+    Group(engine, tmp_path, [map_binding()], epoch=3, record=again.record).open()
+
+
+def test_an_adopted_table_that_is_gone_is_not_made_anew(spark, engine, tmp_path: Path) -> None:
+    """Its log does not have the rows with which it was adopted; also before ZooKeeper knows of it."""
+    table(spark, tmp_path / "counts")
+    group = adopting(engine, tmp_path).open()
+    shutil.rmtree(tmp_path / "counts")
+    with pytest.raises(TableError, match="is gone.*the rows with which it was adopted"):
+        Group(engine, tmp_path, [map_binding()], epoch=2, record=group.record).open()
+    assert not (tmp_path / "counts").exists()
+
+
+def test_a_table_of_another_topology_is_not_adopted(spark: SparkSession, engine: KernelEngine, tmp_path: Path) -> None:
+    table(spark, tmp_path / "counts")
+    adopting(engine, tmp_path).open()
+    shutil.rmtree(tmp_path / "counts__log")
+    with pytest.raises(ForeignTable, match="top"):
+        adopting(engine, tmp_path, topology="elsewhere").open()
+    assert not (tmp_path / "counts__log").exists()
+
+
+def test_after_a_reset_the_table_is_not_adopted_again(spark: SparkSession, engine: KernelEngine, tmp_path) -> None:
+    """Its MERGEs say up to which transaction of the earlier life it is: the next life has the same numbers."""
+    table(spark, tmp_path / "counts")
+    group = adopting(engine, tmp_path).open()
+    group.commit(1, ["a"])
+    with pytest.raises(Halted, match="incarnation inc"):
+        adopting(engine, tmp_path, incarnation="next").open()
+
+
+# --- tables of which not all is understood --------------------------------------------------------------
+
+CREATE = "CREATE TABLE delta.`{path}` ({columns}) USING delta {more}"
+PLAIN = "word STRING, count BIGINT"
+
+
+def made(columns: str = PLAIN, more: str = "", *then: str) -> Callable[[SparkSession, Path], None]:
+    def make(spark: SparkSession, path: Path) -> None:
+        spark.sql(CREATE.format(path=path, columns=columns, more=more))
+        for statement in then:
+            spark.sql(statement.format(table=f"delta.`{path}`"))
+
+    return make
+
+
+def properties(**given: str) -> str:
+    return "TBLPROPERTIES (" + ", ".join(f"'delta.{key}' = '{value}'" for key, value in given.items()) + ")"
+
+
+def shallow_clone(spark: SparkSession, path: Path) -> None:
+    table(spark, path.parent / "original")
+    spark.sql(f"CREATE TABLE delta.`{path}` SHALLOW CLONE delta.`{path.parent}/original`")
+
+
+REFUSED: dict[str, tuple[Callable[[SparkSession, Path], None], str]] = {
+    "partitioned": (made(more="PARTITIONED BY (word)"), "partition columns.*word"),
+    "clustered": (made(more="CLUSTER BY (word)"), "table feature clustering"),
+    "append only": (made(PLAIN, properties(appendOnly="true")), "delta.appendOnly = true"),
+    "change feed": (made(PLAIN, properties(enableChangeDataFeed="true")), "delta.enableChangeDataFeed = true"),
+    "column mapping": (made(PLAIN, "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"), "columnMapping.mode = name"),
+    "row tracking": (made(PLAIN, properties(enableRowTracking="true")), "rowTracking"),
+    "constraint": (
+        made(PLAIN, "", "ALTER TABLE {table} ADD CONSTRAINT positive CHECK (count > 0)"),
+        "delta.constraints.positive",
+    ),
+    "deletion vectors": (
+        made(
+            PLAIN,
+            properties(enableDeletionVectors="true"),
+            "INSERT INTO {table} SELECT /*+ COALESCE(1) */ CAST(id AS STRING), id FROM range(10)",
+            "DELETE FROM {table} WHERE count = 3",
+        ),
+        "deletion vectors in 1 files",
+    ),
+    "shallow clone": (shallow_clone, "data files outside"),
+    "generated": (
+        made("word STRING, count BIGINT GENERATED ALWAYS AS (CAST(1 AS BIGINT))"),
+        "column count with delta.generationExpression",
+    ),
+    "not null": (made("word STRING NOT NULL, count BIGINT"), "column word that must not be null.*DROP NOT NULL"),
+    "varchar": (made("word VARCHAR(9), count BIGINT"), "column word with __CHAR_VARCHAR"),
+    "another type": (made("word STRING, count INT"), "column count integer.*expected.*count long"),
+    "further column": (made("word STRING, count BIGINT, at DATE"), "column at, which the state does not write"),
+    "fewer columns": (made("word STRING"), "no column count"),
+    "doubled": (
+        made(PLAIN, "", "INSERT INTO {table} VALUES ('a', 1), ('b', 1), ('a', 2)"),
+        "a key has several rows.*2 rows of {'word': 'a'}",
+    ),
+    "not there": (lambda spark, path: None, "has no table to adopt"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_table_of_which_not_all_is_understood_is_refused_and_left_as_it_was(
+    what: str, spark: SparkSession, engine: KernelEngine, tmp_path: Path
+) -> None:
+    make, said = REFUSED[what]
+    path = tmp_path / "counts"
+    make(spark, path)
+    log = {found.name: found.read_bytes() for found in (path / "_delta_log").glob("*.json")}
+    with pytest.raises((TableError, SchemaMismatch), match=said):
+        adopting(engine, tmp_path).open()
+    assert {found.name: found.read_bytes() for found in (path / "_delta_log").glob("*.json")} == log
+    assert not (tmp_path / "counts__log").exists() and not (tmp_path / "_trident").exists()
+
+
+def test_the_old_table_s_own_settings_stay(spark: SparkSession, engine: KernelEngine, tmp_path: Path) -> None:
+    made("count BIGINT COMMENT 'so many', word STRING", properties(logRetentionDuration="interval 7 days"))(
+        spark, tmp_path / "counts"
+    )
+    adopting(engine, tmp_path).open()
+    snapshot = engine.load(str(tmp_path / "counts"))
+    assert snapshot.properties["delta.logRetentionDuration"] == "interval 7 days"
+    fields = {field["name"]: field for field in json.loads(snapshot.schema_json)["fields"]}
+    assert list(fields) == ["count", "word", "_upto"] and fields["count"]["metadata"] == {"comment": "so many"}

@@ -70,7 +70,8 @@ random: check-java $(STAMP) $(CLASSES)
 kills: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/whole/test_kill.py tests/spouts/test_stream_spout.py tests/messages/test_reliability_faults.py \
 		tests/messages/test_tracked_streams.py tests/running/test_interrupted_script.py tests/running/test_stopping.py tests/states/outside/test_kafka_state.py \
-		tests/states/outside/test_kafka_topology.py -s $(PYTEST_ARGS)
+		tests/states/outside/test_kafka_topology.py tests/states/outside/test_http_state.py \
+		tests/states/outside/test_http_topology.py -s $(PYTEST_ARGS)
 
 # The store that sweep, races and failover run on: disk, s3 or hdfs.
 STORE := disk

@@ -65,6 +65,7 @@ _NAMES = {
         "BackingMap FencedBackingMap MapState QueryFunction RemovableMapState Snapshottable State StateFactory "
         "StateUpdater"
     ),
+    "states.outside.http_state": "HttpState",
     "states.outside.kafka_state": "KafkaState",
     "states.outside.postgres_state": "PostgresState",
     "states.outside.port": "OutsideMark OutsidePart OutsideRows OutsideState",

@@ -87,6 +87,7 @@ from trident.states.maps.user_states import Snapshottable as Snapshottable
 from trident.states.maps.user_states import State as State
 from trident.states.maps.user_states import StateFactory as StateFactory
 from trident.states.maps.user_states import StateUpdater as StateUpdater
+from trident.states.outside.http_state import HttpState as HttpState
 from trident.states.outside.kafka_state import KafkaState as KafkaState
 from trident.states.outside.port import OutsideMark as OutsideMark
 from trident.states.outside.port import OutsidePart as OutsidePart

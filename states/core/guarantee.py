@@ -24,8 +24,10 @@ class GuaranteeRow:
         name: short, for tests.
         state: as the README shows it.
         guarantee: with a transactional or an opaque spout.
+        better: how its user has exactly once with this kind of state, if that is possible.
     """
 
     name: str
     state: str
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    better: str = ""

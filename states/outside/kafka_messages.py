@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from trident.coordinators.errors import FieldError, TopologyError, TridentError
 from trident.states.core.tables import DELETED_COLUMN
+from trident.states.outside.json_rows import check_json, objects, values_alone
 from trident.states.outside.port import OutsideRows
 
-_AS_JSON = "strings, numbers, booleans, binary, dates, timestamps; arrays, structs, and maps with text as keys"
-_SIMPLE = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary", "date")
-_TIMES = ("timestamp", "timestamp_ntz")
 _HEADERS = ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>")
 
 
@@ -63,7 +57,7 @@ class MessageForm:
                 expected=f"key={list(rows.keys)!r}",
             )
         for name in {*self.key, *([self.value] if self.value else self._of_object(list(kinds)))}:
-            _check_json(kinds[name], f"the field {name!r} of {what}")
+            check_json(kinds[name], f"the field {name!r} of {what}")
         if self.headers and kinds[self.headers].simpleString() not in _HEADERS:
             raise FieldError(
                 f"the field {self.headers!r} of {what} cannot be headers",
@@ -91,107 +85,15 @@ class MessageForm:
     def _keys(self, batch: pa.RecordBatch, what: str) -> Sequence[bytes | None]:
         if not self.key:
             return [None] * batch.num_rows
-        return _alone(batch, self.key[0], what) if len(self.key) == 1 else _objects(batch, self.key, what)
+        return values_alone(batch, self.key[0], what) if len(self.key) == 1 else objects(batch, self.key, what)
 
     def _values(self, batch: pa.RecordBatch, what: str) -> Sequence[bytes | None]:
         if self.value is not None:
-            return _alone(batch, self.value, what)
-        return _objects(batch, self._of_object(batch.schema.names), what)
+            return values_alone(batch, self.value, what)
+        return objects(batch, self._of_object(batch.schema.names), what)
 
     def _of_object(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name not in (self.headers, DELETED_COLUMN)]
-
-
-def _check_json(kind: Any, what: str) -> None:
-    """Raises FieldError for a type of Spark whose values JSON has no form for."""
-    name = kind.simpleString()
-    inside: list[Any] = []
-    if hasattr(kind, "fields"):
-        inside = [field.dataType for field in kind.fields]
-    elif name.startswith("array<"):
-        inside = [kind.elementType]
-    elif name.startswith("map<string,"):
-        inside = [kind.valueType]
-    elif name not in (*_SIMPLE, *_TIMES) and not name.startswith("decimal("):
-        raise FieldError(f"{what} cannot be in a message of Kafka", found=name, expected=_AS_JSON)
-    for one in inside:
-        _check_json(one, what)
-
-
-def _alone(batch: pa.RecordBatch, name: str, what: str) -> Sequence[bytes | None]:
-    column = batch.column(name)
-    values = column.to_pylist()
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return values
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return [None if value is None else value.encode() for value in values]
-    plain = _plain(column.type)
-    made = (value if value is None or plain is None else plain(value) for value in values)
-    return [None if value is None else _json({name: value}, value, what) for value in made]
-
-
-def _objects(batch: pa.RecordBatch, names: Sequence[str], what: str) -> Sequence[bytes]:
-    rows = batch.select(list(names))
-    plain = {name: make for name in names if (make := _plain(rows.schema.field(name).type)) is not None}
-    found = []
-    for row in rows.to_pylist():
-        for name, make in plain.items():
-            if row[name] is not None:
-                row[name] = make(row[name])
-        found.append(_json(row, row, what))
-    return found
-
-
-def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Makes objects of the maps inside a value, which Arrow gives as pairs; None: there is no map inside."""
-    if pa.types.is_map(kind):
-        item = _plain(kind.item_type) or (lambda value: value)
-        return lambda pairs: {key: None if value is None else item(value) for key, value in pairs}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        each = _plain(kind.value_type)
-        return each and (lambda values: [None if value is None else each(value) for value in values])
-    if pa.types.is_struct(kind):
-        inside = {field.name: make for field in kind if (make := _plain(field.type)) is not None}
-        return (
-            (lambda row: row | {name: make(row[name]) for name, make in inside.items() if row[name] is not None})
-            if inside
-            else None
-        )
-    return None
-
-
-def _json(fields: Mapping[str, Any], value: Any, what: str) -> bytes:
-    """The value, which is made of the fields; an error names the field, and shows nothing of the row."""
-    try:
-        return _ENCODER.encode(value).encode()
-    except ValueError:  # NaN and the infinities, which a reader would take for null
-        wrong = [name for name, one in fields.items() if not _is_json(one)]
-        raise TridentError(
-            f"a row of {what} cannot be written as JSON",
-            found=f"NaN or an infinity in {', '.join(map(repr, wrong))}",
-            expected="finite numbers, or null",
-        ) from None
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        _ENCODER.encode(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _other(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if isinstance(value, (date, datetime)):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    raise TypeError(f"{type(value).__name__} is no JSON")
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_other)
 
 
 def _headers(found: Sequence[Any], what: str) -> list[tuple[str, bytes | None]]:

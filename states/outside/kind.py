@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import ConfigError, TopologyError, described
 from trident.states.core.binding import LAST, DecidedRows, StateBinding, TablelessKind
-from trident.states.core.guarantee import GuaranteeRow
+from trident.states.core.guarantee import Guarantee, GuaranteeRow
 from trident.states.core.names import check_flag
 from trident.states.core.plain_values import Row
 from trident.states.outside.port import OutsideRows, OutsideState
@@ -24,10 +24,21 @@ class OutsideKind(TablelessKind):
     appends = True
     keeps_marks = True
     why_no_new_values = "rows that are published outside of the warehouse"
-    guarantee_rows = (GuaranteeRow("OUTSIDE", "PostgresState, an OutsideState"),)
+    guarantee_rows = (
+        GuaranteeRow(
+            "REPEATING",
+            "HttpState",
+            Guarantee.AT_LEAST_ONCE,
+            better="HttpState(…, honours_keys=True), where its server takes requests of one Idempotency-Key once",
+        ),
+        GuaranteeRow("OUTSIDE", "KafkaState, PostgresState, HttpState(…, honours_keys=True), an OutsideState"),
+    )
 
     def holds(self, state: object) -> bool:
         return isinstance(state, OutsideState)
+
+    def guarantee_row(self, state: Any) -> GuaranteeRow:
+        return self.guarantee_rows[1 if state.exactly_once else 0]
 
     def takes_upserts(self, state: Any) -> bool:
         return bool(state.takes_upserts)
@@ -54,7 +65,7 @@ class OutsideKind(TablelessKind):
 
     def staging_details(self, binding: StateBinding) -> dict[str, Any]:
         """Fixed with the decision: were it not, a part that is published could stand for other rows after a restart."""
-        return {"partitions": binding.state.partitions}
+        return {"partitions": binding.state.partitions, "settings": dict(binding.state.decided_with())}
 
     def rows_now(self, binding: StateBinding, incarnation: str) -> list[Row]:
         raise TopologyError(

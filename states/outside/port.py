@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trident.coordinators.errors import ForeignMarks, StaleEpoch, StateBehind
@@ -22,6 +22,8 @@ from trident.coordinators.errors import ForeignMarks, StaleEpoch, StateBehind
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from trident.states.core.place import Place
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class OutsidePart:
         keys, upserts: as of :class:`OutsideRows`. With upserts the rows have the boolean column ``_deleted`` besides:
             where it is true the key is to be deleted.
         known: (txid, attempt id) of the state's transaction before this one; None: there is none, or it is not known.
+        settings: those that the state gave when the transaction was decided, by ``decided_with``.
     """
 
     topology: str
@@ -127,6 +130,7 @@ class OutsidePart:
     keys: tuple[str, ...] = ()
     upserts: bool = False
     known: tuple[int, int] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def check_known(self, stored: Iterable[OutsideMark], where: str) -> None:
         """Looks whether the store still has the transaction before this one.
@@ -172,6 +176,7 @@ class OutsideState(ABC):
         takes_upserts: whether it can be written with ``Upsert``.
         calls_user: whether its methods call code of the user's, which must not run in the coordinator's process. A
             class that is not this framework's is taken to do so.
+        exactly_once: whether the store has each row once; else one may be there again after a failure.
     """
 
     name: str
@@ -180,6 +185,10 @@ class OutsideState(ABC):
     takes_upserts: ClassVar[bool] = False
     calls_user: ClassVar[bool] = True
 
+    @property
+    def exactly_once(self) -> bool:
+        return True
+
     def check_rows(self, rows: OutsideRows) -> None:
         """Raises FieldError or TopologyError, when the topology is built, for rows that it cannot take; no I/O."""
         return
@@ -187,6 +196,18 @@ class OutsideState(ABC):
     def check_beside(self, others: "Sequence[OutsideState]") -> None:
         """Raises TopologyError, when the topology is built, where one of its other outside states is in the way."""
         return
+
+    def decided_with(self) -> Mapping[str, Any]:
+        """Settings, as JSON, that ``publish`` needs as they are when a transaction is decided; asked once for each."""
+        return {}
+
+    def kept_in(self, folder: "Place") -> "OutsideState":
+        """The state as ``take_over`` and ``publish`` are called, for one whose store cannot keep its marks.
+
+        Args:
+            folder: of the warehouse, for this state of this topology alone; it may not be there yet. A reset leaves it.
+        """
+        return self
 
     @abstractmethod
     def check_store(self, rows: OutsideRows) -> None:

@@ -58,7 +58,9 @@ class DeltaCommitter:
         self._tables = GroupTables(engine, warehouse, topology, group, incarnation, epoch, check_fence)
         self._manifests = ManifestStore(warehouse, topology, group, incarnation)
         led = self._tables.check_fence
-        self._outside = OutsidePublisher(engine.spark, topology, incarnation, epoch, led, outside or OutsideProgress())
+        self._outside = OutsidePublisher(
+            engine.spark, warehouse, topology, incarnation, epoch, led, outside or OutsideProgress()
+        )
         user_code = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, led, self._outside)
         self._opener = TableOpener(self._tables, self._bindings)
         self._publisher = Publisher(self._tables, self._bindings, self._manifests, user_code)

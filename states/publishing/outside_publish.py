@@ -11,6 +11,7 @@ from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch, StateB
 from trident.coordinators.records import GroupRecord, TableMark, outside_id
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import LAST, DecidedRows, StateBinding
+from trident.states.core.place import Place
 from trident.states.delta import halts
 from trident.states.outside.health import OutsideProgress
 from trident.states.outside.kind import rows_of
@@ -47,13 +48,15 @@ class OutsidePublisher:
     def __init__(
         self,
         spark: "SparkSession",
+        warehouse: Place,
         topology: str,
         incarnation: str,
         epoch: int,
         check_fence: Callable[[], None],
         progress: OutsideProgress,
     ) -> None:
-        self._spark, self._topology, self._incarnation, self._epoch = spark, topology, incarnation, epoch
+        self._spark, self._warehouse = spark, warehouse
+        self._topology, self._incarnation, self._epoch = topology, incarnation, epoch
         self._check_fence, self._progress = check_fence, progress
         self._opened: set[str] = set()
 
@@ -94,8 +97,12 @@ class OutsidePublisher:
         if decided is None:
             self._progress.has(name, last.txid if last else 0)
 
+    def _state(self, binding: StateBinding) -> OutsideState:
+        # As a table's: no other topology's state has it, for a state's name has no "__".
+        return binding.state.kept_in(self._warehouse / f"{self._topology}__{binding.name}__outbox")
+
     def _take_over(self, binding: StateBinding) -> Sequence[OutsideMark]:
-        name, state = binding.name, binding.state
+        name, state = binding.name, self._state(binding)
         check_store(self._spark, self._topology, binding)
         call = TakeOver(state, self._topology, self._incarnation, self._epoch)
         (answer,) = _answers(self._spark, state, call, 1, True, OPEN_OUTSIDE)
@@ -125,14 +132,16 @@ class OutsidePublisher:
             self._progress.has(binding.name, rows.attempt.txid)
 
     def _publish(self, binding: StateBinding, rows: DecidedRows) -> None:
-        attempt, state = rows.attempt, binding.state
+        attempt, state = rows.attempt, self._state(binding)
         mark = OutsideMark(self._incarnation, self._epoch, attempt.txid, attempt.attempt_id)
         files = [(rows.root / file.path, file.num_records) for file in rows.files]
         count = max(1, min(int(rows.details["partitions"]), len(files)))
         known = (rows.known.txid, rows.known.attempt_id) if rows.known else None
         upserts, keys = rows.details["merging"] == LAST, tuple(rows.details["keys"])
+        settings = rows.details.get("settings", {})  # of versions before: none
         parts = [
-            OutsidePart(self._topology, binding.name, number, mark, keys, upserts, known) for number in range(count)
+            OutsidePart(self._topology, binding.name, number, mark, keys, upserts, known, settings)
+            for number in range(count)
         ]
         few = (
             sum(file.num_records for file in rows.files) <= _DRIVER_ROWS_MAX

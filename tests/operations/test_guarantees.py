@@ -19,6 +19,7 @@ from trident import (
     DeltaAppend,
     DeltaMapState,
     FixedBatchSpout,
+    HttpState,
     MemoryMapState,
     NotExactlyOnceWarning,
     TridentTopology,
@@ -156,6 +157,7 @@ STATES: dict[str, tuple[Any, Callable[[Any, Any], int]]] = {
     "OPAQUE": (opaque("previous", MemoryBackingMap("m")), _updated),
     "MEMORY": (MemoryMapState("memory"), _counted),
     "KEYED": (DeltaMapState("keyed"), _counted),
+    "REPEATING": (HttpState("https://host/orders"), _appended),
     "APPEND": (DeltaAppend("rows"), _appended),
 }
 

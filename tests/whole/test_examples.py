@@ -8,6 +8,7 @@ README's example stops as a user's does; the others leave out the last MERGE.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import runpy
 import sys
@@ -159,3 +160,11 @@ def test_09_split_and_merge(run: Run) -> None:
     assert "from 4 and 8 to 11, which several branches use (computed once):" in out
     assert "|  /a|  3|" in out and "|       3|  404|" in out
     assert "rejected: a line of no known form" in out
+
+
+def test_14_outbox(run: Run) -> None:
+    if importlib.util.find_spec("httpx") is None:
+        pytest.skip("NOT TESTED: HttpState. The client is missing: pip install httpx")
+    out = run("14_outbox.py")
+    assert "orders in the table: 5\nrequests: 8, mails: 4\n  ann: order 1\n  ann: order 4\n  cid: order 3\n" in out
+    assert out.endswith('refused with status 422: {"id":2,"customer":"bob","amount":-5.0}\n')

@@ -20,8 +20,8 @@ PUBLIC = """
 Aggregator BackingMap Backlog BasicBolt BasicOutputCollector BatchCoordinator BatchSpout BoltContext ChainedAggregation
 Combiner Commits CommitterTridentSpout Count DataSourceSpout Debug DeltaAppend DeltaMapState DeltaSpout
 DirectoryQueueSpout Emitted Emitter Equals FailedException FencedBackingMap FileSpout FilterNull FirstN FixedBatchSpout
-GeneratorSpout GroupedStream InProcessQueue InProcessQueueSpout JoinOutFieldsMode JoinType KafkaSpout KafkaState
-LRUMemoryMapState
+GeneratorSpout GroupedStream HttpState InProcessQueue InProcessQueueSpout JoinOutFieldsMode JoinType KafkaSpout
+KafkaState LRUMemoryMapState
 LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate NotExactlyOnceWarning OpaqueKafkaSpout
 OpaquePartitionEmitter OpaquePartitionedTridentSpout OpaqueValue OperationContext OutputCollector OutsideMark
 OutsidePart OutsideRows OutsideState OwnsTable PartitionBatch PartitionEmitter PartitionedCoordinator

@@ -21,6 +21,7 @@ _INSIDE = "called only inside of a fault point of its caller"
 _READ = "hands its request to ZooKeeper._read, which passes zk.read, zk.sync or zk.ensure"
 _SERVER = "files of the embedded server's own process, before anything is coordinated"
 _SPACE = "removes what nobody needs any more: what stays costs space, and is removed by the next"
+_OUTBOX = "the record of an outbox: inside publish.outside or open.outside, or a task's of their jobs"
 _NO_BATCH = "no transaction: a command of the user's, whose tests stop it in its midst"
 _LOOKS = "asks the session about what it has loaded, nothing outside"
 _REHEARSED = "a standby's rehearsal, in a folder of its own: what fails there costs warmth"
@@ -83,6 +84,9 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/keyed/copies.py:own_folder": (1, _COPY),
     "states/keyed/copies.py:forget_copies": (2, _INSIDE + ": repair.step"),
     "states/keyed/copies.py:settled_repair": (1, "fails the recovery, which is tried again"),
+    "states/outside/outbox_log.py:OutboxLog.make": (1, _SPACE),
+    "states/outside/outbox_log.py:OutboxLog.keep_letters": (1, _OUTBOX),
+    "states/outside/outbox_log.py:OutboxLog._put": (6, _OUTBOX),
     "states/core/descriptor.py:StateDescriptor.remove": (1, _NO_BATCH),
     "states/keyed/frames.py:values_by_spark": (1, "reads for a call of the user's, beside all transactions"),
     "states/delta/kernel.py:TableSnapshot.control": (1, _LOOKS),

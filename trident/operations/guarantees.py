@@ -64,6 +64,8 @@ def _text(topology: str, source: SourceNode, node: "PersistNode", row: Guarantee
         )
     elif found is Guarantee.UNLESS_WOKEN:
         better = "a map whose multi_put refuses an older epoch (fenced = True), such as SqliteMap, or DeltaMapState"
+    elif row.better:
+        better = f"{row.better}; or the same spout with DeltaAppend or DeltaMapState"
     else:
         better = f"the same spout with opaque(…) over a fenced map, or with DeltaMapState (found: {row.state})"
     return f"topology {topology!r}: {pair} together are {found.value}; exactly once would be {better}"

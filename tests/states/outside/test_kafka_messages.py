@@ -106,8 +106,8 @@ def test_two_states_of_a_topology_cannot_have_one_group() -> None:
         ({"value": "v"}, "k string", (), "fields that its rows do not have; found: v"),
         ({}, "k string, v string", ("k",), "needs the key of the Upsert"),
         ({"key": "v"}, "k string, v string", ("k",), "needs the key of the Upsert"),
-        ({}, "v map<int, string>", (), "cannot be in a message"),
-        ({}, "v struct<a: array<map<bigint, string>>>", (), "cannot be in a message"),
+        ({}, "v map<int, string>", (), "cannot be written as JSON"),
+        ({}, "v struct<a: array<map<bigint, string>>>", (), "cannot be written as JSON"),
         ({"headers": "v"}, "k string, v map<string, string>", (), "cannot be headers"),
     ],
 )

@@ -1,0 +1,285 @@
+"""The record of an outbox, in the warehouse: how far each part is, and which rows were refused; one writer at a time.
+
+A server that takes requests keeps no mark of ours. So the marks are here, in small files that are numbered: the newest
+counts, and a writer puts the next one only if its number is free. A stale coordinator's writer finds that it is taken,
+reads it, and sees its successor's fence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trident.coordinators.errors import StateAway, TableError
+from trident.coordinators.stored_json import Unreadable, parse_stored
+from trident.states.core import storage
+from trident.states.core.place import Place
+from trident.states.outside.port import OutsideMark, OutsidePart
+
+_NAME = re.compile(r"(\d{20})\.json")
+_DRAFT = re.compile(r"\.(\d{20})\.[0-9a-f]+\.tmp")
+_KEPT = 20
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Refused requests that may not yet be in their file.
+
+    Attributes:
+        file: its name.
+        lines: a JSON object for each.
+    """
+
+    file: str
+    lines: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class PartProgress:
+    """How far a part is.
+
+    Attributes:
+        mark: of the last transaction that is done.
+        begun: (txid, attempt id, rows that are settled) of the one behind it.
+        letters: of the rows that were settled last.
+    """
+
+    mark: OutsideMark
+    begun: tuple[int, int, int] | None = None
+    letters: Letters | None = None
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """The record.
+
+    Attributes:
+        fence: epoch and incarnation of the coordinator that took the state over last.
+        refused: requests in files of dead letters, since the first transaction.
+        wait_until: the server has asked for no request before, seconds since the epoch.
+    """
+
+    fence: OutsideMark | None = None
+    parts: Mapping[int, PartProgress] = field(default_factory=dict)
+    refused: int = 0
+    wait_until: float = 0.0
+
+    def taken_over(self, incarnation: str, epoch: int, adopt: bool) -> Outbox:
+        """The record once a coordinator has taken the state over.
+
+        Raises:
+            ForeignMarks: it is of another incarnation, and is not to be adopted.
+        """
+        parts = {}
+        for number, progress in self.parts.items():
+            mark = progress.mark.taken_over(incarnation, epoch, adopt)
+            begun = progress.begun if mark.incarnation == progress.mark.incarnation else None
+            parts[number] = PartProgress(mark, begun, progress.letters)
+        own = OutsideMark(incarnation, epoch, 0, 0)
+        return replace(self, fence=self.fence.taken_over(incarnation, epoch, adopt) if self.fence else own, parts=parts)
+
+    def begins(self, part: OutsidePart, where: str) -> int | None:
+        """Tells how many rows of a part are settled; None: all, and its mark is here.
+
+        Raises:
+            StaleEpoch: a later coordinator has taken the state over.
+            StateBehind: the record lacks the transaction before.
+        """
+        if self.fence is not None:
+            part.mark.check_fence(self.fence, where)
+        part.check_known([progress.mark for progress in self.parts.values()], where)
+        progress = self.parts.get(part.number)
+        if progress is None:
+            return 0
+        if not part.mark.is_new(progress.mark, where):
+            return None
+        if progress.begun is not None and progress.mark.incarnation == part.mark.incarnation:
+            txid, attempt_id, rows = progress.begun
+            if (txid, attempt_id) == (part.mark.txid, part.mark.attempt_id):
+                return rows
+        return 0
+
+    def settled(self, part: OutsidePart, before: int, rows: int, done: bool, letters: Letters | None) -> Outbox:
+        """The record once more rows of a part are settled.
+
+        Args:
+            before: rows that this writer knows as settled.
+            rows: rows that are settled now.
+            done: whether these are all.
+
+        Raises:
+            StateAway: another process has settled rows of this part meanwhile: it is to be begun again.
+            StaleEpoch, StateBehind: as ``begins``.
+        """
+        where = "the record of the outbox"
+        if self.begins(part, where) != before:
+            raise StateAway(f"another process sends part {part.number} of transaction {part.mark.txid}, too")
+        progress = self.parts.get(part.number)
+        if done:
+            after = PartProgress(part.mark, None, letters)
+        else:
+            none = OutsideMark(part.mark.incarnation, part.mark.epoch, 0, 0)
+            of_this_life = progress is not None and progress.mark.incarnation == part.mark.incarnation
+            mark = replace(progress.mark, epoch=part.mark.epoch) if progress and of_this_life else none
+            after = PartProgress(mark, (part.mark.txid, part.mark.attempt_id, rows), letters)
+        refused = self.refused + (len(letters.lines) if letters else 0)
+        return replace(self, parts={**self.parts, part.number: after}, refused=refused)
+
+    def kept(self, letters: Mapping[int, Letters]) -> Outbox:
+        """The record once letters of parts are in their files."""
+        parts = {
+            number: replace(progress, letters=None) if progress.letters == letters.get(number) else progress
+            for number, progress in self.parts.items()
+        }
+        return replace(self, parts=parts)
+
+    # --- as it is stored
+
+    def encode(self, writer: str) -> bytes:
+        parts = {
+            str(number): {
+                "mark": _mark_fields(progress.mark),
+                "begun": progress.begun,
+                "letters": progress.letters and vars(progress.letters),
+            }
+            for number, progress in self.parts.items()
+        }
+        value = {
+            "schema": _SCHEMA,
+            "writer": writer,
+            "fence": self.fence and _mark_fields(self.fence),
+            "parts": parts,
+            "refused": self.refused,
+            "wait_until": self.wait_until,
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, path: object) -> tuple[Outbox, str]:
+        """The record, and who wrote it."""
+        try:
+            value = parse_stored(data)
+            if value["schema"] != _SCHEMA:
+                raise ValueError(f"schema {value['schema']}")
+            parts = {int(number): _progress(one) for number, one in value["parts"].items()}
+            fence = value["fence"] and OutsideMark(*value["fence"])
+            return cls(fence, parts, int(value["refused"]), float(value["wait_until"])), str(value["writer"])
+        except (Unreadable, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TableError(
+                f"the record of an outbox cannot be read: {path}", found=repr(error), expected=f"schema {_SCHEMA}"
+            ) from error
+
+
+def _mark_fields(mark: OutsideMark) -> list[Any]:
+    return [mark.incarnation, mark.epoch, mark.txid, mark.attempt_id]
+
+
+def _progress(value: Mapping[str, Any]) -> PartProgress:
+    begun, letters = value["begun"], value["letters"]
+    return PartProgress(
+        OutsideMark(*value["mark"]),
+        (int(begun[0]), int(begun[1]), int(begun[2])) if begun else None,
+        Letters(letters["file"], tuple(letters["lines"])) if letters else None,
+    )
+
+
+class OutboxLog:
+    """The record's files: one writer of several that put the next one wins.
+
+    Args:
+        folder: of the state; it is in the warehouse.
+    """
+
+    def __init__(self, folder: Place) -> None:
+        self._folder, self._log, self._refused = folder, folder / "log", folder / "refused"
+        self._known: tuple[int, Outbox] | None = None
+
+    def make(self) -> None:
+        """Makes the folders, and removes what writers that were killed have left."""
+        for folder in (self._log, self._refused):
+            storage.make_folder(folder, self._folder.parent)
+        names = storage.list_names(self._log)
+        newest = _newest(names)
+        for name in names:
+            if (draft := _DRAFT.fullmatch(name)) and int(draft[1]) <= newest:  # it has lost
+                storage.try_delete(self._log / name)
+
+    def read(self) -> Outbox:
+        """The newest record; an empty one where there is none."""
+        while True:
+            newest = _newest(storage.list_names(self._log))
+            if self._known is not None and self._known[0] >= newest:
+                return self._known[1]
+            if not newest:
+                return Outbox()
+            path = self._log / f"{newest:020d}.json"
+            try:
+                self._known = newest, Outbox.decode(storage.read(path), path)[0]
+            except FileNotFoundError:  # it has become an old one meanwhile
+                continue
+            return self._known[1]
+
+    def update(self, change: Callable[[Outbox], Outbox]) -> Outbox:
+        """Puts the next record; ``change`` makes it of the newest, and is called again where another was put meanwhile.
+
+        Raises:
+            what ``change`` raises; nothing was put.
+        """
+        while True:
+            before = self._known[1] if self._known is not None else self.read()
+            after = change(before)
+            if after == before:
+                return before
+            version = (self._known[0] if self._known is not None else 0) + 1
+            if self._put(version, after):
+                self._known = version, after
+                return after
+            self._known = None
+
+    def keep_letters(self) -> None:
+        """Writes the files of dead letters that the record has: it has them first, so that none is there twice."""
+        record = self._known[1] if self._known is not None else self.read()
+        letters = {number: progress.letters for number, progress in record.parts.items() if progress.letters}
+        for one in letters.values():
+            lines = [json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in one.lines]
+            storage.write(self._refused / one.file, "".join(f"{line}\n" for line in lines).encode())
+        if letters:
+            self.update(lambda record: record.kept(letters))
+
+    def _put(self, version: int, record: Outbox) -> bool:
+        """Tells whether the record has got the number."""
+        writer, name = uuid.uuid4().hex, f"{version:020d}.json"
+        draft = storage.draft(self._log, f".{version:020d}.{writer}.tmp")
+        storage.create(draft, record.encode(writer))
+        try:
+            with storage.hold(self._log) as folder:
+                try:
+                    folder.claim(draft, name)
+                except (FileExistsError, storage.OutcomeUnknown):
+                    if not self._is_of(name, writer):
+                        return False
+                folder.flush()
+                # Older numbers are free again: one of them is not the next.
+                if _newest(folder.names()) - version >= _KEPT:
+                    folder.delete(name)
+                    return False
+        finally:
+            storage.try_delete(draft)
+        if version > _KEPT:
+            storage.try_delete(self._log / f"{version - _KEPT:020d}.json")
+        return True
+
+    def _is_of(self, name: str, writer: str) -> bool:
+        try:
+            return Outbox.decode(storage.read(self._log / name), name)[1] == writer
+        except FileNotFoundError:
+            return False
+
+
+def _newest(names: Sequence[str]) -> int:
+    return max((int(found[1]) for name in names if (found := _NAME.fullmatch(name))), default=0)

@@ -1,0 +1,604 @@
+"""HttpState over a real HTTP server, without Spark: each row once for a server that honours keys, whatever fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import random
+import signal
+import ssl
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from tests.states.outside.http_server import TAKES, Answer, Asked, Server, serving
+from tests.zk_security import Certificates
+from trident import HttpState, OutsideMark, OutsidePart, OutsideRows
+from trident.coordinators.errors import (
+    ConfigError,
+    EnvironmentProblem,
+    FieldError,
+    ForeignMarks,
+    StaleEpoch,
+    StateAway,
+    StateBehind,
+    TopologyError,
+    TridentError,
+)
+from trident.states.core import storage
+from trident.states.core.place import Place
+from trident.states.outside import http_sender, http_state, outbox_log
+from trident.states.outside.outbox_log import Letters, Outbox, OutboxLog, PartProgress
+
+ALL = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
+ROWS = OutsideRows("top", StructType().add("id", "long").add("item", "string"))
+
+if importlib.util.find_spec("httpx") is None:
+    pytest.skip("NOT TESTED: HttpState. The client is missing: pip install httpx", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_sender, "_FIRST_SECS", 0.02)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Place:
+    return Place(str(tmp_path)) / "top__out__outbox"
+
+
+@pytest.fixture
+def state(server: Server, folder: Place) -> HttpState:
+    return HttpState(server.url, "out", timeout_secs=10.0)
+
+
+def opened(state: HttpState, folder: Place, epoch: int = 1, incarnation: str = "inc") -> HttpState:
+    kept = state.kept_in(folder)
+    kept.take_over("top", incarnation, epoch)
+    return kept
+
+
+def part(txid: int, epoch: int = 1, number: int = 0, incarnation: str = "inc", **more: Any) -> OutsidePart:
+    settings = {"rows_per_request": 1, "body": None, "decision": f"d{txid}", **more.pop("settings", {})}
+    return OutsidePart("top", "out", number, OutsideMark(incarnation, epoch, txid, 0), settings=settings, **more)
+
+
+def rows(*ids: int) -> Iterator[pa.RecordBatch]:
+    """In batches of two."""
+    pairs = [ids[at : at + 2] for at in range(0, len(ids), 2)]
+    return iter([pa.record_batch({"id": list(pair), "item": [f"item {one}" for one in pair]}) for pair in pairs])
+
+
+def ids(server: Server) -> list[int]:
+    return sorted(body["id"] for body in server.bodies)
+
+
+def letters(folder: Place) -> list[dict[str, Any]]:
+    files = sorted(Path(str(folder / "refused")).glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+# --- what is sent
+
+
+def test_each_row_is_a_request_with_a_key_of_its_own_that_stays(server, folder, state) -> None:
+    out = opened(state, folder)
+    out.publish(part(7), rows(1, 2, 3))
+    out.publish(part(8), rows(1, 2, 3))
+    keys = [asked.key for asked in server.asked]
+    assert len(set(keys)) == 6 and sorted(keys)[0] == "inc-7-out-d7-0-0"
+    first = {asked.row["id"]: asked.key for asked in server.asked if "-7-" in asked.key}
+    assert {asked.method for asked in server.asked} == {"POST"} and server.asked[0].path == "/orders"
+    assert sorted(body["item"] for body in server.bodies) == sorted(2 * ["item 1", "item 2", "item 3"])
+    assert server.asked[0].headers["Content-Type"] == "application/json"
+    # A process that knows nothing of it, as with a warehouse whose record is of before.
+    other = opened(state, folder.parent / "another__out__outbox", epoch=2)
+    other.publish(part(7, epoch=2), rows(1, 2, 3))
+    again = {asked.row["id"]: asked.key for asked in server.asked[6:]}
+    assert again == first and len(server.rows) == 6
+
+
+def test_what_is_published_is_not_sent_again(server, folder, state) -> None:
+    opened(state, folder).publish(part(1), rows(1, 2))
+    opened(state, folder, epoch=2).publish(part(1, epoch=2), rows(1, 2))
+    opened(state, folder, epoch=2).publish(part(1, epoch=2, number=1), rows(3))
+    assert len(server.asked) == 3 and ids(server) == [1, 2, 3]
+
+
+def test_two_decisions_of_one_number_have_other_keys(state) -> None:
+    """A warehouse and a ZooKeeper that are put back together decide the same numbers anew, with other rows."""
+    first, second = state.decided_with(), state.decided_with()
+    assert first["decision"] != second["decision"]
+    made = [next(state._requests(part(1, settings=settings), rows(1))).key for settings in (first, second, first)]
+    assert made[0] == made[2] != made[1]
+
+
+def test_several_rows_a_request_are_cut_as_when_they_were_decided(server, folder, state) -> None:
+    several = opened(replace(state, rows_per_request=2), folder)
+    of_two = {"rows_per_request": 2}
+    several.publish(part(1, settings=of_two), rows(1, 2, 3))
+    assert Counter(len(body) for body in server.bodies) == {2: 1, 1: 1}
+    before = {asked.key for asked in server.asked}
+    # Started anew with another number, in a warehouse that does not know how far it was.
+    changed = opened(replace(state, rows_per_request=3), folder.parent / "another__out__outbox")
+    changed.publish(part(1, settings=of_two), rows(1, 2, 3))
+    assert {asked.key for asked in server.asked} == before and len(server.asked) == 4
+
+
+def test_a_field_is_the_body_and_another_method_and_headers(server, folder, state) -> None:
+    made = replace(state, body="item", method="PUT", headers={"Content-Type": "text/plain", "X-App": "shop"})
+    opened(made, folder).publish(part(1, settings={"body": "item"}), rows(4))
+    (asked,) = server.asked
+    assert (asked.method, asked.body) == ("PUT", b"item 4")
+    assert (asked.headers["Content-Type"], asked.headers["X-App"]) == ("text/plain", "shop")
+
+
+def test_rows_of_one_value_go_in_their_order(server, folder, state) -> None:
+    """While the server takes its time, by chance, for each."""
+    chance = random.Random(7)
+    server.answers = lambda asked: Answer(secs=chance.random() / 100)
+    out = opened(replace(state, ordered_by="item", concurrency=6), folder)
+    batch = pa.record_batch({"id": list(range(60)), "item": [str(number % 5) for number in range(60)]})
+    out.publish(part(1), iter([batch]))
+    assert server.at_once_max > 1
+    for item in map(str, range(5)):
+        taken = [body["id"] for body in server.bodies if body["item"] == item]
+        assert taken == sorted(taken) and len(taken) == 12
+
+
+def test_so_many_requests_at_once_and_a_second_and_no_more(server, folder, state) -> None:
+    server.answers = lambda asked: Answer(secs=0.02)
+    opened(replace(state, concurrency=3), folder).publish(part(1), rows(*range(12)))
+    assert 1 < server.at_once_max <= 3
+    before = len(server.asked)
+    opened(replace(state, rate=40.0, partitions=2), folder).publish(part(2), rows(*range(7)))
+    began = [asked.at for asked in server.asked[before:]]
+    assert max(began) - min(began) >= 6 / 20 - 0.02
+
+
+# --- the server is away, or has enough
+
+
+def test_statuses_that_pass_are_waited_for(server, folder, state) -> None:
+    statuses = iter([500, 503, 408, 429, 409, 425, 502])
+    server.answers = lambda asked: Answer(next(statuses, 200))
+    out = opened(replace(state, concurrency=1), folder)
+    with pytest.raises(StateAway, match="no answer of http://127.0.0.1:.*/orders.*found: status 429"):
+        out.publish(part(1), rows(1, 2))
+    out.publish(part(1), rows(1, 2))
+    assert ids(server) == [1, 2] and len({asked.key for asked in server.asked}) == 2
+
+
+def test_an_answer_that_is_lost_is_asked_for_again_with_the_same_key(server, folder, state) -> None:
+    server.answers = lambda asked: Answer(taken=True, dropped=asked.number % 3 == 0)
+    opened(state, folder).publish(part(1), rows(*range(20)))
+    assert len(server.asked) > 20 and ids(server) == list(range(20))
+
+
+def test_a_server_that_hangs_or_is_gone_is_away(server, folder, state, monkeypatch) -> None:
+    monkeypatch.setattr(http_sender, "_TRIES", 2)
+    out = opened(replace(state, timeout_secs=0.2), folder)
+    server.answers = lambda asked: Answer(secs=60)
+    with pytest.raises(StateAway, match="ReadTimeout"):
+        out.publish(part(1), rows(1))
+    server.close()
+    with pytest.raises(StateAway, match="ConnectError"):
+        out.publish(part(1), rows(1))
+    with pytest.raises(StateAway, match="does not answer"):
+        state.check_store(ROWS)
+
+
+def test_a_pause_that_the_server_asks_for_is_kept(server, folder, state) -> None:
+    server.answers = lambda asked: Answer(429, {"Retry-After": "1"}) if asked.number == 0 else TAKES
+    out = opened(replace(state, concurrency=1), folder)
+    out.publish(part(1), rows(1, 2))
+    assert server.asked[1].at - server.asked[0].at >= 0.99 and ids(server) == [1, 2]
+
+
+def test_a_long_pause_is_kept_by_the_next_tries_in_whichever_process(server, folder, state, monkeypatch) -> None:
+    server.answers = lambda asked: Answer(503, {"Retry-After": "120"})
+    out = opened(state, folder)
+    with pytest.raises(StateAway, match="asks to wait 120 s"):
+        out.publish(part(1), rows(1))
+    asked, server.answers = len(server.asked), lambda asked: TAKES
+    for _ in range(3):
+        with pytest.raises(StateAway, match="asks to wait for 1[012][0-9] s more"):
+            opened(state, folder).publish(part(1), rows(1))
+    assert len(server.asked) == asked
+    now = http_state.time.time
+    monkeypatch.setattr(http_state.time, "time", lambda: now() + 121)
+    out.publish(part(1), rows(1))
+    assert ids(server) == [1]
+
+
+@pytest.mark.parametrize(
+    "header, secs", [("7", 7), ("1e9", 1e9), ("-3", 0), ("nan", 0), ("soon", None), (None, None), ("", None)]
+)
+def test_retry_after_is_read(header: str | None, secs: float | None) -> None:
+    assert http_sender._asked_secs(header) == secs
+
+
+def test_retry_after_may_be_a_date() -> None:
+    assert http_sender._asked_secs("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert (http_sender._asked_secs("Fri, 31 Dec 2100 23:59:59 GMT") or 0) > 1e9
+
+
+def test_where_it_was_broken_off_it_goes_on_and_not_from_the_beginning(server, folder, state) -> None:
+    server.answers = lambda asked: TAKES if asked.row["id"] < 50 else Answer(500)
+    out = opened(replace(state, concurrency=2), folder)
+    with pytest.raises(StateAway):
+        out.publish(part(1), rows(*range(60)))
+    asked, server.answers = len(server.asked), lambda asked: TAKES
+    opened(replace(state, concurrency=2), folder, epoch=2).publish(part(1, epoch=2), rows(*range(60)))
+    assert min(one.row["id"] for one in server.asked[asked:]) == 50
+    assert ids(server) == list(range(60))
+
+
+# --- refusals
+
+
+def refusing(*refused: int, status: int = 422) -> Any:
+    return lambda asked: Answer(status, body=b"no such item") if asked.row["id"] in refused else TAKES
+
+
+def test_a_row_that_is_refused_stops_it_and_those_behind_it_in_its_order_wait(server, folder, state) -> None:
+    server.answers = refusing(2)
+    out = opened(replace(state, ordered_by="item", concurrency=1), folder)
+    batch = [pa.record_batch({"id": [1, 2, 3], "item": ["a", "a", "a"]})]
+    for _ in range(2):
+        with pytest.raises(
+            TridentError, match="refuses a row for good.*found: status 422 for Idempotency-Key: inc-1-out"
+        ) as caught:
+            out.publish(part(1), iter(batch))
+        assert not isinstance(caught.value, StateAway) and ids(server) == [1]
+    server.answers = lambda asked: TAKES
+    out.publish(part(1), iter(batch))
+    assert [body["id"] for body in server.bodies] == [1, 2, 3] and letters(folder) == []
+
+
+def test_a_row_that_is_refused_is_a_dead_letter_once(server, folder, state) -> None:
+    server.answers = refusing(2, 5)
+    out = opened(replace(state, dead_letters=True), folder)
+    out.publish(part(1), rows(*range(8)))
+    out.publish(part(1), rows(*range(8)))
+    assert ids(server) == [0, 1, 3, 4, 6, 7]
+    two, five = letters(folder)
+    assert (two["row"], two["status"], two["answer"], two["txid"]) == (2, 422, "no such item", 1)
+    assert json.loads(two["body"]) == {"id": 2, "item": "item 2"} and two["key"] == "inc-1-out-d1-0-2"
+    assert five["row"] == 5 and OutboxLog(folder).read().refused == 2
+
+
+@pytest.mark.parametrize("moment", ["before the record", "before the file", "behind the file"])
+def test_a_crash_about_a_dead_letter_leaves_it_once(server, folder, state, monkeypatch, moment: str) -> None:
+    """And the row is in the dead letters or with the server, never both: a refusal stands once it is written down."""
+    server.answers = refusing(1)
+    out = opened(replace(state, dead_letters=True), folder)
+    name = "create" if moment == "before the record" else "write"
+    real = getattr(storage, name)
+
+    def crash(*args: Any) -> None:
+        if moment == "behind the file":
+            real(*args)
+        raise OSError("crash")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, name, crash)
+        with pytest.raises(OSError, match="crash"):
+            out.publish(part(1), rows(0, 1, 2))
+    server.answers = lambda asked: TAKES
+    again = opened(replace(state, dead_letters=True), folder, epoch=2)
+    again.publish(part(1, epoch=2), rows(0, 1, 2))
+    again.publish(part(2, epoch=2), rows(3))
+    dead = [one["row"] for one in letters(folder)]
+    assert (dead, ids(server)) == (([], [0, 1, 2, 3]) if moment == "before the record" else ([1], [0, 2, 3]))
+
+
+@pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 405, 407])
+def test_what_says_nothing_of_the_row_is_no_dead_letter(server, folder, state, status: int) -> None:
+    with serving() as other:
+        server.answers = lambda asked: Answer(status, {"Location": other.url})
+        made = replace(state, dead_letters=True, headers={"Authorization": "Bearer s3cret"})
+        with pytest.raises(TridentError, match=f"found: status {status}") as caught:
+            opened(made, folder).publish(part(1), rows(1))
+        assert other.asked == [], "a redirect was followed, with credentials"
+    assert not isinstance(caught.value, StateAway) and letters(folder) == [] and "s3cret" not in str(caught.value)
+
+
+def test_a_conflict_that_stays_is_a_refusal_unless_it_means_that_the_row_is_there(server, folder, state) -> None:
+    server.answers = refusing(1, status=409)
+    with pytest.raises(TridentError, match="status 409"):
+        opened(state, folder).publish(part(1), rows(1))
+    assert len(server.asked) == http_sender._TRIES
+    opened(replace(state, accepts=[409]), folder).publish(part(1), rows(1))
+    assert len(server.asked) == http_sender._TRIES + 1
+
+
+# --- who may send
+
+
+def test_a_stale_coordinator_is_refused_each_time_and_sends_nothing(server, folder, state) -> None:
+    old = opened(state, folder)
+    old.publish(part(1), rows(1))
+    opened(state, folder, epoch=2)
+    for number in range(100):
+        with pytest.raises(StaleEpoch):
+            old.publish(part(2, number=number % 3), rows(9))
+    assert ids(server) == [1] and len(server.asked) == 1
+    assert old.take_over("top", "inc", 1)[0].epoch == 2
+
+
+def test_a_stale_coordinator_that_wakes_up_amid_a_transaction_stops(server, folder, state, monkeypatch) -> None:
+    monkeypatch.setattr(http_state, "_LOOK_SECS", 0.0)
+
+    def answers(asked: Asked) -> Answer:
+        if asked.number == 1:  # its successor finishes the transaction, and the next one
+            new = opened(state, folder, epoch=2)
+            new.publish(part(1, epoch=2), rows(*range(10)))
+            new.publish(part(2, epoch=2), rows(100))
+        return TAKES
+
+    server.answers = answers
+    old = opened(replace(state, concurrency=1), folder)
+    with pytest.raises(StaleEpoch):
+        old.publish(part(1), rows(*range(10)))
+    assert ids(server) == [*range(10), 100]
+    (of_the_last,) = [asked.number for asked in server.asked if asked.row["id"] == 100]
+    assert of_the_last == len(server.asked) - 1, "it has sent rows of a transaction behind which the next one is"
+    assert OutboxLog(folder).read().parts[0].mark.txid == 2
+
+
+def test_another_life_is_refused_unless_it_is_adopted(server, folder, state) -> None:
+    opened(state, folder).publish(part(3), rows(1))
+    with pytest.raises(ForeignMarks, match="another life"):
+        opened(state, folder, epoch=2, incarnation="next")
+    assert OutboxLog(folder).read().parts[0].mark == OutsideMark("inc", 1, 3, 0)
+    new = opened(replace(state, adopt=True), folder, epoch=2, incarnation="next")
+    new.publish(part(1, epoch=2, incarnation="next"), rows(2))
+    assert ids(server) == [1, 2]
+    with pytest.raises(StaleEpoch):
+        state.kept_in(folder).publish(part(4), rows(9))
+
+
+def test_a_record_that_lacks_a_transaction_takes_no_row(server, folder, state) -> None:
+    opened(state, folder).publish(part(1), rows(1))
+    for path in Path(str(folder / "log")).iterdir():
+        path.unlink()
+    with pytest.raises(StateBehind, match="lacks transaction 1"):
+        opened(state, folder).publish(part(2, known=(1, 0)), rows(2))
+    assert ids(server) == [1]
+
+
+# --- the record
+
+
+def record(epoch: int, txid: int = 0) -> Outbox:
+    return Outbox(OutsideMark("inc", epoch, 0, 0), {0: PartProgress(OutsideMark("inc", epoch, txid, 0))})
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    progress = PartProgress(OutsideMark("inc", 2, 3, 1), (4, 0, 17), Letters("f.jsonl", ({"row": 1, "body": "ü\n"},)))
+    full = Outbox(OutsideMark("inc", 2, 0, 0), {3: progress}, 5, 1.5)
+    assert Outbox.decode(full.encode("w"), "p") == (full, "w")
+    for torn in (b"", full.encode("w")[:-2], full.encode("w").replace(b'"schema":1', b'"schema":2')):
+        with pytest.raises(TridentError, match="cannot be read: p"):
+            Outbox.decode(torn, "p")
+
+
+def test_of_two_writers_of_one_number_one_wins_and_the_other_reads_it(folder) -> None:
+    first, second = OutboxLog(folder), OutboxLog(folder)
+    first.make()
+    first.update(lambda _: record(1))
+    second.read()
+    first.update(lambda _: record(2))
+    seen: list[Outbox] = []
+
+    def change(before: Outbox) -> Outbox:
+        seen.append(before)
+        return replace(before, refused=before.refused + 1)
+
+    assert second.update(change) == replace(record(2), refused=1)
+    assert seen == [record(1), record(2)] and first.read() == replace(record(2), refused=1)
+
+
+def test_a_number_that_is_free_again_is_not_the_next(folder, monkeypatch) -> None:
+    monkeypatch.setattr(outbox_log, "_KEPT", 3)
+    late, others = OutboxLog(folder), OutboxLog(folder)
+    late.make()
+    others.update(lambda _: record(1))
+    late.read()
+    for epoch in range(2, 9):
+        others.update(lambda _, epoch=epoch: record(epoch))
+    assert len(list(Path(str(folder / "log")).iterdir())) <= 4
+    seen: list[Outbox] = []
+
+    def change(before: Outbox) -> Outbox:
+        seen.append(before)
+        return replace(before, refused=1)
+
+    assert late.update(change) == replace(record(8), refused=1) and seen[-1] == record(8)
+    assert OutboxLog(folder).read() == replace(record(8), refused=1)
+
+
+def test_two_processes_at_one_part_go_on_from_one_record(server, folder, state) -> None:
+    """As a task of Spark's that is tried again while the first still runs."""
+    out, refused = opened(replace(state, dead_letters=True), folder), []
+
+    def answers(asked: Asked) -> Answer:
+        if asked.number == 0:
+            out.publish(part(1), rows(1, 2))
+        refused.append(asked.row["id"])
+        return Answer(422)
+
+    server.answers = answers
+    with pytest.raises(StateAway, match="another process sends part 0 of transaction 1"):
+        opened(replace(out, concurrency=1), folder).publish(part(1), rows(1, 2))
+    out.publish(part(1), rows(1, 2))
+    assert len(refused) > 2 and sorted(one["row"] for one in letters(folder)) == [0, 1]
+
+
+# --- kills
+
+
+def test_a_coordinator_that_is_killed_at_any_request_leaves_each_row_once(server, folder) -> None:
+    """SIGKILL while a request is under way: before the server has it, or behind that, when the answer is lost."""
+    chance, txids, count = random.Random(int(os.environ.get("TRIDENT_SEED", "5"))), 6, 40
+    kills = {chance.randrange(txids * count): chance.random() < 0.5 for _ in range(40 if ALL else 3)}
+    process: subprocess.Popen[str] | None = None
+
+    def answers(asked: Asked) -> Answer:
+        if asked.number in kills:
+            assert process is not None
+            process.send_signal(signal.SIGKILL)
+            return Answer(taken=kills[asked.number], secs=60)
+        refused = asked.row["n"] % 10 == 3
+        return Answer(422 if refused else 200)
+
+    server.answers = answers
+    epoch, ends = 0, []
+    while not ends or ends[-1]:
+        epoch += 1
+        arguments = [server.url, str(folder), str(epoch), str(txids), str(count)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.states.outside.http_process", *arguments], stdout=subprocess.PIPE, text=True
+        )
+        process.communicate()
+        ends.append(process.returncode)
+        assert process.returncode in (0, -signal.SIGKILL)
+    assert len(ends) > len(kills) // 2
+    wanted = [(txid, n) for txid in range(1, txids + 1) for n in range(count)]
+    taken = [(body["txid"], body["n"]) for body in server.bodies]
+    dead = [(one["txid"], one["row"]) for one in letters(folder)]
+    # A row that was refused was taken once before, where the kill was behind it.
+    assert sorted({*taken, *dead}) == wanted and len(taken) == len(set(taken)) and len(dead) == len(set(dead))
+    assert len(server.asked) < len(wanted) + len(ends) * 8 * 8 + 1
+
+
+# --- secrets and TLS
+
+
+def test_secrets_are_read_where_they_are_kept_and_shown_nowhere(
+    server, folder, state, tmp_path, monkeypatch, caplog
+) -> None:
+    caplog.set_level(0)
+    (tmp_path / "key").write_text("f1le-s3cret\n")
+    made = replace(state, secrets={"Authorization": "Bearer env:API_TOKEN", "X-Key": f"file:{tmp_path}/key"})
+    with pytest.raises(ConfigError, match="environment variable that is not set; expected: API_TOKEN"):
+        made.check_store(ROWS)
+    monkeypatch.setenv("API_TOKEN", "env-s3cret")
+    sent = pickle.loads(pickle.dumps(made.kept_in(folder)))
+    monkeypatch.delenv("API_TOKEN")
+    sent.take_over("top", "inc", 1)
+    sent.publish(part(1), rows(1))
+    headers = server.asked[0].headers
+    assert (headers["Authorization"], headers["X-Key"]) == ("Bearer env-s3cret", "f1le-s3cret")
+    server.answers = lambda asked: Answer(422)
+    replaced = replace(made, dead_letters=True).kept_in(folder)
+    monkeypatch.setenv("API_TOKEN", "env-s3cret")
+    replaced.publish(part(2), rows(1))
+    with pytest.raises(TridentError) as caught:
+        made.kept_in(folder).publish(part(3), rows(1))
+    stored = [path.read_text() for path in Path(str(folder)).rglob("*") if path.is_file()]
+    for text in (repr(sent), repr(made._target()), str(caught.value), caplog.text, *stored):
+        assert "s3cret" not in text
+    assert len(letters(folder)) == 1
+
+
+def test_a_secret_that_could_be_no_header_is_not_shown(state, monkeypatch) -> None:
+    monkeypatch.setenv("API_TOKEN", "s3cret\nX-Other: 1")
+    with pytest.raises(ConfigError, match="one line of ASCII") as caught:
+        replace(state, secrets={"Authorization": "env:API_TOKEN"}).check_store(ROWS)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def test_tls_is_checked_both_ways(certificates, folder) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server)
+    context.load_verify_locations(certificates.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with serving(context) as server:
+        state = HttpState(server.url, "out", timeout_secs=5.0)
+        with pytest.raises(EnvironmentProblem, match="does not trust the server"):
+            state.check_store(ROWS)
+        with pytest.raises(EnvironmentProblem, match="does not trust the server"):
+            replace(state, ca=str(certificates.other_ca)).check_store(ROWS)
+        known = replace(state, ca=str(certificates.ca))
+        with pytest.raises(StateAway):  # it shows no certificate of its own
+            opened(known, folder).publish(part(1), rows(1))
+        assert server.asked == []
+        named = replace(known, certificate=str(certificates.client), private_key=str(certificates.client_key))
+        named.check_store(ROWS)
+        opened(named, folder).publish(part(1), rows(1))
+        assert ids(server) == [1]
+    with pytest.raises(ConfigError, match="certificates of state out cannot be used"):
+        replace(known, ca="/nowhere.pem").check_store(ROWS)
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"url": "ftp://host/x"}, "the url of an HttpState cannot be used"),
+        ({"url": "https:///x"}, "the url of an HttpState cannot be used"),
+        ({"url": "https://me:s3cret@host/x"}, "credentials as secrets="),
+        ({"method": "GET"}, "method of an HttpState"),
+        ({"rows_per_request": 0}, "rows_per_request of an HttpState"),
+        ({"concurrency": True}, "concurrency of an HttpState"),
+        ({"rate": 0}, "rate of an HttpState"),
+        ({"timeout_secs": None}, "timeout_secs of an HttpState"),
+        ({"accepts": [200]}, "accepts of an HttpState"),
+        ({"body": "item", "rows_per_request": 2}, "several rows into one body"),
+        ({"secrets": {"Authorization": "Bearer s3cret"}}, "the secret Authorization of an HttpState cannot be used"),
+        ({"headers": {"X-A": "a\r\nX-B: s3cret"}}, "the header X-A of an HttpState cannot be used"),
+        ({"headers": {"Host": "other"}}, "cannot have this name"),
+        ({"headers": {"idempotency-key": "mine"}}, "is given twice"),
+        ({"private_key": "k.pem"}, "no certificate"),
+        ({"dead_letters": "no"}, "dead_letters of state x"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_used(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises((TopologyError, ConfigError), match=said) as caught:
+        HttpState(**{"url": "https://host/x", **arguments})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_usual_name_is_of_the_url() -> None:
+    assert HttpState("https://api.example:8443/v1/new-orders/").name == "new_orders"
+    assert HttpState("https://api.example/1").name == "api_example"
+
+
+def test_rows_that_no_request_can_be_made_of_are_refused_when_it_is_built(state) -> None:
+    for made, said in ((replace(state, body="gone"), "gone"), (replace(state, ordered_by=["id", "no"]), "no")):
+        with pytest.raises(FieldError, match=f"fields that its rows do not have; found: {said}"):
+            made.check_rows(ROWS)
+    with pytest.raises(FieldError, match="cannot be written as JSON"):
+        state.check_rows(OutsideRows("top", StructType().add("wait", "interval day to second")))
+
+
+def test_without_the_client_it_is_said_how_to_install_it(state, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(EnvironmentProblem, match="an HttpState needs the HTTP client.*the extra `http`"):
+        state.check_store(ROWS)

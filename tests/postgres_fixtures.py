@@ -104,11 +104,11 @@ def postgres_server() -> Iterator[PostgresServer]:
         import psycopg  # noqa: F401
     except ImportError:
         pytest.skip('NOT TESTED: PostgreSQL. The client is missing: pip install "psycopg[binary]"')
-    if _programs() is None:
+    if server_programs() is None:
         problem = apt_install("postgresql")
-        if _programs() is None:
+        if server_programs() is None:
             pytest.skip(f"NOT TESTED: PostgreSQL. No server here: {problem}. Do: apt-get install postgresql")
-    programs = _programs()
+    programs = server_programs()
     assert programs is not None
     server = PostgresServer(programs)
     try:
@@ -119,7 +119,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.rmtree(server.folder, ignore_errors=True)
 
 
-def _programs() -> Path | None:
+def server_programs() -> Path | None:
     """The folder of a server's programs, which Debian keeps off the path."""
     on_path = shutil.which("initdb")
     found = [Path(on_path), *Path("/usr/lib/postgresql").glob("*/bin/initdb")] if on_path else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from tests.kafka_fixtures import KafkaBroker
@@ -11,6 +12,11 @@ from tests.kafka_fixtures import KafkaBroker
 
 def committed(kafka: KafkaBroker, topic: str) -> list[Any]:
     """All messages of a topic, each partition's in its order; waits for transactions that are not yet decided."""
+    return list(messages(kafka, topic))
+
+
+def messages(kafka: KafkaBroker, topic: str) -> Iterator[Any]:
+    """As :func:`committed`, one after the other."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     ends = kafka.ends(topic)
@@ -24,22 +30,20 @@ def committed(kafka: KafkaBroker, topic: str) -> list[Any]:
         }
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in ends])
-    found, open_ = [], {number for number, end in ends.items() if end}
+    open_ = {number for number, end in ends.items() if end}
     deadline = time.monotonic() + 60
     while open_:
         assert time.monotonic() < deadline, f"partitions {open_} do not come to their ends"
-        message = consumer.poll(0.5)
-        if message is None:
-            continue
-        if message.error() is None:
-            found.append(message)
-        elif message.error().code() == KafkaError._PARTITION_EOF:
-            if message.offset() >= ends[message.partition()]:
-                open_.discard(message.partition())
-        else:
-            raise AssertionError(message.error())
+        for message in consumer.consume(1_000, 0.05):
+            deadline = time.monotonic() + 60
+            if message.error() is None:
+                yield message
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                if message.offset() >= ends[message.partition()]:
+                    open_.discard(message.partition())
+            else:
+                raise AssertionError(message.error())
     consumer.close()
-    return found
 
 
 def values(kafka: KafkaBroker, topic: str) -> list[bytes | None]:

@@ -39,6 +39,8 @@ NAMES = (
     "get",
     "drpc",
     "kafka",
+    "kafka-out",
+    "postgres-out",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import outside_stores
 from tests.matrix import sources
 from tests.matrix.sources import Source
+from tests.outside_stores import OutsideStores
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.coordinators import faults
 from trident.operations.guarantees import Guarantee, NotExactlyOnceWarning, guarantee
@@ -41,6 +43,9 @@ SPOUTS: dict[str, Callable[[Source], Any]] = {
 IN_PARTITIONS = ("partitioned", "opaque partitioned")
 MAY_CHANGE = ("committer", "opaque", "opaque partitioned")
 STATES = ("non-transactional", "transactional", "opaque", "Delta keyed", "Delta append", "snapshottable")
+# In the matrix alone: what needs a broker and a database.
+OUTSIDE_SPOUTS = tuple(outside_stores.SPOUTS)
+OUTSIDE_STATES = (*outside_stores.APPENDED, *outside_stores.COUNTED)
 
 
 class Fault(enum.Enum):
@@ -104,15 +109,27 @@ class Cell:
     states: tuple[str, ...]
     fault: Fault
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether it needs stores outside of the warehouse."""
+        return self.spout in OUTSIDE_SPOUTS or bool(set(OUTSIDE_STATES) & set(self.states))
+
     def __str__(self) -> str:
         states = self.states[0] if len(self.states) == 1 else "all states"
         return f"{self.spout} × {states} × {self.fault.value}"
 
 
-def cells(states: Iterable[tuple[str, ...]]) -> list[Cell]:
+def cells(states: Iterable[tuple[str, ...]], spouts: Iterable[str] = tuple(SPOUTS)) -> list[Cell]:
+    groups = list(states)
     return [
-        Cell(spout, group, fault) for spout in SPOUTS for group in states for fault in Fault if applies(spout, fault)
+        Cell(spout, group, fault) for spout in spouts for group in groups for fault in Fault if applies(spout, fault)
     ]
+
+
+def whole() -> list[Cell]:
+    """Every cell: all states at once, and each by itself."""
+    states = (*STATES, *OUTSIDE_STATES)
+    return cells([states, *[(state,) for state in states]], (*SPOUTS, *OUTSIDE_SPOUTS))
 
 
 # Where nothing fails is part of each run, and partitions that come and go are in the tests of the spouts too; replays
@@ -137,10 +154,17 @@ class Run:
         cell: which.
         folder: of this run alone.
         start: (topology) → a started query; over one warehouse and one ZooKeeper root.
+        outside: the stores outside of the warehouse, for a cell that needs them.
     """
 
-    def __init__(self, cell: Cell, folder: Path, start: Callable[[TridentTopology], TopologyQuery]) -> None:
-        self.cell, self._start, self._folder = cell, start, folder
+    def __init__(
+        self,
+        cell: Cell,
+        folder: Path,
+        start: Callable[[TridentTopology], TopologyQuery],
+        outside: OutsideStores | None = None,
+    ) -> None:
+        self.cell, self._start, self._folder, self._outside, self._put = cell, start, folder, outside, 0
         (folder / "source").mkdir(parents=True)
         changes = cell.fault is Fault.CHANGED
         self.source = Source(str(folder / "source"), changes)
@@ -156,7 +180,10 @@ class Run:
         topology = TridentTopology("matrix")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", NotExactlyOnceWarning)
-            stream = topology.new_stream("words", SPOUTS[self.cell.spout](self.source))
+            if self.cell.spout in OUTSIDE_SPOUTS:
+                stream = self._stores.addresses.stream(topology, "words", self.cell.spout)
+            else:
+                stream = topology.new_stream("words", SPOUTS[self.cell.spout](self.source))
             stream.partition_persist(DeltaAppend("audit"))
             for state in self.cell.states:
                 self._add(stream, state)
@@ -164,7 +191,11 @@ class Run:
 
     def _add(self, stream: Any, state: str) -> None:
         store = str(self._folder / "maps.db")
-        if state == "Delta append":
+        if state in outside_stores.APPENDED:
+            self._stores.addresses.append(stream, state)
+        elif state in outside_stores.COUNTED:
+            stream.group_by("word").persistent_aggregate(self._stores.addresses.counted(), Count(), "n")
+        elif state == "Delta append":
             stream.partition_persist(DeltaAppend("appended"))
         elif state == "Delta keyed":
             stream.group_by("word").persistent_aggregate(DeltaMapState("keyed"), Count(), "n")
@@ -211,6 +242,8 @@ class Run:
 
     def _crash_point(self, fault: Fault, tables: int) -> str:
         own = [state for state in self.cell.states if not state.startswith("Delta")]
+        if fault is Fault.BETWEEN_TABLES and set(own) == set(self.cell.states) <= set(outside_stores.APPENDED):
+            return "publish.outside:hang:2"
         if fault is Fault.BETWEEN_TABLES and tables == 1:
             # Between the table of all cells and the state of the user's: that one is published second.
             return f"publish.user:hang:{1 + len(own)}"
@@ -218,6 +251,15 @@ class Run:
 
     def _let(self, txid: int) -> None:
         self.source.write("ready_to", txid)
+        if self.cell.spout in OUTSIDE_SPOUTS:
+            words = self.source.rows()[self._put : txid * sources.PER_BATCH]
+            self._put += len(words)
+            self._stores.put(words)
+
+    @property
+    def _stores(self) -> OutsideStores:
+        assert self._outside is not None, f"{self.cell} needs stores outside of the warehouse"
+        return self._outside
 
     def _crash(self, query: TopologyQuery) -> None:
         """Abandons the coordinator where it hangs: its ZooKeeper session ends, as when its process dies."""
@@ -275,6 +317,8 @@ class Run:
         return Outcome.DOUBLED if extra else Outcome.EXACT
 
     def _contents(self, query: TopologyQuery, state: str) -> Counter:
+        if state in OUTSIDE_STATES:
+            return self._stores.found(state)
         if state == "Delta append":
             return Counter(row.word for row in query.snapshot("appended").collect())
         name = {"Delta keyed": "keyed", "snapshottable": "total"}.get(state, "of_" + state.replace("-", "_"))

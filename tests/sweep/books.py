@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Union
 
 from tests.matrix.sources import PER_BATCH, Source
+from tests.outside_stores import APPENDED, CHANGED, COUNTED, Addresses, OutsideStores
 from tests.store_mirror import Mirror
+from tests.sweep.cases import OUTSIDE
 from tests.sweep.oracle import Stored, fold
 from tests.sweep.topologies import MAPS, PER_BATCH_COUNTS, delta_states, topology_of
 from tests.zk_fixtures import eventually
@@ -22,19 +26,28 @@ class Books:
         warehouse: a path or URL.
         znodes: () → every path under its root in ZooKeeper.
         merging: whether a table is merged all the time, where the kind has one that is merged.
+        outside: the stores outside of the warehouse, of a kind that has some.
     """
 
     def __init__(
-        self, kind: str, folder: Path, warehouse: str, znodes: Callable[[], list[str]], merging: bool = True
+        self,
+        kind: str,
+        folder: Path,
+        warehouse: str,
+        znodes: Callable[[], list[str]],
+        merging: bool = True,
+        outside: OutsideStores | None = None,
     ) -> None:
-        self.kind, self._znodes, self.merging = kind, znodes, merging
+        self.kind, self._znodes, self.merging, self._outside = kind, znodes, merging, outside
         self._maps = folder / "maps.db"
-        self.source = source_of(kind, folder)
         (folder / "source").mkdir(parents=True)
+        if outside is not None:
+            outside.addresses.keep(folder / "source" / "outside")
+        self.source = source_of(kind, folder)
+        self._rows: list[str] = []
         self._mirror = Mirror(warehouse, folder / "mirror")
         self.stored = Stored(self._mirror.path, self._maps)
         self._txids = 0
-        self._written = 0
 
     def topology(self) -> TridentTopology:
         """The topology, made anew as another process would."""
@@ -42,13 +55,14 @@ class Books:
 
     def feed(self, txids: int) -> None:
         """More rows, and as many transactions for them."""
-        rows = self.source.rows()
-        for _ in range(txids * PER_BATCH):
-            rows.append(f"k{self._written % 5}-{self._written}")
-            self._written += 1
-        self.source.write("rows-p0", rows)
+        more = range(len(self._rows), len(self._rows) + txids * PER_BATCH)
+        self._rows += [f"k{number % 5}-{number}" for number in more]
         self._txids += txids
-        self.source.write("ready_to", self._txids)
+        if self._outside is not None:
+            self._outside.put(self._rows[more.start :])
+        else:
+            self.source.write("rows-p0", self._rows)
+            self.source.write("ready_to", self._txids)
 
     def check(self) -> None:
         """0 lost, 0 doubled, no gap."""
@@ -57,15 +71,16 @@ class Books:
         expected = list(range(1, self._txids + 1))
         assert self.stored.txids() == expected, f"transactions {self.stored.txids()}, expected 1 to {self._txids}"
         assert sorted(audit) == expected
-        # The source is told behind the commit, and again where it has failed.
-        assert eventually(lambda: self.source.read("succeeded") == self._txids), self.source.read("succeeded")
+        if self._outside is None:
+            # The source is told behind the commit, and again where it has failed.
+            assert eventually(lambda: self.source.read("succeeded") == self._txids), self.source.read("succeeded")
         real = [word for txid in expected for word in sorted(audit[txid], key=_number) if not word.startswith("ghost")]
-        assert real == self.source.rows()[: len(real)], "rows are lost, doubled or out of order"
+        assert real == self._rows[: len(real)], "rows are lost, doubled or out of order"
         ghosts = {txid for txid, words in audit.items() if f"ghost-{txid}" in words}
         assert ghosts <= {txid for txid, attempt in attempts.items() if attempt == 0}
         wanted = sum(PER_BATCH - (txid in ghosts) for txid in expected)
         assert len(real) == wanted, f"{len(real)} rows, expected {wanted}"
-        if self.source.changes:
+        if isinstance(self.source, Source) and self.source.changes:
             assert ghosts == {txid for txid, attempt in attempts.items() if attempt == 0}
         counts = fold([word for words in audit.values() for word in words])
         for name in delta_states(self.kind):
@@ -74,6 +89,13 @@ class Books:
             assert self.stored.per_batch(name) == {txid: fold(words) for txid, words in audit.items()}, name
         for name in MAPS.get(self.kind, ()):
             assert self.stored.map(name) == counts, name
+        if self._outside is not None:
+            for name in APPENDED:
+                assert self._outside.found(name) == Counter(real), name
+            for name in (*COUNTED, *CHANGED):
+                assert self._outside.found(name) == counts, name
+            found = self._outside.txids()
+            assert set(found.values()) == {self._txids} and len(found) == len(APPENDED) + len(CHANGED), found
 
     def leftovers(self) -> list[str]:
         """Files that nobody needs any more, once all is committed."""
@@ -99,8 +121,10 @@ class Books:
         return [path for path in paths if path.endswith("/decided")] + (pins if len(pins) > 2 else [])
 
 
-def source_of(kind: str, folder: Path) -> Source:
+def source_of(kind: str, folder: Path) -> Union[Source, Addresses]:
     """The source; of a kind whose replays may hold other rows, one whose replays do."""
+    if kind in OUTSIDE:
+        return Addresses.read(folder / "source" / "outside")
     return Source(str(folder / "source"), changes=kind in ("opaque", "committer"))
 
 

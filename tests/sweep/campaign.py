@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.outside_stores import OutsideStores
 from tests.sweep.books import Books
 from tests.sweep.cases import BIRTH, HANG, RECOVERY, STOP, Case
 from tests.zk_fixtures import eventually
@@ -42,6 +43,7 @@ class Campaign:
         znodes: () → every path under the campaign's root.
         depose: has the next contender take whoever leads for gone, though its session lives.
         merging: whether a table is merged all the time, where the kind has one that is merged.
+        outside: the stores outside of the warehouse, of a kind that has some.
     """
 
     def __init__(
@@ -53,9 +55,10 @@ class Campaign:
         znodes: Callable[[], list[str]],
         depose: Callable[[], None],
         merging: bool,
+        outside: OutsideStores | None = None,
     ) -> None:
         self._start, self._depose = start, depose
-        self.books = Books(kind, folder, warehouse, znodes, merging)
+        self.books = Books(kind, folder, warehouse, znodes, merging, outside)
         self._query: TopologyQuery | None = None
         self._abandoned: list[TopologyQuery] = []
         self._starting: list[threading.Thread] = []

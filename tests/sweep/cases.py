@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 KINDS = ("transactional", "opaque", "committer", "two tables", "user-coded map")
+# Over Kafka and PostgreSQL (tests/outside_stores.py), with a warehouse on a disk.
+OUTSIDE = ("Kafka", "opaque Kafka")
 
 FAIL, LOST, DIE, HANG = "fail before", "do, then fail", "do, then die", "hang"
 # In one process a coordinator dies by never going on; real SIGKILLs are in kills.py.
@@ -41,6 +43,7 @@ BESIDES = {
     "committer": ("spout.commit",),
     "two tables": ("compact.merge", "compact.write", "compact.drop", "delta.files", "batch.call", "batch.keep"),
     "user-coded map": ("publish.user", "resolve.stage"),
+    **dict.fromkeys(OUTSIDE, ("publish.outside", "publish.user", "resolve.stage")),
 }
 # What only MERGEs pass, or only tables that are merged.
 MERGES = ("compact.merge", "compact.write", "compact.drop", "delta.files")
@@ -48,6 +51,7 @@ MERGES = ("compact.merge", "compact.write", "compact.drop", "delta.files")
 ON_DISK = ("compact.write",)
 # What only a coordinator that begins passes.
 BEGINS = ("zk.acquire", "zk.read", "zk.sync", "delta.load", "descriptor.write")
+BEGINS_OUTSIDE = ("open.outside",)
 # What only the very first one passes; in two kinds, for each case needs a warehouse of its own.
 BIRTHS = ("two tables", "user-coded map")
 BORN = ("zk.ensure", "zk.register", "zk.record", "delta.commit", "descriptor.write")
@@ -61,6 +65,7 @@ NTH = dict.fromkeys(
         "zk.sync",
         "delta.load",
         "descriptor.write",
+        "open.outside",
         "zk.ensure",
         "zk.register",
         "zk.record",
@@ -102,16 +107,26 @@ def of_kind(kind: str) -> Iterator[Case]:
     for point in (*EVERY, *BESIDES[kind]):
         for time in (FIRST, REPLAY, RECOVERY):
             yield from (Case(kind, point, time, outcome) for outcome in OUTCOMES)
-    for point in BEGINS:
+    for point in (*BEGINS, *(BEGINS_OUTSIDE if kind in OUTSIDE else ())):
         yield from (Case(kind, point, RECOVERY, outcome) for outcome in OUTCOMES)
     for point in BORN if kind in BIRTHS else ():
         yield from (Case(kind, point, BIRTH, outcome) for outcome in OUTCOMES)
     yield from (Case(kind, "zk.release", STOP, outcome) for outcome in OUTCOMES)
 
 
-def every(store: str = "disk") -> list[Case]:
-    """All cases of a warehouse on a disk, or in a store."""
-    return [case for kind in KINDS for case in of_kind(kind) if store == "disk" or case.point not in ON_DISK]
+def kinds(store: str = "disk") -> tuple[str, ...]:
+    return (*KINDS, *OUTSIDE) if store == "disk" else KINDS
+
+
+def every(store: str = "disk", of: tuple[str, ...] = ()) -> list[Case]:
+    """All cases of a warehouse on a disk, or in a store, of all kinds or of some."""
+    found = (case for kind in of or kinds(store) for case in of_kind(kind))
+    return [case for case in found if store == "disk" or case.point not in ON_DISK]
+
+
+def over_outside_stores() -> list[Case]:
+    """What `make test` runs of these kinds, besides the sample of the others."""
+    return [Case("Kafka", "publish.outside", FIRST, HANG)]
 
 
 def in_a_store() -> list[Case]:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from tests import store_servers
 from tests.jvm_options import COLD, VARIABLE
+from tests.outside_stores import OutsideStores
 from tests.sweep.books import Books
-from tests.sweep.cases import BEGINS, BESIDES, EVERY, NTH, ON_DISK
+from tests.sweep.cases import BEGINS, BEGINS_OUTSIDE, BESIDES, EVERY, NTH, ON_DISK, OUTSIDE, kinds
 
 WAIT_SECS = 180
 PER_LIFE = 2
@@ -33,16 +34,26 @@ def deaths(kind: str, store: str = "disk") -> list[tuple[str, str]]:
     if kind == "transactional":
         return [("beginning", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in BEGINS]
     points = [point for point in (*EVERY, *BESIDES[kind]) if store == "disk" or point not in ON_DISK]
-    return [("running", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in points]
+    found = [("running", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in points]
+    if kind in OUTSIDE:
+        found += [("beginning", f"{point}:do_then_die:{NTH[point]}") for point in BEGINS_OUTSIDE]
+    return found
 
 
 class Lives:
     """The processes of one kind over one warehouse."""
 
     def __init__(
-        self, kind: str, folder: Path, warehouse: str, zookeeper: str, root: str, znodes: Callable[[], list[str]]
+        self,
+        kind: str,
+        folder: Path,
+        warehouse: str,
+        zookeeper: str,
+        root: str,
+        znodes: Callable[[], list[str]],
+        outside: OutsideStores | None = None,
     ) -> None:
-        self.books = Books(kind, folder, warehouse, znodes)
+        self.books = Books(kind, folder, warehouse, znodes, outside=outside)
         conf = json.dumps(store_servers.spark_settings(warehouse))
         self._command = [sys.executable, "-m", "tests.sweep.child", kind, str(folder), warehouse, zookeeper, root, conf]
         self.killed = 0
@@ -125,7 +136,5 @@ class _Process:
 
 
 def all_deaths() -> Iterator[tuple[str, str, str]]:
-    from tests.sweep.cases import KINDS
-
-    for kind in KINDS:
+    for kind in kinds():
         yield from ((kind, *death) for death in deaths(kind))

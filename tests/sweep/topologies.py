@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from tests.matrix.sources import CommittedSpout, OpaqueSpout, RangeSpout, Source
+from tests.outside_stores import APPENDED, CHANGED, Addresses
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.states.maps.backed_map import opaque
 from trident.states.maps.sqlite_map import SqliteMap
@@ -38,13 +39,23 @@ def delta_state(kind: str, name: str, merging: bool) -> DeltaMapState:
     return DeltaMapState(name, merge_every_txids=10**6, merge_interval_secs=10**6)
 
 
-def topology_of(kind: str, source: Source, maps: Path, merging: bool = True) -> TridentTopology:
+def topology_of(kind: str, source: Union[Source, Addresses], maps: Path, merging: bool = True) -> TridentTopology:
     topology = TridentTopology("swept")
-    stream = topology.new_stream("words", SPOUTS.get(kind, RangeSpout)(source))
+    stream: Any
+    if isinstance(source, Addresses):
+        stream = source.stream(topology, "words", kind)
+    else:
+        stream = topology.new_stream("words", SPOUTS.get(kind, RangeSpout)(source))
     stream.partition_persist(DeltaAppend("audit"))
     keyed = stream.each("word", key_of, "key string")
     for name in delta_states(kind):
-        keyed.group_by("key").persistent_aggregate(delta_state(kind, name, merging), Count(), "n")
+        counts = keyed.group_by("key").persistent_aggregate(delta_state(kind, name, merging), Count(), "n")
+    if isinstance(source, Addresses):
+        for name in APPENDED:
+            source.append(stream, name)
+        keyed.group_by("key").persistent_aggregate(source.counted(), Count(), "n")
+        for name in CHANGED:
+            source.change(counts.new_values_stream(), "key", name)
     for name in MAPS.get(kind, ()):
         keyed.group_by("key").persistent_aggregate(opaque(name, SqliteMap(str(maps), name)), Count(), "n")
     if kind == "two tables":

@@ -145,6 +145,17 @@ def test_13_cdc(run: Run) -> None:
     assert run("13_cdc.py").endswith("1: anna, as of 40\n3: cid, as of 60\n2 is deleted: True\n")
 
 
+def test_15_kafka_to_delta_and_kafka(run: Run, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BROKERS", kafka.address)
+    out = run("15_kafka_to_kafka.py")
+    assert "in the table: coat: 5 pieces\nin the table: hat: 5 pieces\nin the table: scarf: 1 pieces\n" in out
+    assert "orders in the log: 5\n" in out
+    last = dict(re.findall(r"in the topic: (\w+): (\d+) pieces", out))
+    assert last == {"coat": "5", "hat": "5", "scarf": "1"} and out.index("coat: 1 pieces") < out.rindex(
+        "coat: 5 pieces"
+    )
+
+
 def test_06_joins(run: Run) -> None:
     out = run("06_joins.py")
     assert "|      o3|ann|   5.0|  card| p-103|" in out and "|      o4|eve|   7.5|  NULL|  NULL|" in out

@@ -1,7 +1,8 @@
 """{spouts} × {states} × {faults}: the guarantee table, cell by cell, on real Spark, ZooKeeper and Delta.
 
 A run has all states in one batch group, so that each crash falls between states
-that are committed as one. `make test` runs a covering sample of them; `make
+that are committed as one. Kafka's spouts and the states outside of the warehouse are
+in the whole matrix alone. `make test` runs a covering sample of them; `make
 matrix` every one, and each state by itself too.
 A crash abandons the coordinator in this process where it hangs: its ZooKeeper
 session ends and a new one takes over; real SIGKILLs are in test_kill.py.
@@ -17,7 +18,20 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.matrix.cells import IN_THE_SWEEP, ONLY_IN_THE_MATRIX, STATES, Cell, Fault, Run, cells, expected, sample
+from tests.matrix.cells import (
+    IN_THE_SWEEP,
+    ONLY_IN_THE_MATRIX,
+    STATES,
+    Cell,
+    Fault,
+    Run,
+    cells,
+    expected,
+    sample,
+    whole,
+)
+from tests.matrix.sources import PER_BATCH
+from tests.outside_stores import Addresses, OutsideStores
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
 from trident.coordinators import faults
@@ -25,7 +39,7 @@ from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
 
 WHOLE = os.environ.get("TRIDENT_MATRIX") == "all"
-CELLS = cells([STATES, *[(state,) for state in STATES]]) if WHOLE else sample()
+CELLS = whole() if WHOLE else sample()
 
 
 @pytest.fixture
@@ -62,6 +76,11 @@ def test_the_sample_covers_every_fault_and_the_spouts_that_the_crash_sweep_does_
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_cell(cell: Cell, start, tmp_path: Path) -> None:
-    found = Run(cell, tmp_path, start).go()
+def test_cell(cell: Cell, start, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    outside = None
+    if cell.is_outside:
+        broker, server = request.getfixturevalue("kafka"), request.getfixturevalue("postgres_server")
+        addresses = Addresses(broker.address, server.url, f"m{uuid.uuid4().hex[:8]}", PER_BATCH)
+        outside = OutsideStores(broker, server, addresses, "matrix", "word")
+    found = Run(cell, tmp_path, start, outside).go()
     assert found == {state: expected(cell.spout, state, cell.fault) for state in cell.states}

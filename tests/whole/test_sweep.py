@@ -17,8 +17,24 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import store_servers
+from tests.matrix.sources import PER_BATCH
+from tests.outside_stores import Addresses, OutsideStores
 from tests.sweep.campaign import Campaign
-from tests.sweep.cases import BIRTH, KINDS, MERGES, OUTCOMES, SWEPT, Case, every, in_a_store, pairs, sample
+from tests.sweep.cases import (
+    BIRTH,
+    KINDS,
+    MERGES,
+    OUTCOMES,
+    OUTSIDE,
+    SWEPT,
+    Case,
+    every,
+    in_a_store,
+    kinds,
+    over_outside_stores,
+    pairs,
+    sample,
+)
 from tests.sweep.lives import Lives, all_deaths, deaths
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
@@ -33,7 +49,7 @@ from trident.states.publishing import cleaning
 WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
 SAMPLE = 31  # as many as there are points
 STORE = store_servers.chosen()
-CASES = every(STORE) if WHOLE else sample(every(STORE), SAMPLE)
+CASES = every(STORE) if WHOLE else [*sample(every(STORE, KINDS), SAMPLE), *over_outside_stores()]
 if os.environ.get("TRIDENT_SWEEP") == "in a store":
     CASES = in_a_store()
 PAIRS = 12
@@ -43,7 +59,7 @@ POINTS_TOGETHER = 3
 
 def steady() -> Iterator[tuple[str, list[Case]]]:
     """(name, cases) of what runs over one warehouse, by kind, the slowest kind first."""
-    for kind in reversed(KINDS):
+    for kind in reversed(kinds(STORE)):
         cases = [case for case in CASES if case.kind == kind and case.time != BIRTH]
         if not WHOLE:
             yield f"{kind}, sample", cases
@@ -98,7 +114,8 @@ def campaign(
             if found:
                 leadership._ended_tokens.add(json.loads(found[0])["token"])
 
-        made.append(Campaign(kind, folder, warehouse, start, lambda: znodes(zk, root), depose, merging))
+        outside = outside_stores(kind, request)
+        made.append(Campaign(kind, folder, warehouse, start, lambda: znodes(zk, root), depose, merging, outside))
         return made[-1]
 
     yield make
@@ -112,6 +129,15 @@ def campaign(
             storage.delete(warehouse)  # a server of the tests lists all it holds at each question
 
 
+def outside_stores(kind: str, request: pytest.FixtureRequest) -> OutsideStores | None:
+    """Stores of their own for a kind that has some; the test is skipped, loudly, where there is no server for them."""
+    if kind not in OUTSIDE:
+        return None
+    broker, server = request.getfixturevalue("kafka"), request.getfixturevalue("postgres_server")
+    addresses = Addresses(broker.address, server.url, f"s{uuid.uuid4().hex[:8]}", PER_BATCH)
+    return OutsideStores(broker, server, addresses, "swept", "key")
+
+
 def znodes(zk: ZooKeeper, path: str) -> list[str]:
     found = []
     for name in zk._client.get_children(path):  # past the fault points of ZooKeeper.children
@@ -120,11 +146,13 @@ def znodes(zk: ZooKeeper, path: str) -> list[str]:
 
 
 def test_the_sweep_has_at_least_500_cases_and_the_sample_all_of_their_parts() -> None:
-    cases = every()
-    assert len(set(cases)) == len(cases) >= 500
-    print(f"{len(cases)} cases")
+    print(f"{len(every())} cases, {len(every(of=OUTSIDE))} of them over Kafka and PostgreSQL")
+    assert len(set(every())) == len(every())
+    assert {case.point for case in every()} <= SWEPT
+    cases = every(of=KINDS)
+    assert len(cases) >= 500
     chosen = sample(cases, SAMPLE)
-    assert {case.point for case in chosen} == {case.point for case in cases} <= SWEPT
+    assert {case.point for case in chosen} == {case.point for case in cases}
     assert {case.kind for case in chosen} == set(KINDS)
     assert {case.outcome for case in chosen} == set(OUTCOMES)
     assert {case.time for case in chosen} == {case.time for case in cases}
@@ -137,17 +165,20 @@ def test_there_are_at_least_60_real_deaths() -> None:
 
 
 @pytest.mark.skipif(not WHOLE, reason="make sweep has real SIGKILLs (TRIDENT_SWEEP=all)")
-@pytest.mark.parametrize("kind", KINDS)
-def test_after_real_sigkills(kind: str, zk_server: str, zk_root: str, zk: ZooKeeper, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", kinds(STORE))
+def test_after_real_sigkills(
+    kind: str, zk_server: str, zk_root: str, zk: ZooKeeper, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     ends = deaths(kind, STORE)
     warehouse = store_servers.warehouse_in(STORE, tmp_path)
-    lives = Lives(kind, tmp_path, warehouse, zk_server, zk_root, lambda: znodes(zk, zk_root))
+    outside = outside_stores(kind, request)
+    lives = Lives(kind, tmp_path, warehouse, zk_server, zk_root, lambda: znodes(zk, zk_root), outside)
     lives.go(ends)
     assert lives.killed >= len(ends)
 
 
 @pytest.mark.skipif(not WHOLE, reason="make sweep runs pairs (TRIDENT_SWEEP=all)")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds(STORE))
 def test_after_pairs_of_faults(kind: str, campaign: Callable[..., Campaign], rng) -> None:
     over = campaign(kind)
     for first, second in pairs(kind, PAIRS, rng.randrange(2**32), STORE):

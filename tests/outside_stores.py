@@ -1,0 +1,135 @@
+"""Stores outside of the warehouse for the matrix and the sweep: a topic in, and each state of the kind outside.
+
+A further outside state is added to ``add`` and ``found``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.kafka_fixtures import KafkaBroker
+from tests.postgres_fixtures import PostgresServer
+from tests.states.outside.kafka_reading import messages
+from trident import KafkaSpout, KafkaState, OpaqueKafkaSpout, PostgresMap, PostgresState, Upsert, opaque
+from trident import functions as F
+
+SPOUTS = {"Kafka": KafkaSpout, "opaque Kafka": OpaqueKafkaSpout}
+APPENDED = ("KafkaState", "PostgresState")
+COUNTED = ("PostgresMap",)
+CHANGED = ("KafkaState with Upsert", "PostgresState with Upsert")
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Names the stores of one topology; another process reads it from a file.
+
+    Attributes:
+        suffix: of the names of topics, tables and states: those of this topology alone.
+        per_batch: messages of a transaction.
+    """
+
+    brokers: str
+    database: str
+    suffix: str
+    per_batch: int
+
+    def keep(self, path: Path) -> None:
+        path.write_text(json.dumps([self.brokers, self.database, self.suffix, self.per_batch]))
+
+    @classmethod
+    def read(cls, path: Path) -> Addresses:
+        return cls(*json.loads(path.read_text()))
+
+    def named(self, what: str) -> str:
+        return f"{what}_{self.suffix}"
+
+    def stream(self, topology: Any, name: str, spout: str) -> Any:
+        """A stream of the words of the topic in."""
+        made = SPOUTS[spout](
+            self.brokers,
+            self.named("in"),
+            columns=("value",),
+            min_rows=self.per_batch,
+            max_rows=self.per_batch,
+            poll_interval_secs=0.1,
+        )
+        return topology.new_stream(name, made).select(F.col("value").cast("string").alias("word"))
+
+    def append(self, words: Any, state: str) -> None:
+        """Persists the words of a stream by one of ``APPENDED``."""
+        if state == "KafkaState":
+            kept: Any = KafkaState(self.brokers, self.named("copied"), value="word", partitions=2)
+        else:
+            kept = PostgresState(self.database, self.named("rows"), partitions=2)
+        words.partition_persist(kept, "word")
+
+    def counted(self) -> Any:
+        """The state of ``COUNTED``, for counts."""
+        return opaque(self.named("counted"), PostgresMap(self.database, self.named("counted")))
+
+    def change(self, values: Any, key: str, state: str) -> None:
+        """Persists new values ``n`` of a key by one of ``CHANGED``."""
+        if state.startswith("KafkaState"):
+            kept: Any = KafkaState(self.brokers, self.named("changes"), key=key, value="n")
+        else:
+            kept = PostgresState(self.database, self.named("totals"))
+        values.partition_persist(kept, f"{key}, n", Upsert(key))
+
+
+class OutsideStores:
+    """Topics and tables, made and read without the framework's code."""
+
+    def __init__(
+        self, broker: KafkaBroker, server: PostgresServer, addresses: Addresses, topology: str, key: str
+    ) -> None:
+        self._broker, self._server, self.addresses, self._topology = broker, server, addresses, topology
+        named = addresses.named
+        for topic, partitions in (("in", 1), ("copied", 2), ("changes", 2)):
+            broker.create(named(topic), partitions)
+        server.execute(f"CREATE TABLE {named('rows')} (word text)")
+        server.execute(f"CREATE TABLE {named('totals')} ({key} text PRIMARY KEY, n bigint)")
+        self._producer = broker.producer(**{"linger.ms": 5_000, "enable.idempotence": True})
+        self._key = key
+
+    def put(self, words: Sequence[str]) -> None:
+        """Appends to the topic in, in one step: a reader sees all of them or none."""
+        for word in words:
+            self._producer.produce(self.addresses.named("in"), word)
+        assert self._producer.flush(60) == 0
+
+    def found(self, state: str) -> Counter:
+        """Word, or key, → how often it is there, or its count."""
+        named, execute = self.addresses.named, self._server.execute
+        if state == "KafkaState":
+            return Counter(message.value().decode() for message in messages(self._broker, named("copied")))
+        if state == "PostgresState":
+            return Counter(word for (word,) in execute(f"SELECT word FROM {named('rows')}"))
+        if state == "PostgresMap":
+            found = execute(f"SELECT key, value FROM {named('counted')}")
+            return Counter({json.loads(key)["tuple"][0]: json.loads(value)["opaque"][1] for key, value in found})
+        if state == "PostgresState with Upsert":
+            return Counter(dict(execute(f"SELECT {self._key}, n FROM {named('totals')}")))  # type: ignore[arg-type]
+        return self._changes()
+
+    def _changes(self) -> Counter:
+        """The last value of each key; each value of a key must be greater than the one before."""
+        last: Counter = Counter()
+        for message in messages(self._broker, self.addresses.named("changes")):
+            key, n = message.key().decode(), json.loads(message.value())
+            assert n > last[key], f"{key}: {n} behind {last[key]}"
+            last[key] = n
+        return last
+
+    def txids(self) -> dict[str, int]:
+        """State → its last transaction, of all that keep marks."""
+        marks = "SELECT state, max(txid) FROM trident_marks WHERE part >= 0 AND state LIKE %s GROUP BY state"
+        found = dict(self._server.execute(marks, f"%{self.addresses.suffix}"))
+        for state in ("copied", "changes"):
+            name = self.addresses.named(state)
+            found[name] = max(self._broker.committed(f"trident/{self._topology}/{name}", name, 2).values())
+        return found  # type: ignore[return-value]

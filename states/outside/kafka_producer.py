@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -37,13 +38,17 @@ class PartProducer:
     def __init__(self, way: Way, part: int) -> None:
         self._way, self._part, self.owner = way, part, way.owner
         self._failed: list[Any] = []
-        self._looks = way.reader()
         with way.consumer(stable=True) as consumer:
             self._group = consumer.consumer_group_metadata()
             self._producer = way.producer(part, lambda error, _: self._failed.append(error))
             with way.asking("begin its transactional id"):
                 self._producer.init_transactions(INIT_SECS)
             self.stored = way.marks(consumer, [part]).get(part)
+
+    @cached_property
+    def _looks(self) -> Any:
+        """A reader that waits for no open transaction: other parts of the same transaction may have theirs."""
+        return self._way.reader()
 
     def count(self) -> int:
         """How many partitions the topic has now."""

@@ -17,6 +17,7 @@ from trident.states.outside.port import OutsideMark
 ASK_SECS = 10.0
 # A message that is not acknowledged within this time ends the transaction, which is tried again from its beginning.
 _MESSAGE_MS = 20_000
+_RETRY_MS = 10
 # The client's own default of transaction.timeout.ms.
 _OPEN_MS = 60_000
 KNOWN_SECS = 0.3
@@ -225,6 +226,8 @@ class Way:
             # The partition of a key as Java's clients choose it.
             "partitioner": "murmur2_random",
             "message.timeout.ms": _MESSAGE_MS,
+            # The cluster ends a transaction behind its commit: the next one that comes sooner is to ask again.
+            "retry.backoff.ms": _RETRY_MS,
             **self.connection.config,
             "transactional.id": f"{self.ids}/{part}",
             "delivery.report.only.error": True,

@@ -66,6 +66,11 @@ def outside_id(state: str) -> str:
     return f"{_OUTSIDE}{state}"
 
 
+def outside_name(name: str) -> str:
+    """The state's name in what ``outside_id`` gave."""
+    return name.removeprefix(_OUTSIDE)
+
+
 def is_outside_id(name: str) -> bool:
     """Tells marks of outside states from those of tables, among a group's marks."""
     return name.startswith(_OUTSIDE)

@@ -43,12 +43,14 @@ def split(sentence: str) -> Iterator[str]:
     yield from sentence.split()
 
 
-def topology(batches: int, **append: Any) -> TridentTopology:
-    """Words of the first so many batches: counted by word, and kept in a table."""
+def topology(batches: int, beside: Any = None, **append: Any) -> TridentTopology:
+    """Words of the first so many batches: counted by word, and kept in a table, and in a state beside it."""
     made = TridentTopology("top")
     words = made.new_stream("lines", GatedSpout("line string", BATCHES[:batches])).each("line", split, "word")
     words.group_by("word").persistent_aggregate(DeltaMapState("counts", merge_interval_secs=3600), Count(), "count")
     words.partition_persist(DeltaAppend("words", **append), "word")
+    if beside is not None:
+        words.partition_persist(beside, "word")
     return made
 
 

@@ -271,6 +271,7 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
 @click.option("--adopt-tables", is_flag=True, help="ZooKeeper is newer: go on from the older tables.")
 @click.option("--accept-loss", is_flag=True, help="With --adopt-tables: data that a source has forgotten is lost.")
 @click.option("--abandon-decision", is_flag=True, help="Give up a decided transaction that is not published anywhere.")
+@click.option("--accept-outside", multiple=True, metavar="STATE", help="Go on without what its store has lost.")
 @click.option("--apply", "apply_", is_flag=True, help="Do it; without this nothing is changed.")
 @_command
 def repair(
@@ -281,6 +282,7 @@ def repair(
     adopt_tables: bool,
     accept_loss: bool,
     abandon_decision: bool,
+    accept_outside: tuple[str, ...],
     apply_: bool,
     settings: tuple[str, ...],
 ) -> None:
@@ -299,6 +301,7 @@ def repair(
         adopt_tables,
         accept_loss,
         abandon_decision,
+        frozenset(accept_outside),
     )
     repaired = run_repair(name, choices, apply_, _config(settings))
     click.echo(report(repaired, where_words(None, None, settings), apply_))

@@ -46,6 +46,7 @@ class StateKind(ABC):
         values_by_key: it holds one value per key, of known fields.
         users_code: code of the user's on the executors keeps the values, so that Spark neither reads nor combines them.
         updated_when_published: its updates are made after the decision; else new values are known before it.
+        keeps_marks: its store keeps the last transaction beside the rows; ZooKeeper keeps it too.
         why_no_new_values: completes "has no stream of new values: found …"; None when it has one.
         guarantee_rows: the lines that it has in the table of guarantees.
     """
@@ -61,6 +62,7 @@ class StateKind(ABC):
     values_by_key: ClassVar[bool] = False
     users_code: ClassVar[bool] = False
     updated_when_published: ClassVar[bool] = False
+    keeps_marks: ClassVar[bool] = False
     why_no_new_values: ClassVar[str | None] = None
     guarantee_rows: ClassVar[tuple[GuaranteeRow, ...]] = ()
 
@@ -135,7 +137,6 @@ class TablelessKind(StateKind):
     """A kind whose states are given their decided rows behind the tables."""
 
     has_table = False
-    keeps_marks: ClassVar[bool] = False  # its store keeps the last transaction beside the rows; ZooKeeper keeps it too
 
     @abstractmethod
     def publish(self, binding: StateBinding, rows: DecidedRows) -> None:

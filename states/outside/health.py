@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trident.coordinators.errors import StateAway
+from trident.coordinators.stored_json import MAY_BE_MISSING
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class OutsideHealth:
         since: when that began, seconds since the epoch.
         tries: how often it was tried and did not succeed.
         error: of the last of these.
+        dead_letters: how many there are of it in all.
     """
 
     state: str
@@ -30,6 +32,7 @@ class OutsideHealth:
     since: float | None = None
     tries: int = 0
     error: str | None = None
+    dead_letters: int = field(default=0, metadata={MAY_BE_MISSING: True})
 
 
 class OutsideProgress:
@@ -57,7 +60,7 @@ class OutsideProgress:
             condition = "away" if isinstance(error, StateAway) else "refuses"
             self._found[state] = replace(known, condition=condition, tries=known.tries + 1, error=str(error))
 
-    def has(self, state: str, txid: int) -> None:
+    def has(self, state: str, txid: int, dead_letters: int) -> None:
         with self._lock:
             known = self._found.get(state) or OutsideHealth(state)
-            self._found[state] = OutsideHealth(state, txid=max(txid, known.txid))
+            self._found[state] = OutsideHealth(state, txid=max(txid, known.txid), dead_letters=dead_letters)

@@ -10,12 +10,12 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from trident.coordinators.backoff import backoff_secs
+from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, StateAway, TridentError, described
 from trident.states.core.optional_clients import client_module
 from trident.states.core.urls import without_credentials
@@ -230,8 +230,10 @@ class Sender:
         if self._target.concurrency == 1 or len(lanes) == 1:
             work(range(len(requests)))
         else:
-            with ThreadPoolExecutor(self._target.concurrency, "trident-http") as pool:
-                list(pool.map(work, lanes.values()))
+            pool = DaemonPool(min(self._target.concurrency, len(lanes)), "trident-http")
+            for lane in [pool.submit(work, numbers) for numbers in lanes.values()]:
+                lane.result()
+            pool.shutdown()
         settled = next((number for number, outcome in enumerate(outcomes) if outcome is None), len(outcomes))
         refused = [outcome for outcome in outcomes[:settled] if isinstance(outcome, Refusal)]
         # A refusal goes before the server's wish to wait, and that before its silence.

@@ -226,6 +226,9 @@ class HttpState(OutsideState):
         marks = {number: progress.mark for number, progress in record.parts.items()}
         return {**marks, -1: record.fence} if record.fence else marks
 
+    def count_dead_letters(self) -> int:
+        return self._log().read().refused if self.dead_letters else 0
+
     def publish(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> None:
         sending = _Sending(self, self._log(), part, self._target())
         sending.run(self._requests(part, batches))

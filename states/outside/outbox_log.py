@@ -188,6 +188,11 @@ def _progress(value: Mapping[str, Any]) -> PartProgress:
     )
 
 
+def outbox_folder(warehouse: Place, topology: str, state: str) -> Place:
+    """The folder of a state of a topology, and of no other: a state's name has no "__"."""
+    return warehouse / f"{topology}__{state}__outbox"
+
+
 class OutboxLog:
     """The record's files: one writer of several that put the next one wins.
 

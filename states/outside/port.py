@@ -201,6 +201,10 @@ class OutsideState(ABC):
         """Settings, as JSON, that ``publish`` needs as they are when a transaction is decided; asked once for each."""
         return {}
 
+    def count_dead_letters(self) -> int:
+        """How many dead letters it has in all; a class that is not this framework's is not asked."""
+        return 0
+
     def kept_in(self, folder: "Place") -> "OutsideState":
         """The state as ``take_over`` and ``publish`` are called, for one whose store cannot keep its marks.
 

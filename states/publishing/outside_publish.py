@@ -15,6 +15,7 @@ from trident.states.core.place import Place
 from trident.states.delta import halts
 from trident.states.outside.health import OutsideProgress
 from trident.states.outside.kind import rows_of
+from trident.states.outside.outbox_log import outbox_folder
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideState, is_frameworks
 from trident.states.outside.tasks import (
     ANSWER_SCHEMA,
@@ -95,11 +96,13 @@ class OutsidePublisher:
                 raise halts.outside_is_behind(self._topology, name, last.text if last else "no transaction", known)
         self._opened.add(name)
         if decided is None:
-            self._progress.has(name, last.txid if last else 0)
+            self._progress.has(name, last.txid if last else 0, self._dead_letters(binding))
 
     def _state(self, binding: StateBinding) -> OutsideState:
-        # As a table's: no other topology's state has it, for a state's name has no "__".
-        return binding.state.kept_in(self._warehouse / f"{self._topology}__{binding.name}__outbox")
+        return binding.state.kept_in(outbox_folder(self._warehouse, self._topology, binding.name))
+
+    def _dead_letters(self, binding: StateBinding) -> int:
+        return self._state(binding).count_dead_letters() if is_frameworks(binding.state) else 0
 
     def _take_over(self, binding: StateBinding) -> Sequence[OutsideMark]:
         name, state = binding.name, self._state(binding)
@@ -129,7 +132,7 @@ class OutsidePublisher:
             if binding.name not in self._opened:  # a recovery finishes what is decided before it opens anything
                 self._open(binding, rows.known, rows.attempt.txid, rows.attempt)
             self._tried(binding.name, rows.attempt.txid, lambda: self._publish(binding, rows))
-            self._progress.has(binding.name, rows.attempt.txid)
+            self._progress.has(binding.name, rows.attempt.txid, self._dead_letters(binding))
 
     def _publish(self, binding: StateBinding, rows: DecidedRows) -> None:
         attempt, state = rows.attempt, self._state(binding)

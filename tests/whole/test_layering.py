@@ -61,7 +61,7 @@ IMPURE = {
     *SPARK_AND_DELTA,
 }
 # `trident repair` decides on facts, without I/O: repair/look.py finds them, repair/apply.py does what is decided.
-REPAIR = ["damaged", "diagnose", "facts", "foreign", "rebuild", "steps", "whole"]
+REPAIR = ["damaged", "diagnose", "facts", "foreign", "outside", "rebuild", "steps", "whole"]
 REPAIR_MAY_USE = {
     "coordinators.positions",
     "coordinators.records",

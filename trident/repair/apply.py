@@ -125,6 +125,13 @@ def _check_choices(facts: TopologyFacts, choices: Choices) -> None:
     unknown = sorted(choices.states - known)
     if unknown:
         raise TopologyError(f"{facts.name} has no state {unknown[0]!r}", expected=f"one of {sorted(known)}")
+    outside = {one.state for group in facts.groups for one in group.outside}
+    unknown = sorted(choices.accept_outside - outside)
+    if unknown:
+        raise TopologyError(
+            f"ZooKeeper has no mark of a state {unknown[0]!r} outside of the warehouse",
+            expected=f"one of {sorted(outside)}" if outside else "none: it knows of no such state",
+        )
     both = sorted(choices.undo_foreign & choices.accept_foreign)
     if both:
         raise TopologyError(

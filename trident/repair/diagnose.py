@@ -23,6 +23,7 @@ from trident.coordinators.records import Decision, GroupRecord, TableMark, is_ou
 from trident.repair.damaged import damaged_ledgers, lost_positions, undecidable
 from trident.repair.facts import PLAIN, GroupFacts, TableFacts, TopologyFacts
 from trident.repair.foreign import foreign_changes, unverified_log
+from trident.repair.outside import outside_states
 from trident.repair.rebuild import marks_of, rebuild
 from trident.repair.steps import Choices, Finding, Offer, Refused, SetMarks, WriteRecord
 from trident.repair.whole import ahead_of_log, without_record
@@ -57,7 +58,7 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
             return [*changed, differ]
         return _into_one_record(changed, differ)
     rest = [*ahead_of_log(group), *undecidable(group, choices), *lost_positions(group), *damaged_ledgers(group)]
-    return [*changed, *_went_back(group, choices), *rest]
+    return [*changed, *_went_back(group, choices), *outside_states(group, choices), *rest]
 
 
 def _into_one_record(changed: list[Finding], differ: Finding) -> list[Finding]:

@@ -135,6 +135,21 @@ class LedgerDamage:
 
 
 @dataclass(frozen=True)
+class OutsideFacts:
+    """A state outside of the warehouse.
+
+    Attributes:
+        mark: ZooKeeper's, of its last transaction.
+        outbox: (txid, attempt id) of the last transaction that its record in the warehouse has, if it has one;
+            (0, 0): of none.
+    """
+
+    state: str
+    mark: TableMark
+    outbox: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class GroupFacts:
     """One batch group.
 
@@ -147,6 +162,7 @@ class GroupFacts:
         pins: tx_id → txid → metadata, as ZooKeeper has them.
         misplaced: positions in ZooKeeper that are not those of the record.
         ledgers: of FileSpouts, that are not as they were written.
+        outside: the states outside of the warehouse of which ZooKeeper has a mark.
     """
 
     name: str
@@ -159,6 +175,7 @@ class GroupFacts:
     pins: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     misplaced: tuple[Misplaced, ...] = ()
     ledgers: tuple[LedgerDamage, ...] = ()
+    outside: tuple[OutsideFacts, ...] = ()
 
 
 @dataclass(frozen=True)

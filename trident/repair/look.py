@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from trident.coordinators.errors import StagedFileMissing, TableError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
-from trident.coordinators.records import GroupRecord
+from trident.coordinators.records import GroupRecord, is_outside_id, outside_name
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.zookeeper import ZooKeeper
@@ -29,6 +29,7 @@ from trident.repair.facts import (
     GroupFacts,
     LedgerDamage,
     ManifestFacts,
+    OutsideFacts,
     TableFacts,
     TopologyFacts,
 )
@@ -56,6 +57,7 @@ from trident.states.keyed.log_watch import (
 )
 from trident.states.keyed.plain_watch import is_our_merge, is_our_publish
 from trident.states.keyed.tables import adopted_version, merged_upto
+from trident.states.outside.outbox_log import OutboxLog, outbox_folder
 from trident.states.publishing.dead_letters import tables_beside
 
 
@@ -161,6 +163,7 @@ class _Look:
             pins,
             tuple(misplaced),
             tuple(self._ledgers(pins)),
+            tuple(self._outside(record)),
         )
 
     def _ledgers(self, pins: Mapping[str, Mapping[int, Any]]) -> Iterator[LedgerDamage]:
@@ -169,6 +172,16 @@ class _Look:
             damage = look_at_ledger(folder, self.incarnation or "", of_stream, self.streams.get(tx_id, ""))
             if damage is not None:
                 yield damage
+
+    def _outside(self, record: GroupRecord | None) -> Iterator[OutsideFacts]:
+        """States outside of the warehouse; their stores are not asked, an outbox has its marks here."""
+        for name, mark in sorted(record.tables.items()) if record else ():
+            if is_outside_id(name):
+                state = outside_name(name)
+                folder = outbox_folder(self.warehouse, self.topology, state)
+                marks = [part.mark for part in OutboxLog(folder).read().parts.values()]
+                ours = [(one.txid, one.attempt_id) for one in marks if record and one.incarnation == record.incarnation]
+                yield OutsideFacts(state, mark, max(ours, default=(0, 0)) if storage.exists(folder) else None)
 
     def _missing(self, manifest: Manifest) -> dict[str, tuple[str, ...]]:
         missing = {}

@@ -200,6 +200,12 @@ def _meaning(
         )
     text += f". The next {'is' if pending else 'transaction is'} {current}, from the positions that the manifest has"
     text += _unseen(group)
+    outside = sorted(part.state for part in found.manifest.tables if part.state_kind.keeps_marks)
+    if outside:
+        text += (
+            f". Of {', '.join(outside)}, outside of the warehouse, ZooKeeper will not know which transaction it has: "
+            "the next start refuses a store that is ahead, but DOES NOT NOTICE ONE THAT LACKS TRANSACTIONS"
+        )
     if not lossy:
         return (), f"{text}. No transaction is lost or counted twice."
     last = group.record.last_published if group.record else None

@@ -20,6 +20,7 @@ class Choices:
     adopt_tables: bool = False
     accept_loss: bool = False
     abandon_decision: bool = False
+    accept_outside: frozenset[str] = frozenset()
 
     @property
     def states(self) -> frozenset[str]:
@@ -27,7 +28,7 @@ class Choices:
         return self.undo_foreign | self.accept_foreign | self.accept_unverified
 
     def pick(self, offer: Offer) -> Offer | None:
-        """The offer, if every option that it needs was given (of a state's change, foreign.py decides)."""
+        """The offer, if every option that it needs was given (of a state's change, others decide)."""
         given = {
             "--adopt-tables": self.adopt_tables,
             "--accept-loss": self.accept_loss,

@@ -373,6 +373,7 @@ def _copy_lines(copies: tuple[CopyStatus, ...]) -> list[str]:
 
 def _outside_lines(one: OutsideHealth, now: float) -> Iterator[str]:
     has = f"has transaction {one.txid}" if one.txid else "has no transaction yet"
+    has += f", {one.dead_letters} dead letters" if one.dead_letters else ""
     if one.since is None:
         yield f"outside  {one.state}: {has}"
         return

@@ -11,6 +11,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
+from tests import store_servers
 from tests.states.outside.http_server import TAKES, Answer, Asked, Server, serving
 from tests.zk_security import Certificates
 from trident import HttpState, OutsideMark, OutsidePart, OutsideRows
@@ -450,6 +452,25 @@ def test_two_processes_at_one_part_go_on_from_one_record(server, folder, state) 
         opened(replace(out, concurrency=1), folder).publish(part(1), rows(1, 2))
     out.publish(part(1), rows(1, 2))
     assert len(refused) > 2 and sorted(one["row"] for one in letters(folder)) == [0, 1]
+
+
+@pytest.mark.parametrize("store", ["s3", *(["hdfs"] if os.environ.get("TRIDENT_STORES") else [])])
+def test_in_a_store_it_is_the_same(server, state, store: str) -> None:
+    base = store_servers.running(store)
+    folder = Place(f"{base}/{uuid.uuid4().hex[:8]}") / "top__out__outbox"
+    storage.make_folder(folder.parent, Place(base).parent)
+    server.answers = refusing(2)
+    made = replace(state, dead_letters=True)
+    old = opened(made, folder)
+    old.publish(part(1), rows(1, 2))
+    new = opened(made, folder, epoch=2)
+    with pytest.raises(StaleEpoch):
+        old.publish(part(2), rows(9))
+    new.publish(part(2, epoch=2, known=(1, 0)), rows(3))
+    assert ids(server) == [1, 3] and OutboxLog(folder).read().refused == new.count_dead_letters() == 1
+    (name,) = storage.list_names(folder / "refused")
+    assert json.loads(storage.read(folder / "refused" / name))["row"] == 1
+    storage.delete(folder.parent)
 
 
 # --- kills

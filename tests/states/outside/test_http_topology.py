@@ -91,10 +91,13 @@ def test_one_that_is_away_is_shown_and_a_refused_row_is_a_dead_letter(start, ser
     status = tmp_path / "warehouse/_trident/words/status.json"
     assert eventually(lambda: (status.exists() and "IS AWAY" in said(tmp_path)) or not query.is_active, WAIT_SECS)
     assert query.is_active, query.exception()
-    assert "out: has transaction 1, transaction 2 waits: IS AWAY" in said(tmp_path) and "status 503" in said(tmp_path)
+    assert "has transaction 1, 1 dead letters, transaction 2 waits: IS AWAY" in said(tmp_path) and "status 503" in said(
+        tmp_path
+    )
     away[0] = False
     query.process_all_available(WAIT_SECS)
     query.stop(WAIT_SECS)
+    assert "outside  out: has transaction 4, 1 dead letters\n" in said(tmp_path) + "\n"
     assert taken(server) == Counter(row for row in ALL if row[1] != 2) and in_delta(tmp_path) == Counter(ALL)
     (file,) = (tmp_path / "warehouse" / "words__out__outbox" / "refused").iterdir()
     (letter,) = map(json.loads, file.read_text().splitlines())

@@ -1,0 +1,71 @@
+"""Repairs of states outside of the warehouse: a store that has lost transactions is let in by its name only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.repair_helpers import BATCHES, World, fold, topology
+from tests.states.outside.ledger_state import LedgerState
+from trident import TridentTopology
+from trident.coordinators.errors import TopologyError
+from trident.coordinators.records import GroupRecord, TableMark, outside_id
+from trident.repair.apply import Repaired
+from trident.repair.facts import GroupFacts, OutsideFacts, TopologyFacts
+from trident.repair.outside import outside_states
+from trident.repair.report import report
+from trident.repair.steps import Choices, SetMarks
+
+
+@pytest.fixture
+def world(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[World]:
+    made = World(spark, tmp_path / "warehouse", zk_server, zk_root)
+    yield made
+    made.close()
+
+
+def test_a_store_that_was_put_back_is_let_in_by_name(world: World, tmp_path: Path) -> None:
+    ledger = LedgerState(str(tmp_path / "ledger.db"))
+
+    def made(batches: int) -> TridentTopology:
+        return topology(batches, beside=ledger)
+
+    world.run(2, made=made(2))
+    shutil.copy(ledger.path, tmp_path / "copy.db")
+    world.run(3, made=made(3))
+    shutil.copy(tmp_path / "copy.db", ledger.path)
+    error = world.ends(world.start(5, made(5)))
+    assert "`trident repair top --accept-outside ledger --apply`" in str(error) and "is the older side" in str(error)
+    assert world.dry_run().findings == [], "its store is not asked"
+    with pytest.raises(TopologyError, match="no mark of a state 'other' outside of the warehouse"):
+        world.repair(accept_outside=["other"])
+    found = world.dry_run(accept_outside=["ledger"])
+    assert "ledger               outside of the warehouse; ZooKeeper: transaction 3" in report(found, [], False)
+    assert [finding.chosen is not None for finding in found.findings] == [True]
+    done = world.repair(apply=True, accept_outside=["ledger"])
+    assert (len(done.done), done.left) == (1, [])
+    world.run(5, made=made(5))
+    lost = [word for (line,) in BATCHES[2] for word in line.split()]
+    expected = fold(5)
+    expected.subtract(lost)
+    assert ledger.words() == sorted(expected.elements()) and world.holds() == (fold(5), fold(5))
+
+
+@pytest.mark.parametrize(
+    "outbox, found", [(None, False), ((0, 0), True), ((6, 3), True), ((7, 0), True), ((7, 1), False), ((8, 0), False)]
+)
+def test_an_outbox_that_lacks_transactions_is_found(outbox: tuple[int, int] | None, found: bool) -> None:
+    mark = TableMark(0, 7, 1, "digest")
+    one = OutsideFacts("mails", mark, outbox)
+    group = GroupFacts("g", GroupRecord("inc", 8, tables={outside_id("mails"): mark}), None, (), outside=(one,))
+    findings = outside_states(group, Choices())
+    assert [finding.chosen for finding in findings] == [None] * found
+    (asked,) = outside_states(group, Choices(accept_outside=frozenset({"mails"})))
+    assert asked.chosen is not None and asked.chosen.steps == (SetMarks("g", forget=("outside:mails",)),)
+    shown = report(Repaired(TopologyFacts("top", "inc", None, (group,)), [asked], [], [asked]), [], False)
+    assert "trident repair top --accept-outside mails --apply" in shown and "ARE LOST there" in shown
+    assert ("its store is not asked" in shown) == (outbox is None)

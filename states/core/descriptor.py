@@ -49,6 +49,7 @@ class StateDescriptor:
         merging: how log rows become the value of a key: "combine", "last" or "sequenced"
             (see :class:`trident.states.core.binding.StateBinding`).
         ordered_by, sequence, deleted_retention_txids: as of the binding.
+        change_feed: whether the plain table is made with Delta's change data feed.
     """
 
     name: str
@@ -66,6 +67,7 @@ class StateDescriptor:
     ordered_by: str = field(default="", metadata={MAY_BE_MISSING: True})
     sequence: str = field(default="", metadata={MAY_BE_MISSING: True})
     deleted_retention_txids: int = field(default=0, metadata={MAY_BE_MISSING: True})
+    change_feed: bool = field(default=False, metadata={MAY_BE_MISSING: True})
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -107,6 +109,7 @@ class StateDescriptor:
             ordered_by=binding.ordered_by,
             sequence=binding.sequence,
             deleted_retention_txids=binding.deleted_retention_txids,
+            change_feed=bool(getattr(binding.state, "change_feed", False)),
         )
 
     @property

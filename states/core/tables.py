@@ -18,11 +18,17 @@ HIDDEN_COLUMNS = (TXID_COLUMN, UPTO_COLUMN, DELETED_COLUMN)
 # maintenance makes one. Deletion vectors stay off: readers that
 # do not know them refuse the table, and any Delta reader shall read it. Statistics for all columns: the
 # hidden txid is the last one, and readers use those of the first 32 unless told.
+CHANGE_FEED = "delta.enableChangeDataFeed"
 PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.enableDeletionVectors": "false",
     "delta.dataSkippingNumIndexedCols": "-1",
 }
+
+
+def plain_properties(change_feed: bool) -> Mapping[str, str]:
+    """The properties of a keyed state's plain table."""
+    return {**PROPERTIES, CHANGE_FEED: "true"} if change_feed else PROPERTIES
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from trident.coordinators.errors import CommitConflict, SchemaMismatch
 from trident.states.core.control import DOMAIN, decode_control
-from trident.states.core.tables import HIDDEN_COLUMNS, nullable_type
+from trident.states.core.tables import CHANGE_FEED, HIDDEN_COLUMNS, nullable_type
 from trident.states.delta import history
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
 
@@ -67,6 +67,32 @@ def add_columns(engine: KernelEngine, path: str, wanted_schema_json: str) -> Tab
             time.sleep(0.01 * 2**attempt)
     raise CommitConflict(
         f"no columns could be added to {path}", found=f"{_TRIES} conflicts in a row", action="start the topology again"
+    )
+
+
+def enable_change_feed(engine: KernelEngine, path: str) -> TableSnapshot:
+    """Gives a table of ours Delta's change data feed, unless it has it: in one commit, as :func:`add_columns`.
+
+    Raises:
+        ForeignTable: the table has no control record.
+        CommitConflict: other commits came first each time.
+    """
+    for attempt in range(_TRIES):
+        snapshot = engine.load(path)
+        if snapshot.properties.get(CHANGE_FEED) == "true":
+            return snapshot
+        control = decode_control(path, snapshot.control(DOMAIN))
+        try:
+            return engine.set_properties(
+                snapshot, {CHANGE_FEED: "true"}, {DOMAIN: control.encode()}, f"trident/{control.incarnation}"
+            )
+        except (CommitConflict, CommitOutcomeUnknown) as error:
+            log.info("the change data feed of %s met %s; reading the table again", path, error)
+            time.sleep(0.01 * 2**attempt)
+    raise CommitConflict(
+        f"{path} could not be given a change data feed",
+        found=f"{_TRIES} conflicts in a row",
+        action="start the topology again",
     )
 
 

@@ -428,6 +428,7 @@ class KernelEngine:
         snapshot: TableSnapshot,
         removed: Sequence[LiveFile],
         files: Sequence[StagedFile],
+        changes: Sequence[StagedFile],
         txn: tuple[str, int],
         engine_info: str,
         user_metadata: str,
@@ -439,12 +440,13 @@ class KernelEngine:
             snapshot: one that ``takes_python_entries``.
             removed: files of that version.
             files: as for :meth:`commit_files`.
+            changes: files with the changed rows: at least one where the table has a change data feed, else none.
             txn: (``txn_app_id``, ``txn_version``).
             user_metadata, metrics: kept in the table's history.
 
         Returns and Raises: as :meth:`commit_files`.
         """
-        entry = replace_entry(removed, files, txn, engine_info, user_metadata, metrics)
+        entry = replace_entry(removed, files, changes, txn, engine_info, user_metadata, metrics)
         return self._written(snapshot, entry, txn, {})
 
     def _written(
@@ -695,6 +697,26 @@ class KernelEngine:
         after = self._commit(snapshot, [action], None, control, engine_info, self._manual)
         return self.load_version(snapshot.path, after.version)
 
+    def set_properties(
+        self, snapshot: TableSnapshot, properties: Mapping[str, str], control: Mapping[str, str], engine_info: str
+    ) -> TableSnapshot:
+        """Sets table properties, with the features that they need, and control records in one commit.
+
+        Raises:
+            CommitConflict, CommitOutcomeUnknown, TableError: as for :meth:`commit_files`.
+        """
+
+        def build() -> Any:
+            builder = snapshot._java.buildUpdateTableTransaction(engine_info, self._manual)
+            txn = builder.withTablePropertiesAdded(self._java_map(properties)).withMaxRetries(0).build(self.java)
+            for domain, text in control.items():
+                txn.addDomainMetadata(domain, text)
+            return txn
+
+        txn, version = guard(snapshot.path, build), snapshot.version + 1
+        self._publish(snapshot.path, version, snapshot, lambda: txn.commit(self.java, self._no_rows()))
+        return self.load_version(snapshot.path, version)
+
     def enable_control(self, snapshot: TableSnapshot) -> TableSnapshot:
         """Give a table the feature that control records need; commits, unless it has it.
 
@@ -703,19 +725,7 @@ class KernelEngine:
         """
         if guard(snapshot.path, lambda: snapshot._java.getProtocol().getWriterFeatures().contains("domainMetadata")):
             return snapshot
-        feature = self._java_map({"delta.feature.domainMetadata": "supported"})
-        java_txn = guard(
-            snapshot.path,
-            lambda: (
-                snapshot._java.buildUpdateTableTransaction("trident", self._manual)
-                .withTablePropertiesAdded(feature)
-                .withMaxRetries(0)
-                .build(self.java)
-            ),
-        )
-        version = snapshot.version + 1
-        self._publish(snapshot.path, version, snapshot, lambda: java_txn.commit(self.java, self._no_rows()))
-        return self.load_version(snapshot.path, version)
+        return self.set_properties(snapshot, {"delta.feature.domainMetadata": "supported"}, {}, "trident")
 
     def live_files(self, snapshot: TableSnapshot) -> list[LiveFile]:
         """The data files of this table version, with their statistics.

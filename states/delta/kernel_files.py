@@ -19,7 +19,8 @@ from trident.states.core.staged import StagedFile
 
 # A commit that only adds whole files owes such a table its actions and nothing more, by Delta's protocol: no table
 # feature makes it read, number, map or check the rows.
-_PLAIN_FEATURES = frozenset({"appendOnly", "domainMetadata", "invariants"})
+# With a change data feed one that also removes files owes it their rows (``replace_entry``).
+_PLAIN_FEATURES = frozenset({"appendOnly", "changeDataFeed", "domainMetadata", "invariants"})
 # Characters that both Java's URI and Spark leave alone in the path of a file action.
 _SAFE = "/=:@!$&'()*+,;-._~"
 
@@ -77,6 +78,12 @@ def remove_action(file: LiveFile) -> str:
     )
 
 
+def change_action(file: StagedFile) -> str:
+    """The ``cdc`` action that names a file of a table's change data feed, as JSON."""
+    path = quote(file.path, safe=_SAFE)
+    return _json({"cdc": {"path": path, "partitionValues": {}, "size": file.size, "dataChange": False}})
+
+
 def _json(action: Mapping[str, Any]) -> str:
     """One line of a log entry: no byte of it is a line's end."""
     return json.dumps(action, ensure_ascii=False, separators=(",", ":"))
@@ -119,6 +126,7 @@ def append_entry(
 def replace_entry(
     removed: Sequence[LiveFile],
     files: Sequence[StagedFile],
+    changes: Sequence[StagedFile],
     txn: tuple[str, int],
     engine_info: str,
     user_metadata: str,
@@ -127,12 +135,14 @@ def replace_entry(
     """The log entry of a MERGE into a plain table: files in the place of others, and a ``txn_version``.
 
     Args:
+        changes: files with the changed rows, where the table has a change data feed.
         user_metadata: kept in the table's history.
         metrics: of the operation, as Delta names them.
     """
     told = {"userMetadata": user_metadata, "operationMetrics": {name: str(n) for name, n in metrics.items()}}
     info = _commit_info("MERGE", engine_info, **told)
-    return _lines([_json(info), _json(_txn(txn)), *map(remove_action, removed), *map(add_action, files)])
+    moved = [*map(remove_action, removed), *map(add_action, files), *map(change_action, changes)]
+    return _lines([_json(info), _json(_txn(txn)), *moved])
 
 
 def _commit_info(operation: str, engine_info: str, **more: Any) -> dict[str, Any]:

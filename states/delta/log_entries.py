@@ -43,6 +43,7 @@ class TableCommit:
         txns: ``txn_app_id`` -> ``txn_version`` that the commit set.
         added: the files added.
         removes: paths of the files removed, not URL-encoded.
+        changes: paths of the files of its change data feed, not URL-encoded.
         metadata_changed: schema, properties or the table's name may have changed.
         protocol_changed: table features may have changed.
         data_change: whether a file action says that rows changed.
@@ -66,6 +67,7 @@ class TableCommit:
     metadata: Mapping[str, Any] | None = None
     deletion_vectors: bool = False
     only_adds_columns: bool = False
+    changes: tuple[str, ...] = ()
 
     @property
     def adds(self) -> tuple[str, ...]:
@@ -139,6 +141,7 @@ def _commit(version: int, actions: list[dict[str, Any]]) -> TableCommit:
     txns: dict[str, int] = {}
     added: list[LiveFile] = []
     removes: list[str] = []
+    changes: list[str] = []
     metadata: dict[str, Any] | None = None
     kinds: set[str] = set()
     data_change = deletion_vectors = False
@@ -164,6 +167,7 @@ def _commit(version: int, actions: list[dict[str, Any]]) -> TableCommit:
                 # Delta's protocol has no default: an action that does not say is taken as a change.
                 data_change = data_change or body.get("dataChange", True)
             elif kind == "cdc":
+                changes.append(unquote(body["path"]))
                 data_change = True
     return TableCommit(
         version=version,
@@ -179,6 +183,7 @@ def _commit(version: int, actions: list[dict[str, Any]]) -> TableCommit:
         data_change=data_change,
         metadata=metadata,
         deletion_vectors=deletion_vectors,
+        changes=tuple(changes),
     )
 
 

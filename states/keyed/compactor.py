@@ -338,7 +338,8 @@ class Compactor:
             return
         try:
             for version in versions:
-                for file in read_commit(self.plain, version).adds:
+                commit = read_commit(self.plain, version)
+                for file in (*commit.adds, *commit.changes):
                     with suppress(FileNotFoundError):  # merged again, and vacuumed
                         storage.flush(storage.join(root, file))
             storage.flush(root)

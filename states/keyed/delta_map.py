@@ -10,7 +10,7 @@ from trident.coordinators.errors import ConfigError
 from trident.states.core.binding import WHOLE_VALUES, StateBinding, TableKind, kept_schema
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_flag, check_name
-from trident.states.core.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN, TableSpec, table_schema
+from trident.states.core.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN, TableSpec, plain_properties, table_schema
 from trident.states.delta.columns import check_columns
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ class DeltaMapState:
             the values before the first transaction, and none is written again. It must have the state's keys and
             values as its columns, and one row of each key (docs/migrate.md). Once it is the state's, this says
             nothing more.
+        change_feed: the table has Delta's change data feed: MERGEs write down each row that they change, before and
+            after, for ``DeltaSpout(…, changes=True)`` and other readers (docs/cdc.md). A table that was made without
+            it gets it at the next start, and keeps it.
 
     Raises:
         TopologyError: the name cannot be used.
@@ -52,6 +55,7 @@ class DeltaMapState:
     merge_interval_secs: float = 30.0
     snapshot_retention_txids: int = 1000
     adopt: bool = False
+    change_feed: bool = False
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -59,6 +63,7 @@ class DeltaMapState:
         _require(self, "merge_interval_secs", (int, float), 0)
         _require(self, "snapshot_retention_txids", int, 0)
         check_flag(self.adopt, f"adopt of state {self.name}")
+        check_flag(self.change_feed, f"change_feed of state {self.name}")
 
 
 def _require(state: DeltaMapState, setting: str, kind: type[int] | tuple[type[int], type[float]], least: int) -> None:
@@ -91,9 +96,8 @@ class KeyedKind(TableKind):
         return TableSpec(self.published_path(binding.name), schema, (), PROPERTIES, TXID_COLUMN, tuple(binding.keys))
 
     def plain_table(self, binding: StateBinding) -> TableSpec:
-        return TableSpec(
-            binding.name, table_schema(kept_schema(binding.schema, binding.merging), UPTO_COLUMN), (), PROPERTIES
-        )
+        schema = table_schema(kept_schema(binding.schema, binding.merging), UPTO_COLUMN)
+        return TableSpec(binding.name, schema, (), plain_properties(binding.state.change_feed))
 
     def published_path(self, name: str) -> str:
         return f"{name}__log"

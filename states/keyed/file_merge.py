@@ -22,12 +22,13 @@ from trident.states.core.control import DOMAIN
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
-from trident.states.core.tables import UPTO_COLUMN
+from trident.states.core.tables import CHANGE_FEED, UPTO_COLUMN
 from trident.states.delta import history, log_entries
 from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.staging import fsync_folders
 from trident.states.delta.table_files import NotFollowed, TableFiles
+from trident.states.keyed.change_rows import FOLDER as CHANGES
 from trident.states.keyed.compaction import MergePlan
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.merge_files import FOLDER, MergedFiles, MergeJob
@@ -128,16 +129,17 @@ class FileMerge:
             plan.upto,
             folder,
             ordered_folders(state),
+            _change_folder(folder) if plain.properties.get(CHANGE_FEED) == "true" else "",
         )
         try:
             done = self._written(job)
         except BaseException:
-            storage.try_delete(storage.join(self._plain, folder))  # no commit was tried
+            self._delete(folder)  # no commit was tried
             raise
         try:
             return self._committed(state, plan, plain, files, done, marker, engine_info), done
         except (CommitConflict, TxnAlreadyApplied):
-            storage.try_delete(storage.join(self._plain, folder))  # the commit was refused for certain
+            self._delete(folder)  # the commit was refused for certain
             raise
         except BaseException:
             # A log entry may name the files: the next MERGE asks it.
@@ -150,8 +152,9 @@ class FileMerge:
         try:
             with faults.fault_point(WRITE):
                 done = self._process.run(job, self._is_cancelled)
-                if done.written:
-                    fsync_folders(Place(self._plain), job.folder)
+                for files, folder in ((done.written, job.folder), (done.changes, job.change_folder)):
+                    if files:
+                        fsync_folders(Place(self._plain), folder)
         except MergedMeanwhile as error:
             raise _overtaken(self._plain, error, f"a table merged up to {job.after}") from error
         except Cancelled as error:
@@ -181,7 +184,9 @@ class FileMerge:
         }
         txn, note = (state.merge_app, plan.upto), json.dumps({"trident": dict(marker)})
         try:
-            return self._engine.replace_files(plain, removed, done.written, txn, engine_info, note, metrics)
+            return self._engine.replace_files(
+                plain, removed, done.written, done.changes, txn, engine_info, note, metrics
+            )
         except CommitConflict as error:
             raise _overtaken(self._plain, error, f"version {plain.version}") from error
 
@@ -258,10 +263,24 @@ class FileMerge:
         old = [name for name in self._doubtful if _version_of(name) <= version][:_LOOKS]
         for name in old:
             with suppress(TableError):  # cleaned up: VACUUM knows
-                adds = log_entries.read_commit(self._plain, _version_of(name)).adds
-                if not any(path.startswith(f"data/{state.incarnation}/{name}/") for path in adds):
-                    storage.try_delete(storage.join(base, name))
+                commit, folder = (
+                    log_entries.read_commit(self._plain, _version_of(name)),
+                    f"data/{state.incarnation}/{name}",
+                )
+                ours = (f"{folder}/", f"{_change_folder(folder)}/")
+                if not any(path.startswith(ours) for path in (*commit.adds, *commit.changes)):
+                    self._delete(folder)
             self._doubtful.remove(name)
+
+    def _delete(self, folder: str) -> None:
+        """Deletes the files of a MERGE that none will ever name."""
+        for each in (_change_folder(folder), folder):
+            storage.try_delete(storage.join(self._plain, each))
+
+
+def _change_folder(folder: str) -> str:
+    """For the changes of a MERGE, by the folder of its files."""
+    return f"{CHANGES}/{folder.rpartition('/')[2]}"
 
 
 def _is_version(folder: str) -> bool:

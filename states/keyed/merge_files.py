@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,11 @@ import pyarrow.compute as pc
 from trident.states.core import storage
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
+from trident.states.keyed.change_rows import ChangeWriter
 from trident.states.keyed.compaction import forgotten_below
 from trident.states.keyed.merge_io import InFile, Spill, batches, opened, reading, shaped, written
 from trident.states.keyed.merge_rows import NotInOrder, RowMerge
+from trident.states.keyed.merge_sizes import Sizes, runs
 
 # How the folders of native MERGEs are named; Delta's own writers name none so.
 FOLDER = "merge-"
@@ -54,6 +56,7 @@ class MergeJob:
         log_files: with all rows of after < txid ≤ upto.
         folder: for the new files, below the root of the plain table; it is not there.
         ordered: the beginning of the paths of files that native MERGEs have written.
+        change_folder: for files of the table's change data feed; "": it has none.
     """
 
     merge: RowMerge
@@ -65,6 +68,7 @@ class MergeJob:
     upto: int
     folder: str
     ordered: str
+    change_folder: str = ""
 
     @property
     def forgets(self) -> bool:
@@ -80,6 +84,7 @@ class MergedFiles:
     Attributes:
         written: the new files; durable, but for the names of their folders.
         replaced: the paths of the files whose rows they have.
+        changes: the files of the table's change data feed, durable as the others.
         log_rows, keys: how many rows of the log were merged, of how many keys.
         secs, cpu_secs: how long it took, and of the processor's time.
     """
@@ -90,37 +95,7 @@ class MergedFiles:
     keys: int
     secs: float = 0.0
     cpu_secs: float = 0.0
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large files are made.
-
-    A file has about one in ``files`` of the table's rows, within two bounds: small files cost readers time, large
-    ones are rewritten for few rows.
-
-    Attributes:
-        rows_min, rows_max: the bounds.
-        bytes_at_once: rows of the table that are about so large in memory are there at once, twice or three times while
-            they are put together; a file has half of it at the most.
-    """
-
-    rows_min: int = 250_000
-    rows_max: int = 1_000_000
-    files: int = 32
-    bytes_at_once: int = 256 << 20
-
-    def rows_a_file(self, rows: int) -> int:
-        return min(max(rows // self.files, self.rows_min), self.rows_max)
-
-    def rows_of_each(self, rows: int, all_rows: int) -> int:
-        """How many rows each file gets when some of the table's rows are written: up to half more than it should."""
-        wanted = self.rows_a_file(all_rows)
-        return rows if rows <= wanted * 1.5 else math.ceil(rows / round(rows / wanted))
-
-    def is_small(self, rows: int, all_rows: int) -> bool:
-        """Tells whether a file is joined to one beside it that is rewritten."""
-        return rows < self.rows_a_file(all_rows) / 4
+    changes: tuple[StagedFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,6 +123,15 @@ class _Looked:
     sample: list[pa.Table]
 
 
+@dataclass
+class _Rewritten:
+    """Files that were written, the paths of those in whose place they are, and files of changes."""
+
+    written: list[StagedFile] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    changes: list[StagedFile] = field(default_factory=list)
+
+
 class FileMerger:
     """Does jobs, one after the other. It remembers the bounds of files, which never change.
 
@@ -173,23 +157,28 @@ class FileMerger:
         rows = self._log_rows(job)
         new, count = job.merge.reduced(rows), rows.num_rows
         del rows
-        written, replaced = self._rewritten(job, new) if new.num_rows or job.forgets else ([], [])
+        found = self._rewritten(job, new) if new.num_rows or job.forgets else _Rewritten()
         took = time.monotonic() - began, time.process_time() - cpu
-        return MergedFiles(tuple(written), tuple(replaced), count, new.num_rows, *took)
+        written, replaced, changes = tuple(found.written), tuple(found.replaced), tuple(found.changes)
+        return MergedFiles(written, replaced, count, new.num_rows, *took, changes)
 
-    def _rewritten(self, job: MergeJob, new: pa.Table) -> tuple[list[StagedFile], list[str]]:
+    def _rewritten(self, job: MergeJob, new: pa.Table) -> _Rewritten:
         if job.merge.keys and job.files and all(file.path.startswith(job.ordered) for file in job.files):
             try:
                 return self._by_ranges(job, new)
             except NotInOrder:
-                storage.delete(storage.join(job.plain, job.folder))
+                for folder in filter(None, (job.folder, job.change_folder)):
+                    storage.delete(storage.join(job.plain, folder))
         if not new.num_rows:
-            return [], []  # forgotten rows go with the next change
-        return self._as_a_whole(job, new), [file.path for file in job.files]
+            return _Rewritten()  # forgotten rows go with the next change
+        return self._as_a_whole(job, new)
+
+    def _changes(self, job: MergeJob) -> ChangeWriter:
+        return ChangeWriter(job.merge, job.plain, job.change_folder, job.upto, self._sizes.bytes_at_once // 4)
 
     # --- a table in the order of its keys -------------------------------------------------------------------
 
-    def _by_ranges(self, job: MergeJob, new: pa.Table) -> tuple[list[StagedFile], list[str]]:
+    def _by_ranges(self, job: MergeJob, new: pa.Table) -> _Rewritten:
         """Rewrites the files whose ranges have changed; those that lie side by side together."""
         by_path = {file.path: self._bounds(job, file) for file in job.files}
         self._remember(job.plain, by_path)
@@ -201,17 +190,21 @@ class FileMerger:
         parts = job.merge.split(new, pa.concat_tables([one.first for one in bounds]))
         total = sum(one.rows for one in bounds)
         small = [self._sizes.is_small(one.rows, total) for one in bounds]
-        written, replaced = [], []
+        found, changes = _Rewritten(), self._changes(job)
         changed = [bool(part.num_rows) or self._forgets(job, file) for part, file in zip(parts, files, strict=True)]
         for run in runs(changed, small):
             rows = sum(bounds[at].rows + parts[at].num_rows for at in run)
             writer = _Writer(job, self._sizes, rows, max(total, rows), self._is_wanted)
             for at in run:
                 base = self._whole(job, files[at])
-                writer.append(job.merge.overlaid(base, parts[at], job.after, job.upto, in_order=True))
-            written += writer.finish()
-            replaced += [files[at].path for at in run]
-        return written, replaced
+                rows = job.merge.overlaid(base, parts[at], job.after, job.upto, in_order=True)
+                changes.append(base, rows)
+                writer.append(rows)
+            found.written += writer.finish()
+            found.replaced += [files[at].path for at in run]
+        if found.replaced:
+            found.changes += changes.finish()
+        return found
 
     def _forgets(self, job: MergeJob, file: InFile) -> bool:
         """Tells whether so much of a file is forgotten now that it is written anew."""
@@ -261,15 +254,23 @@ class FileMerger:
 
     # --- any other ------------------------------------------------------------------------------------------
 
-    def _as_a_whole(self, job: MergeJob, new: pa.Table) -> list[StagedFile]:
+    def _as_a_whole(self, job: MergeJob, new: pa.Table) -> _Rewritten:
         """Writes the whole table in the order of its keys."""
         found = self._looked_through(job)
-        rows = found.rows + new.num_rows
-        writer = _Writer(job, self._sizes, rows, rows, self._is_wanted)
+        count = found.rows + new.num_rows
+        writer, changes = _Writer(job, self._sizes, count, count, self._is_wanted), self._changes(job)
+        for base, part in self._parts(job, found, new):
+            rows = job.merge.overlaid(base, part, job.after, job.upto)
+            changes.append(base, rows)
+            writer.append(rows)
+        done, replaced = writer.finish(), [file.path for file in job.files]
+        return _Rewritten(done, replaced, changes.finish() if done or replaced else [])
+
+    def _parts(self, job: MergeJob, found: _Looked, new: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """The table's rows with those of the log that lie over them, part by part, in the order of the keys."""
         if found.held is not None:
-            base = pa.concat_tables([job.merge.table_schema.empty_table(), *found.held])
-            writer.append(job.merge.overlaid(base, new, job.after, job.upto))
-            return writer.finish()
+            yield pa.concat_tables([job.merge.table_schema.empty_table(), *found.held]), new
+            return
         bounds = self._even_bounds(job, found)
         spill = Spill(storage.join(job.plain, job.folder, "ranges"), job.plain, job.merge.table_schema, bounds.num_rows)
         for file in job.files:
@@ -277,8 +278,7 @@ class FileMerger:
                 spill.append(job.merge.split(job.merge.sorted(piece), bounds))
         for base, part in zip(spill.tables(), job.merge.split(new, bounds), strict=True):
             self._require_wanted()
-            writer.append(job.merge.overlaid(base, part, job.after, job.upto))
-        return writer.finish()
+            yield base, part
 
     def _looked_through(self, job: MergeJob) -> _Looked:
         """Reads the table once: all of its rows if they may be in memory at once, else keys of them here and there."""
@@ -331,30 +331,6 @@ class FileMerger:
                 if size > _LOG_BYTES_MAX:
                     raise MergeFailed(f"more than {_LOG_BYTES_MAX} bytes of rows wait in the log")
         return pa.concat_tables(found)
-
-
-def runs(changed: Sequence[bool], small: Sequence[bool]) -> list[list[int]]:
-    """Which of a table's files are rewritten together, given in the order of their keys.
-
-    Args:
-        changed: whether keys of the file's range have changed.
-        small: whether the file is joined to one beside it that is rewritten.
-
-    Returns:
-        the places of files that lie side by side, a list for each run.
-    """
-    taken = list(changed)
-    for places in (range(1, len(taken)), range(len(taken) - 2, -1, -1)):
-        for at in places:
-            beside = at - 1 if places.step > 0 else at + 1
-            taken[at] = taken[at] or (small[at] and taken[beside])
-    found: list[list[int]] = []
-    for at, chosen in enumerate(taken):
-        if chosen and at and taken[at - 1]:
-            found[-1].append(at)
-        elif chosen:
-            found.append([at])
-    return found
 
 
 class _Writer:

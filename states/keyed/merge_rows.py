@@ -119,7 +119,7 @@ class RowMerge:
         """Tells whether ranges of keys, each given by its first and its last, follow each other without overlapping."""
         ends = pa.concat_tables([key for pair in ranges for key in pair])
         in_order = np.all(np.diff(self._order(ends).to_numpy().astype(np.int64)) > 0)
-        return bool(in_order and np.all(self._begins(ends)[::2]))
+        return bool(in_order and np.all(self.begins(ends)[::2]))
 
     def overlaid(self, base: pa.Table, new: pa.Table, after: int, upto: int, in_order: bool = False) -> pa.Table:
         """Rows of the table with a reduced log on top, sorted by key.
@@ -140,7 +140,7 @@ class RowMerge:
         order = self._order(keys).to_numpy().astype(np.int64) if self.keys else np.arange(size + new.num_rows)
         if in_order and np.any(np.diff(order[order < size]) < 0):
             raise NotInOrder
-        begins = self._begins(keys.take(pa.array(order)) if self.keys else keys, len(order))
+        begins = self.begins(keys.take(pa.array(order)) if self.keys else keys, len(order))
         second = np.flatnonzero(~begins)
         old_rows, new_rows = order[second - 1], order[second] - size
         if np.any(new_rows < 0):
@@ -203,7 +203,7 @@ class RowMerge:
         keys = rows.select(list(self.keys)).combine_chunks()
         return positions_in_order(keys.columns)
 
-    def _begins(self, rows: pa.Table, count: int | None = None) -> Any:
+    def begins(self, rows: pa.Table, count: int | None = None) -> Any:
         """Tells of each sorted row whether its key is another than that of the row before it."""
         count = rows.num_rows if count is None else count
         begins = np.zeros(count, bool)

@@ -12,7 +12,7 @@ from trident.coordinators.errors import CommitConflict, ForeignTable, TableError
 from trident.states.core.binding import kept_schema
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.core.tables import HIDDEN_COLUMNS, PROPERTIES, TXID_COLUMN, UPTO_COLUMN
+from trident.states.core.tables import HIDDEN_COLUMNS, TXID_COLUMN, UPTO_COLUMN, plain_properties
 from trident.states.delta import history
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
@@ -100,7 +100,7 @@ def open_plain(engine: KernelEngine, state: StateDescriptor, plain: str, log_pat
                 plain,
                 plain_schema_json(state),
                 (),
-                PROPERTIES,
+                plain_properties(state.change_feed),
                 {DOMAIN: first.encode()},
                 f"trident/{state.incarnation}",
             )

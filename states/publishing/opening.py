@@ -13,9 +13,9 @@ from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from trident.states.core.names import other_owner
 from trident.states.core.place import Place
-from trident.states.core.tables import TableSpec
+from trident.states.core.tables import CHANGE_FEED, TableSpec
 from trident.states.delta import halts, history
-from trident.states.delta.evolution import add_columns
+from trident.states.delta.evolution import add_columns, enable_change_feed
 from trident.states.delta.kernel import TableMissing, TableSnapshot
 from trident.states.delta.log_entries import has_log
 from trident.states.keyed.adoption import adopt
@@ -144,6 +144,8 @@ class TableOpener:
             descriptor = load_descriptor(self._tables.warehouse, binding.name)
             found = self._tables.plains.open(descriptor, record.tables, path, control.starts_at)
             self._check_schema(self._tables.warehouse / plain.path, found, plain)
+            if CHANGE_FEED in plain.properties:
+                enable_change_feed(self._tables.engine, str(self._tables.warehouse / plain.path))
 
     def _add_columns(self, binding: StateBinding, spec: TableSpec, path: Place) -> TableSnapshot:
         """The topology has been given further fields for this state: old rows have nulls there.

@@ -56,6 +56,7 @@ SUITES = {
     "test_file_merge": "merging and reading",
     "test_live_rows": "merging and reading",
     "test_sequenced": "merging and reading",
+    "test_change_feed": "merging and reading",
     "test_acker": "messages",
     "test_message_executor": "messages",
     "test_settled_messages": "messages",
@@ -793,6 +794,9 @@ PLANTED: dict[str, Caught] = {
     ),
     "233-deleted-key-is-forgotten-too-early": pure(
         "assert ", "sequenced.py::test_a_deleted_key_holds_for_its_retention_and_is_forgotten_behind_it"
+    ),
+    "234-merge-without-changes-has-no-feed": spark(
+        "no row was changed", "change_feed.py::test_the_feed_of_each_version_is_the_difference_of_two_tables"
     ),
     "193-kafka-silence-of-a-leader-is-an-answer": pure(
         "Error", "kafka_answers.py::test_a_leader_that_does_not_answer_leaves_its_partition_where_it_is[KafkaSpout]"

@@ -181,6 +181,7 @@ def _binding(engine: KernelEngine, warehouse: Place, descriptor: StateDescriptor
     """Returns what a descriptor and its table say of a state: enough to commit nothing to it."""
     partitions = engine.load(str(warehouse / descriptor.published_path)).partition_columns
     state = SimpleNamespace(name=descriptor.name, partition_columns=tuple(partitions), adopt=False)
+    state.change_feed = descriptor.change_feed
     # The descriptor is written again from this: it must say what it said.
     aggregator = SimpleNamespace(native_name=descriptor.aggregator) if descriptor.aggregator else None
     return StateBinding(

@@ -6,6 +6,7 @@ import datetime
 import io
 import math
 import pickle
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trident.states.keyed import merge_files, merge_io
-from trident.states.keyed.merge_files import Abandoned, FileMerger, MergeFailed, MergeJob, Sizes, runs
+from trident.states.keyed.merge_files import Abandoned, FileMerger, MergeFailed, MergeJob
 from trident.states.keyed.merge_io import FileUnreadable, InFile, written
 from trident.states.keyed.merge_rows import MergedMeanwhile, NotMergeable, RowMerge, why_not
+from trident.states.keyed.merge_sizes import Sizes, runs
 from trident.states.keyed.merge_worker import serve
 
 NAN = float("nan")
@@ -47,8 +49,8 @@ VALUE_TYPES: dict[str | None, dict[pa.DataType, Any]] = {
 class Table:
     """A plain table and its log as files, and what they must hold."""
 
-    def __init__(self, folder: Path, merge: RowMerge, sizes: Sizes) -> None:
-        self.folder, self.merge, self.merger = folder, merge, FileMerger(sizes)
+    def __init__(self, folder: Path, merge: RowMerge, sizes: Sizes, feed: bool = False) -> None:
+        self.folder, self.merge, self.merger, self.feed = folder, merge, FileMerger(sizes), feed
         self.files: dict[str, InFile] = {}
         self.rows: dict[Any, Any] = {}
         self.upto = self.jobs = 0
@@ -70,16 +72,32 @@ class Table:
         root, files = self.folder, tuple(self.files.values())
         folder = f"data/inc/merge-{self.jobs}-x"
         roots = str(root / "plain"), str(root / "log")
-        return MergeJob(self.merge, *roots, files, tuple(logs), self.upto, upto, folder, "data/inc/merge-")
+        changes = f"_change_data/merge-{self.jobs}" if self.feed else ""
+        return MergeJob(self.merge, *roots, files, tuple(logs), self.upto, upto, folder, "data/inc/merge-", changes)
 
     def merged(self, logs: list[InFile], upto: int) -> tuple[str, ...]:
         """Merges, and returns the paths of the files that were replaced."""
+        before = self.rows_of(self.files) if self.feed else []
         done = self.merger.run(self.job(logs, upto))
         for path in done.replaced:
             del self.files[path]
         self.files.update({file.path: InFile(file.path, file.size) for file in done.written})
         self.upto = upto
+        assert bool(done.changes) == (self.feed and bool(done.replaced or done.written)), "or all rows were changed"
+        if not self.feed:
+            return done.replaced
+        changes = self.rows_of([file.path for file in done.changes])
+        assert applied(before, changes, len(self.merge.keys)) == Counter(self.rows_of(self.files))
         return done.replaced
+
+    def rows_of(self, paths: Any) -> list[tuple[Any, ...]]:
+        """All columns of files, the keys first, in a form that can be compared."""
+        found = []
+        for path in paths:
+            for row in pq.read_table(self.folder / "plain" / path).to_pylist():
+                rest = [value for name, value in row.items() if name not in self.merge.keys]
+                found.append(tuple(map(repr, [*(row[name] for name in self.merge.keys), *rest])))
+        return found
 
     def fold(self, txid: int, row: tuple[Any, ...]) -> None:
         """A log row in plain Python."""
@@ -117,6 +135,20 @@ class Table:
             order = self.merge.order(pa.concat_tables([first for first, _ in ranges]))
             assert self.merge.are_apart([ranges[at] for at in order])
         return found
+
+
+def applied(before: list[tuple[str, ...]], changes: list[tuple[str, ...]], width: int) -> Counter[tuple[str, ...]]:
+    """Rows with the changes of a change data feed made to them, each of which must fit."""
+    found, kinds = Counter(before), {}
+    for *row, kind in changes:
+        kinds.setdefault(tuple(row[:width]), []).append(kind)
+        found[tuple(row)] += 1 if kind in ("'insert'", "'update_postimage'") else -1
+    once = (["'insert'"], ["'delete'"], ["'update_preimage'", "'update_postimage'"])
+    assert all(kind in once for kind in kinds.values())
+    there = {row[:width] for row in before}
+    assert all((kind != ["'insert'"]) == (key in there) for key, kind in kinds.items())
+    assert all(count >= 0 for count in found.values()), "a row is gone that was not there"
+    return +found
 
 
 def _least(a: Any, b: Any) -> Any:
@@ -158,7 +190,7 @@ def test_any_log_is_merged_into_files_of_key_ranges_as_a_fold_in_python_does(tmp
         files=4,
         bytes_at_once=data.draw(st.sampled_from([200, 1 << 20])),
     )
-    table = Table(tmp_path_factory.mktemp("t"), merge, sizes)
+    table = Table(tmp_path_factory.mktemp("t"), merge, sizes, data.draw(st.booleans()))
     txid = 0
     for _ in range(data.draw(st.integers(1, 4))):
         logs = []

@@ -16,7 +16,7 @@ from trident.coordinators.errors import SourceError
 from trident.coordinators.stored_json import MAY_BE_MISSING
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, BatchCoordinator, Json
-from trident.spouts.delta.log import AddedFile, Change, DeltaChanges, schema_of
+from trident.spouts.delta.log import AddedFile, Change, DeltaChanges, has_feed, schema_of
 from trident.spouts.metadata import read_metadata
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class DeltaSettings(Protocol):
     max_files: int
     max_bytes: int
     ignore_changes: bool
+    changes: bool
     poll_interval_secs: float
 
     def check_schema(self, found: "StructType", version: int) -> None:
@@ -61,7 +62,8 @@ class Range:
         begin, end: files of that version, or those that a later one adds.
         read_at: the version whose schema the files are read with.
         ignore_changes: whether versions that remove rows count as empty.
-        files, bytes, rows: how many; rows -1: not known.
+        files, bytes, rows: how many; rows -1: not known. Of changes a version is one file.
+        changes: whether the rows behind the snapshot are those of the table's change data feed.
     """
 
     table_id: str
@@ -73,11 +75,14 @@ class Range:
     files: int = 0
     bytes: int = 0
     rows: int = field(default=-1, metadata={MAY_BE_MISSING: True})
+    changes: bool = field(default=False, metadata={MAY_BE_MISSING: True})
 
     def to_json(self) -> dict[str, Any]:
         values: dict[str, Any] = {**vars(self), "begin": list(self.begin), "end": list(self.end)}
         if self.rows < 0:
             del values["rows"]
+        if not self.changes:
+            del values["changes"]
         return values
 
     @classmethod
@@ -92,6 +97,8 @@ class DeltaCoordinator(BatchCoordinator):
         self._spout, self._frames = spout, frames
         self._log = DeltaChanges(spout.table)
         info = self._log.info()
+        if spout.changes:
+            check_feed(info.change_feed, spout.table, info.version)
         self._table_id, self._newest = info.table_id, info.version
         self._stamp = self._log.stamp(info.version)
         spout.check_schema(info.schema, info.version)
@@ -165,7 +172,17 @@ class DeltaCoordinator(BatchCoordinator):
                 )
             snapshot = newest if start is None else -1
             begin = Place(snapshot if start is None else newest + 1 if start == "latest" else int(start), 0)
-            self._fresh = Range(self._table_id, snapshot, begin, begin, self._read_at, self._spout.ignore_changes)
+            if self._spout.changes and begin.version < newest:
+                check_feed(self._log.info(begin.version).change_feed, self._spout.table, begin.version)
+            self._fresh = Range(
+                self._table_id,
+                snapshot,
+                begin,
+                begin,
+                self._read_at,
+                self._spout.ignore_changes,
+                changes=self._spout.changes,
+            )
         return self._fresh
 
     def _files(self, version: int, snapshot: int) -> tuple[AddedFile, ...] | list[AddedFile]:
@@ -174,6 +191,8 @@ class DeltaCoordinator(BatchCoordinator):
             if self._sizes is None:
                 self._sizes = (version, [AddedFile(size, rows, "") for size, rows in self._frames.sizes(version)])
             return self._sizes[1]
+        if self._spout.changes:
+            return changed_files(self._log.read(version), self._spout.table)
         return added_files(self._log.read(version), self._spout.ignore_changes, self._spout.table)
 
     def _waiting(self, after: Range) -> Iterator[AddedFile]:
@@ -207,6 +226,13 @@ class DeltaCoordinator(BatchCoordinator):
             self._look()
             before = self._first() if prev_metadata is None else Range.read(prev_metadata)
             check_same(self._table_id, before.table_id, self._spout.table)
+            if before.changes != self._spout.changes:
+                raise SourceError(
+                    f"the stream of the Delta table {self._spout.table} began with other rows",
+                    found=f"changes={self._spout.changes}",
+                    expected=f"changes={before.changes}",
+                    action="give the stream another name, or begin again with `trident reset NAME`",
+                )
             files = self._adaptive.next_size(self._count(before))
             self._planned_at[txid] = time.monotonic()
             return self._remember(txid, self._cut(before, files))
@@ -310,6 +336,25 @@ def check_same(found: str, expected: str, table: str) -> None:
             expected=f"table id {expected}",
             action="bring the table back, or begin again with `trident reset NAME`",
         )
+
+
+def check_feed(has_feed: bool, table: str, version: int) -> None:
+    """Raises SourceError when a version's changes were not written down."""
+    if not has_feed:
+        raise SourceError(
+            f"version {version} of the Delta table {table} has no change data feed",
+            found="delta.enableChangeDataFeed is not true there",
+            expected="a table with it from the first version on that is read",
+            action="set it: DeltaMapState(…, change_feed=True), or ALTER TABLE … SET TBLPROPERTIES; and begin behind "
+            "that, with a later starting_version or with None",
+        )
+
+
+def changed_files(change: Change, table: str) -> tuple[AddedFile, ...]:
+    """The changed rows of a version: one unit, or none."""
+    if change.metadata is not None:
+        check_feed(has_feed(change.metadata), table, change.version)
+    return () if change.rewritten is None else (change.rewritten,)
 
 
 def added_files(change: Change, ignore_changes: bool, table: str) -> tuple[AddedFile, ...]:

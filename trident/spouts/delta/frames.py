@@ -98,6 +98,28 @@ class DeltaFrames:
         java = self._delta_log().createDataFrame(self._snapshot(version), files, False, self._none())
         return ClassicDataFrame(java, self._spark)
 
+    def changes(self, begin: int, last: int) -> "DataFrame":
+        """The table's change data feed from one version to another, both inclusive.
+
+        Raises:
+            SourceError: it cannot be read.
+        """
+        options = {"readChangeFeed": "true", "startingVersion": str(begin), "endingVersion": str(last)}
+        self._delta_log()
+        try:
+            found: "DataFrame" = self._spark.read.format("delta").options(**options).load(self._table)
+        except Exception as error:  # Delta's, of many types
+            raise SourceError(
+                f"the change data feed of the Delta table {self._table} cannot be read",
+                found=first_line(error),
+                expected=f"the versions {begin} to {last}",
+            ) from error
+        return found
+
+    def time_ms(self, version: int) -> int:
+        """When a version was committed, as the change data feed has it."""
+        return int(self._snapshot(version).timestamp())
+
     # --- Delta's objects ---------------------------------------------------------------------
 
     def _live(self, version: int) -> Any:

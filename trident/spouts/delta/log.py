@@ -11,12 +11,14 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import SourceError, TableError
 from trident.states.core import storage
 from trident.states.core.storage import Signature
+from trident.states.core.tables import CHANGE_FEED
 from trident.states.delta.log_entries import (
     entry_of,
     entry_signature,
@@ -54,6 +56,8 @@ class Change:
     Attributes:
         added: the files with new rows; files only moved together (OPTIMIZE) are not among them.
         removed: the path of a file whose rows were removed or rewritten, or None.
+        rewritten: the changed rows as one unit, as the change data feed has them; None: no row is changed. Its action
+            is the JSON list of the files that these are in, below the table's folder.
         metadata: Delta's ``metaData`` action, when there is one.
         reads_differently: whether files from here on need the table as of this version to be read.
     """
@@ -64,6 +68,7 @@ class Change:
     removed: str | None
     metadata: dict[str, Any] | None
     reads_differently: bool
+    rewritten: AddedFile | None = None
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,13 @@ class TableInfo:
     Attributes:
         table_id: another one after the table was dropped and created again.
         schema: without Delta's own metadata, every field nullable.
+        change_feed: whether its versions from here on have their changes written down.
     """
 
     version: int
     table_id: str
     schema: "StructType"
+    change_feed: bool = False
 
 
 class DeltaChanges:
@@ -170,7 +177,7 @@ class DeltaChanges:
             raise SourceError(
                 f"the Delta table {self.table} is managed by a catalog", found=managed[0], expected="a table by path"
             )
-        return TableInfo(version, str(found.metadata["id"]), schema_of(found.metadata))
+        return TableInfo(version, str(found.metadata["id"]), schema_of(found.metadata), has_feed(found.metadata))
 
     def cleaned(self, version: int, why: str) -> SourceError:
         """The error for a log entry that is needed and gone."""
@@ -201,13 +208,19 @@ class DeltaChanges:
 
 def _change(version: int, actions: list[dict[str, Any]], table: str) -> Change:
     added, removed, metadata, operation, differently = [], None, None, "", False
+    moved: list[dict[str, Any]] = []  # files with changed rows
+    listed: list[dict[str, Any]] = []  # files of changed rows, instead of those
     try:
         for action in actions:
             for kind, body in action.items():
                 if kind == "add" and body.get("dataChange", True):
                     added.append(_added(body))
+                    moved.append(body)
                 elif kind == "remove" and body.get("dataChange", True):
                     removed = removed or str(body["path"])
+                    moved.append(body)
+                elif kind == "cdc":
+                    listed.append(body)
                 elif kind == "metaData":
                     metadata, differently = body, True
                 elif kind == "protocol":
@@ -218,7 +231,14 @@ def _change(version: int, actions: list[dict[str, Any]], table: str) -> Change:
         raise SourceError(
             f"log entry {version} of the Delta table {table} is not as Delta's protocol says", found=repr(error)
         ) from error
-    return Change(version, operation, tuple(added), removed, metadata, differently)
+    return Change(version, operation, tuple(added), removed, metadata, differently, _rewritten(listed or moved))
+
+
+def _rewritten(files: list[dict[str, Any]]) -> AddedFile | None:
+    if not files:
+        return None
+    paths = [unquote(str(file["path"])) for file in files]
+    return AddedFile(sum(int(file.get("size") or 0) for file in files), None, json.dumps(paths))
 
 
 def _added(body: dict[str, Any]) -> AddedFile:
@@ -235,6 +255,11 @@ def schema_of(metadata: Mapping[str, Any]) -> "StructType":
     """The schema in a ``metaData`` action, its fields nullable and without Delta's own metadata."""
     schema = StructType.fromJson(json.loads(metadata["schemaString"]))
     return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
+
+
+def has_feed(metadata: Mapping[str, Any]) -> bool:
+    """Tells by a ``metaData`` action whether versions from there on have their changes written down."""
+    return str((metadata.get("configuration") or {}).get(CHANGE_FEED)).lower() == "true"
 
 
 def differences(expected: "StructType", found: "StructType", exactly: bool) -> list[str]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Union
 
+from pyspark.sql.types import StructType
+
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same
+from trident.spouts.delta.feed import FEED_COLUMNS, as_inserts, require_files, shown_schema, told
 from trident.spouts.delta.frames import DeltaFrames
 from trident.spouts.delta.log import DeltaChanges, differences
 from trident.spouts.files.reading import partitions_for
@@ -22,7 +25,7 @@ from trident.states.core.storage import local_path
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame
 
 
 class DeltaSpout:
@@ -49,6 +52,13 @@ class DeltaSpout:
             it too, such as those that a MERGE inserts (Structured Streaming's ``skipChangeCommits``).
         schema: a StructType or DDL text: these of the table's columns. None takes all that there are when
             the topology is built; the log is read then. With a schema the table may get further columns.
+        changes: the table's change data feed in place of the rows that are added: each row that a version inserts,
+            updates or deletes, with ``_change_type`` ("insert", "update_preimage", "update_postimage", "delete"),
+            ``_commit_version`` and ``_commit_timestamp``. The rows that the table begins with are inserts of
+            the version that was read. A batch has whole versions, at most max_files of them. The table has
+            the feed from the first such version on (``DeltaMapState(…, change_feed=True)``), else, or where files of it
+            are gone, the topology ends with a SourceError. Of a keyed state's table a deleted key is a "delete", and
+            its hidden columns are left out (docs/cdc.md).
         max_bytes: about how many bytes a batch has at most, but at least one file.
         poll_interval_secs: least time between two looks at the log.
 
@@ -67,6 +77,7 @@ class DeltaSpout:
         schema: Union[str, "StructType", None] = None,
         max_bytes: int = 1 << 30,
         poll_interval_secs: float = 0.5,
+        changes: bool = False,
     ) -> None:
         usable = isinstance(table, (str, PathLike)) and str(table) and "\0" not in str(table)
         path = local_path(str(table)) if usable else None
@@ -81,21 +92,31 @@ class DeltaSpout:
             raise TopologyError(
                 "starting_version is impossible", found=repr(starting_version), expected="a version, 'latest' or None"
             )
+        if changes and ignore_changes:
+            raise TopologyError("a DeltaSpout reads changes, or ignores them", found="changes and ignore_changes")
         for name, value in (("max_files", max_files), ("max_bytes", max_bytes)):
             spout_arguments.whole(name, value, 1)
         poll_interval_secs = spout_arguments.seconds("poll_interval_secs", poll_interval_secs)
         self.table, self.starting_version, self.ignore_changes = path, starting_version, bool(ignore_changes)
         self.folders_of_tasks = (str(path),)  # a cluster's hosts must have it at the same path
         self.max_files, self.max_bytes, self.poll_interval_secs = max_files, max_bytes, poll_interval_secs
+        self.changes = bool(changes)
         self.given_schema = None if schema is None else as_schema(schema, "DeltaSpout")
         self._schema = self.given_schema
 
     @property
     def output_schema(self) -> "StructType":
         """Raises SourceError when there is no such table."""
+        return StructType([*self._table_schema.fields, *FEED_COLUMNS]) if self.changes else self._table_schema
+
+    @property
+    def _table_schema(self) -> "StructType":
         if self._schema is None:
-            self._schema = DeltaChanges(self.table).info().schema
+            self._schema = self._shown(DeltaChanges(self.table).info().schema)
         return self._schema
+
+    def _shown(self, table: "StructType") -> "StructType":
+        return shown_schema(table) if self.changes and self.given_schema is None else table
 
     def get_coordinator(self, context: SpoutContext) -> "DeltaCoordinator":
         """Raises SourceError when the table is not there, or its schema is not the topology's."""
@@ -108,12 +129,12 @@ class DeltaSpout:
 
     def check_schema(self, found: "StructType", version: int) -> None:
         """Raises SourceError when the table's schema is not the one that the topology was built with."""
-        wrong = differences(self.output_schema, found, exactly=self.given_schema is None)
+        wrong = differences(self._table_schema, self._shown(found), exactly=self.given_schema is None)
         if wrong:
             raise SourceError(
                 f"the schema of the Delta table {self.table} is another one since version {version}",
                 found=", ".join(wrong)[:500],
-                expected=self.output_schema.simpleString()[:500],
+                expected=self._table_schema.simpleString()[:500],
                 action="build the topology anew, with the schema that the table has now; or give the spout a schema",
             )
 
@@ -140,10 +161,23 @@ class DeltaEmitter(Emitter):
         check_same(self._table_id, planned.table_id, self._spout.table)
         if not planned.files:
             return Emitted([], partitions=1)
+        frame: "DataFrame"
+        if planned.changes:
+            frame = told(self._changes(planned), self._spout.output_schema)
+            return Emitted(frame, partitions=partitions_for(planned.bytes, self._cores))
         frame = self._frames.frame(self._files(planned), max(planned.read_at, self._read_at))
         if self._spout.given_schema is not None:
             frame = frame.select([frame[backquoted(name)] for name in self._spout.output_schema.names])
         return Emitted(frame, partitions=partitions_for(planned.bytes, self._cores))
+
+    def _changes(self, planned: Range) -> "DataFrame":
+        begin, last = planned.begin.version, planned.end.version - 1
+        if begin == planned.snapshot:
+            rows = self._frames.frame(self._files(planned), max(planned.read_at, self._read_at))
+            return as_inserts(rows, begin, self._frames.time_ms(begin))
+        self._frames.forget_listed()
+        require_files(self._spout.table, (self._log.read(version) for version in range(begin, last + 1)))
+        return self._frames.changes(begin, last)
 
     def _files(self, planned: Range) -> Any:
         begin, end = planned.begin, planned.end

@@ -65,8 +65,10 @@ matrix: check-java $(STAMP) $(CLASSES)
 
 N := 200
 random: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_RANDOM=$(N) $(BIN)/python -m pytest tests/whole/test_random_topologies.py tests/streams/test_stream_differential.py \
-		tests/workers/test_timed_rules.py tests/operations/test_timed.py tests/operations/test_late_forms.py -s $(PYTEST_ARGS)
+	@TRIDENT_RANDOM=$(N) TRIDENT_SEQUENCES=20000 TRIDENT_HISTORIES=2000 $(BIN)/python -m pytest \
+		tests/whole/test_random_topologies.py tests/streams/test_stream_differential.py tests/workers/test_timed_rules.py \
+		tests/operations/test_timed.py tests/operations/test_late_forms.py tests/states/keyed/test_sequenced.py \
+		tests/states/keyed/test_history.py -s $(PYTEST_ARGS)
 
 MESSAGES := 1000000
 KILLS := 50

@@ -41,6 +41,7 @@ NAMES = (
     "kafka",
     "kafka-out",
     "postgres-out",
+    "cdc",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

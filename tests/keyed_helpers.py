@@ -61,6 +61,7 @@ def keyed(
     ordered_by: str = "",
     sequence: str = "",
     deleted_retention_txids: int = 0,
+    history: tuple[str, str] = ("", ""),
     **settings: Any,
 ) -> StateBinding:
     """The binding of a keyed state; counts words unless told.
@@ -71,7 +72,8 @@ def keyed(
     values = tuple(field.name for field in struct.fields if field.name not in keys)
     state, combined = DeltaMapState(name, **settings), aggregator or Native("count")
     kept = deleted_retention_txids
-    return StateBinding(state, KEYED, tuple(keys), struct, values, combined, merging, ordered_by, sequence, kept)
+    more = (ordered_by, sequence, kept, *history)
+    return StateBinding(state, KEYED, tuple(keys), struct, values, combined, merging, *more)
 
 
 def append(name: str = "lines", schema: str = "line string", partition_columns: Sequence[str] = ()) -> StateBinding:

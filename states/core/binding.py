@@ -215,6 +215,8 @@ class StateBinding:
             position; "": none. Of a row where it is null a copy finds the key alone.
         sequence: the value field by which "sequenced" rows are ordered; never null.
         deleted_retention_txids: for so many transactions a deleted key holds against older changes; 0: for good.
+        history_by: the last of the keys, where each row is a change, and readers are given periods by it; "": none.
+        history_end: the boolean value that says that a change is a delete; "": there are no deletes.
     """
 
     state: Any
@@ -227,6 +229,8 @@ class StateBinding:
     ordered_by: str = ""
     sequence: str = ""
     deleted_retention_txids: int = 0
+    history_by: str = ""
+    history_end: str = ""
 
     @property
     def name(self) -> str:

@@ -49,6 +49,7 @@ class StateDescriptor:
         merging: how log rows become the value of a key: "combine", "last" or "sequenced"
             (see :class:`trident.states.core.binding.StateBinding`).
         ordered_by, sequence, deleted_retention_txids: as of the binding.
+        history_by, history_end: as of the binding.
         change_feed: whether the plain table is made with Delta's change data feed.
     """
 
@@ -68,6 +69,8 @@ class StateDescriptor:
     sequence: str = field(default="", metadata={MAY_BE_MISSING: True})
     deleted_retention_txids: int = field(default=0, metadata={MAY_BE_MISSING: True})
     change_feed: bool = field(default=False, metadata={MAY_BE_MISSING: True})
+    history_by: str = field(default="", metadata={MAY_BE_MISSING: True})
+    history_end: str = field(default="", metadata={MAY_BE_MISSING: True})
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -110,6 +113,8 @@ class StateDescriptor:
             sequence=binding.sequence,
             deleted_retention_txids=binding.deleted_retention_txids,
             change_feed=bool(getattr(binding.state, "change_feed", False)),
+            history_by=binding.history_by,
+            history_end=binding.history_end,
         )
 
     @property

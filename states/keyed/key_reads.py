@@ -113,6 +113,13 @@ class KeyReader:
                 expected="a keyed state (DeltaMapState)",
                 action="read its rows with trident.read(spark, …), or query.snapshot(name)",
             )
+        if state.history_by:
+            raise TableError(
+                f"state {name} has periods of its keys, which are known when all changes of a key are read",
+                found="an Upsert with history",
+                expected="a state with one value per key",
+                action="read it with trident.read(spark, …), or query.snapshot(name), and filter the frame by its keys",
+            )
         reason = why_not_exact(state.schema, state.keys)
         if reason is not None:
             raise not_by_key(name, reason)

@@ -15,6 +15,7 @@ from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import AnyPath, Place
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.keyed.history_rows import periods
 from trident.states.keyed.live_read import live_frame
 from trident.states.keyed.log_merge import log_rows, no_rows, table_rows
 from trident.states.keyed.pinning import Pinned, load_state, pin
@@ -110,7 +111,8 @@ def _frame(
     if table.merged is None:
         rows = table_rows(table.state, load_frame(spark, table.published))
         return rows.where("false") if txid < table.control.starts_at else rows
-    return live_frame(spark, _stored(spark, engine, table, txid), aggregator)
+    rows = live_frame(spark, _stored(spark, engine, table, txid), aggregator)
+    return periods(table.state, rows) if table.state.history_by else rows
 
 
 def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnapshot], txid: int) -> Stored:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+import trident
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from trident import DeltaMapState, FixedBatchSpout, MapGet, TridentTopology, Upsert
-from trident.coordinators.errors import AttemptCapReached, FieldError, IdentityMismatch
+from trident.coordinators.errors import AttemptCapReached, FieldError, IdentityMismatch, TableError, TopologyError
 
 FIELDS = "id string, name string, lsn long, gone boolean"
 BATCHES: list[list[tuple]] = [
@@ -62,6 +63,46 @@ def test_a_retention_without_a_sequence_or_deletes_and_an_impossible_one_are_ref
     for impossible in (0, -1, 1.5, True, "10"):
         with pytest.raises(FieldError, match="deleted_retention_txids of Upsert is impossible"):
             Upsert("id", delete_when="gone", sequence_by="lsn", deleted_retention_txids=impossible)
+
+
+def with_history(batches: list[list[tuple]] = BATCHES, fields: str = FIELDS) -> tuple[TridentTopology, Any]:
+    made = TridentTopology("periods")
+    rows = made.new_stream("rows", FixedBatchSpout(fields, batches))
+    upsert = Upsert("id", delete_when="gone", sequence_by="lsn", history=True)
+    return made, rows.partition_persist(DeltaMapState("users"), None, upsert)
+
+
+def test_a_history_has_the_periods_of_late_changes_and_deletes(start, spark, tmp_path) -> None:  # noqa: F811
+    query = processed(start, with_history()[0])
+    expected = {
+        ("a", "old", 1, 2),
+        ("a", "late", 2, 3),
+        ("a", "the same place", 3, None),
+        ("b", "b", 5, 8),
+        ("b", "after its delete", 8, 9),
+        ("c", "c", 1, None),
+    }
+    assert query.snapshot("users").columns == ["id", "name", "valid_from", "valid_to"]
+    assert {tuple(row) for row in query.snapshot("users").collect()} == expected
+    with pytest.raises(TableError, match="has periods of its keys"):
+        query.get("users", [("a", 1)])
+    query.stop()  # merges
+    assert {tuple(row) for row in trident.read(spark, tmp_path / "warehouse", "users").collect()} == expected
+    query = start(with_history([*BATCHES, [("a", "x", None, False)]])[0], max_attempts=2)
+    with pytest.raises(AttemptCapReached, match="(?s)'lsn' of sequence_by is null"):
+        query.process_all_available(WAIT_SECS)
+
+
+def test_a_history_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(FieldError, match="gives readers a field 'valid_to' of its own"):
+        with_history(fields=f"{FIELDS}, valid_to int", batches=[])
+    with pytest.raises(FieldError, match="keeps the history of keys by a sequence, and for good"):
+        Upsert("id", history=True)
+    made, users = with_history()
+    with pytest.raises(TopologyError, match="cannot be looked up: it has periods"):
+        made.new_drpc_stream("user", "id string, lsn long").state_query(users, "id, lsn", MapGet(), "name")
+    with pytest.raises(TopologyError, match="(?s)no stream of new values.*an Upsert with history"):
+        users.new_values_stream()
 
 
 def test_a_batch_with_a_null_sequence_fails_and_says_so(start) -> None:  # noqa: F811

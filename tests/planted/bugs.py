@@ -57,6 +57,7 @@ SUITES = {
     "test_live_rows": "merging and reading",
     "test_sequenced": "merging and reading",
     "test_change_feed": "merging and reading",
+    "test_history": "merging and reading",
     "test_acker": "messages",
     "test_message_executor": "messages",
     "test_settled_messages": "messages",
@@ -797,6 +798,10 @@ PLANTED: dict[str, Caught] = {
     ),
     "234-merge-without-changes-has-no-feed": spark(
         "no row was changed", "change_feed.py::test_the_feed_of_each_version_is_the_difference_of_two_tables"
+    ),
+    "235-delete-ends-no-period": spark(
+        "assert ",
+        "history.py::test_the_periods_of_many_histories_as_spark_reads_them_before_and_behind_merges[by files]",
     ),
     "193-kafka-silence-of-a-leader-is-an-answer": pure(
         "Error", "kafka_answers.py::test_a_leader_that_does_not_answer_leaves_its_partition_where_it_is[KafkaSpout]"

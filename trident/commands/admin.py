@@ -195,6 +195,8 @@ def _binding(engine: KernelEngine, warehouse: Place, descriptor: StateDescriptor
         descriptor.ordered_by,
         descriptor.sequence,
         descriptor.deleted_retention_txids,
+        descriptor.history_by,
+        descriptor.history_end,
     )
 
 

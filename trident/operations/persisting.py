@@ -8,7 +8,7 @@ the transaction's turn, before its decision (docs/semantics.md 9.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 from pyspark.sql.types import BooleanType, StructField, StructType
@@ -51,6 +51,8 @@ def new_values(node: PersistNode) -> NewValuesNode:
     name, why_not = node.binding.name, node.binding.state_kind.why_no_new_values
     if node.binding.merging == SEQUENCED:
         why_not = "an Upsert with sequence_by: its log decides later which changes count"
+    if node.binding.history_by:
+        why_not = "an Upsert with history: the end of a period is known when it is read"
     if why_not is not None:
         raise no_new_values(name, why_not)
     schema = node.new_values if isinstance(node, _UpdaterNode) else _values_schema(node)
@@ -169,8 +171,13 @@ def _emitted(outputs: Any) -> StructType:
 
 
 def _upsert(parent: Node, state: Any, kind: StateKind, schema: StructType, upsert: Upsert) -> PersistNode:
-    keys = tuple(upsert.keys)
-    values = tuple(name for name in schema.names if name not in (*keys, upsert.delete_when))
+    keys, end = tuple(upsert.keys), upsert.delete_when
+    by, history = upsert.sequence_by or "", upsert.history
+    if history:
+        keys = (*keys, by)
+    values = tuple(name for name in schema.names if name not in (*keys, end))
+    if history and end:
+        values = (end, *values)  # further fields come behind the others
     stored = picked(schema, (*keys, *values))
     check_fields(state, kind, stored, keys)
     last = LastNode(
@@ -181,13 +188,14 @@ def _upsert(parent: Node, state: Any, kind: StateKind, schema: StructType, upser
         values=values,
         delete_when=upsert.delete_when,
         order_by=upsert.sequence_by or upsert.order_by,
-        sequenced=upsert.sequence_by is not None,
+        sequenced=bool(by),
+        history=history,
     )
-    merging = LAST if upsert.sequence_by is None else SEQUENCED
-    sequence, kept = upsert.sequence_by or "", upsert.deleted_retention_txids or 0
-    binding = StateBinding(
-        state, kind, keys, stored, values, upsert, merging, sequence=sequence, deleted_retention_txids=kept
-    )
+    binding = StateBinding(state, kind, keys, stored, values, upsert, SEQUENCED if by and not history else LAST)
+    if history:
+        binding = replace(binding, history_by=by, history_end=end or "")
+    else:
+        binding = replace(binding, sequence=by, deleted_retention_txids=upsert.deleted_retention_txids or 0)
     return _sink(
         binding,
         PersistNode,

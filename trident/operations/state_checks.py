@@ -21,6 +21,7 @@ from trident.planning.nodes import require_fields
 from trident.states.core.binding import StateKind
 from trident.states.core.names import check_name
 from trident.states.core.tables import HIDDEN_COLUMNS
+from trident.states.keyed.history_rows import VALID_FROM, VALID_TO
 
 _SEQUENCES = (DateType, DecimalType, IntegralType, TimestampNTZType, TimestampType)
 
@@ -53,14 +54,25 @@ def check_upsert(state: Any, kind: StateKind, schema: StructType, upsert: Any) -
     require_fields([*upsert.keys, *named], schema, "Upsert")
     if upsert.sequence_by is not None:
         _check_sequence(state, kind, schema, upsert)
+        if upsert.history:
+            _check_history(schema)
     if upsert.delete_when is not None and not isinstance(schema[upsert.delete_when].dataType, BooleanType):
         raise FieldError(
             f"Upsert deletes by field {upsert.delete_when!r}",
             found=schema[upsert.delete_when].dataType.simpleString(),
             expected="boolean",
         )
-    if not [name for name in schema.names if name not in (*upsert.keys, upsert.delete_when)]:
+    place = upsert.sequence_by if upsert.history else None
+    if not [name for name in schema.names if name not in (*upsert.keys, upsert.delete_when, place)]:
         raise FieldError("Upsert has nothing to store beside the keys", expected="at least one other field")
+
+
+def _check_history(schema: StructType) -> None:
+    taken = [name for name in schema.names if name.lower() in (VALID_FROM, VALID_TO)]
+    if taken:
+        raise FieldError(
+            f"Upsert with history gives readers a field {taken[0]!r} of its own", expected="another name for yours"
+        )
 
 
 def _check_sequence(state: Any, kind: StateKind, schema: StructType, upsert: Any) -> None:

@@ -136,6 +136,13 @@ def state_query(parent: Node, state: AskedState, inputs: Any, query: Any, output
         raise TopologyError(
             f"{what} needs a query, not its class", found=query.__name__, expected=f"{query.__name__}()"
         )
+    if state.binding is not None and state.binding.history_by:
+        raise TopologyError(
+            f"state {state.name} cannot be looked up: it has periods of its keys",
+            found="an Upsert with history",
+            expected="a state with one value per key",
+            action="read it with query.snapshot, or keep an Upsert without history beside it",
+        )
     many: bool | None = None
     if isinstance(query, BUILT_IN):
         fields = _built_in(parent.schema, state, names, query, parse_outputs(outputs))

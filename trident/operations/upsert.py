@@ -44,6 +44,9 @@ class Upsert:
         deleted_retention_txids: with ``sequence_by``: a deleted key holds against older changes of so many
             transactions behind its delete. It is forgotten before twice as many: then any change of it counts.
             None: for good. It may be changed at each start, and counts for the transactions that no MERGE has merged.
+        history: with ``sequence_by``: the state keeps each change, and a read gives each key's periods (SCD type 2):
+            the values from ``valid_from``, the sequence of their change, to ``valid_to``, that of the next one or of
+            the delete; null: they are valid now. Whole reads only, ``query.snapshot`` and ``trident.read``.
 
     WARNING: ``order_by`` orders within a batch only. Between batches the later
     transaction always wins, whatever the value in that field: an older change
@@ -57,11 +60,14 @@ class Upsert:
     order_by: str | None = None
     sequence_by: str | None = None
     deleted_retention_txids: int | None = None
+    history: bool = False
 
     @property
     def native_name(self) -> str:
         """The stored name: with another sequence the state's values would be others."""
-        return "upsert" if self.sequence_by is None else f"upsert by {self.sequence_by}"
+        if self.sequence_by is None:
+            return "upsert"
+        return f"upsert {'history ' if self.history else ''}by {self.sequence_by}"
 
     def __post_init__(self) -> None:
         keys = self.keys
@@ -79,6 +85,12 @@ class Upsert:
 
     def _check_retention(self) -> None:
         kept = self.deleted_retention_txids
+        if self.history and (self.sequence_by is None or kept is not None):
+            raise FieldError(
+                "Upsert keeps the history of keys by a sequence, and for good",
+                found=f"sequence_by={self.sequence_by!r} and deleted_retention_txids={kept!r}",
+                expected="sequence_by, and no deleted_retention_txids",
+            )
         if kept is None:
             return
         if self.sequence_by is None or self.delete_when is None:
@@ -100,7 +112,8 @@ class LastNode(Node):
     Attributes:
         delete_when: a boolean field; where it is true the key is to be removed.
         order_by: the field whose greatest value is the last; None: the batch's own order.
-        sequenced: whether that field, a value that is never null, orders over all batches.
+        sequenced: whether that field, which is never null, orders over all batches.
+        history: whether it is one of the keys, and deletes are rows with ``delete_when`` as a value.
     """
 
     row_by_row = False
@@ -110,13 +123,16 @@ class LastNode(Node):
     delete_when: str | None = None
     order_by: str | None = None
     sequenced: bool = False
+    history: bool = False
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset((*self.keys, *self.values, *filter(None, (self.delete_when, self.order_by))))
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         fields = tuple(self.schema.fields)
-        builder.push(LastOp(fields, self.keys, self.values, self.delete_when, self.order_by, self.sequenced))
+        builder.push(
+            LastOp(fields, self.keys, self.values, self.delete_when, self.order_by, self.sequenced, self.history)
+        )
 
     def notes(self) -> Iterator[str]:
         if self.order_by and not self.sequenced:
@@ -135,6 +151,7 @@ class LastOp(Operation):
     delete_when: str | None
     order_by: str | None
     sequenced: bool = False
+    history: bool = False
 
     @property
     def spreads_rows(self) -> bool:
@@ -153,9 +170,13 @@ class LastOp(Operation):
         if self.order_by and self.sequenced:
             order = F.struct(_never_null(self.order_by), place)
             # A deleted key's row stays in the table: without its values.
-            others = [F.when(~gone, column(name)).alias(name) for name in self.values if name != self.order_by]
-            kept = [*others, column(self.order_by)]
-        row = F.struct(*kept, gone.alias(DELETED_COLUMN))
+            told = (self.order_by, self.delete_when)
+            kept = [F.when(~gone, column(name)).alias(name) for name in self.values if name not in told]
+            if not self.history:
+                kept.append(column(self.order_by))
+            elif self.delete_when:
+                kept.append(gone.alias(self.delete_when))
+        row = F.struct(*kept, (F.lit(False) if self.history else gone).alias(DELETED_COLUMN))
         keys = column_list(self.keys)
         # Positions are given before the rows move.
         placed = frames.select([*keys, row.alias(_ROW), order.alias(_PLACE)])

@@ -303,7 +303,11 @@ def test_what_a_version_changes(tmp_path, monkeypatch):
             added("c", dataChange=False),
             {"commitInfo": {"operation": "W"}},
         ],
-        [{"remove": {"path": "c", "dataChange": False}}, {"txn": {"appId": "x", "version": 1}}, {"cdc": {}}],
+        [
+            {"remove": {"path": "c", "dataChange": False}},
+            {"txn": {"appId": "x", "version": 1}},
+            {"cdc": {"path": "e%20f", "size": 7}},
+        ],
         [{"remove": {"path": "a", "dataChange": True}}, added("d")],
     )
     log = DeltaChanges(table)
@@ -317,6 +321,13 @@ def test_what_a_version_changes(tmp_path, monkeypatch):
         and (log.read(2).added, log.read(2).removed) == ((), None)
         and log.read(3).removed == "a"
     )
+    changed = [log.read(version).rewritten for version in range(4)]
+    assert [(one.size, json.loads(one.action)) if one else None for one in changed] == [
+        None,
+        (20, ["a", "b"]),
+        (7, ["e f"]),
+        (10, ["a", "d"]),
+    ]
     monkeypatch.setattr(delta_changes, "_KEPT_FILES_MAX", 2)
     small = DeltaChanges(table)
     assert all(small.read(version) == log.read(version) for version in (3, 1, 2, 1, 3, 0)) and len(small._kept) < 3

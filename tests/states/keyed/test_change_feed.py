@@ -14,7 +14,6 @@ import pytest
 from tests.keyed_helpers import Group, Native, keyed
 from tests.states.keyed.test_file_merge import by_delta, by_whom, compactor_of, table
 from trident.coordinators import faults
-from trident.coordinators.errors import TableError
 from trident.states.core.tables import CHANGE_FEED
 from trident.states.delta.evolution import enable_change_feed
 from trident.states.delta.kernel import KernelEngine
@@ -60,7 +59,7 @@ def test_the_feed_of_each_version_is_the_difference_of_two_tables(spark, engine,
     rng = random.Random(7)
     group = Group(spark, engine, tmp_path, binding())
     by_spark, by_files = by_delta(compactor_of(group, "s")), compactor_of(group, "s")
-    for txid in range(1, 9):
+    for txid in range(1, 7):
         keys = rng.sample([*"abcdefgh", None], 4)
         rows = [(key, rng.randrange(6), str(txid), rng.random() < 0.4) for key in keys]
         group.publish(txid, {"s": rows})
@@ -69,8 +68,8 @@ def test_the_feed_of_each_version_is_the_difference_of_two_tables(spark, engine,
             assert by_whom(group, "s") == ("delta" if txid == 4 else "native")
     # Late changes alone: files are written anew, and no row is another.
     there = {row[0]: row[1] for row in rows_at(group, table(group, "s").version())}
-    group.publish(9, {"s": [(key, -1, "late", False) for key in there]})
-    by_files.merge_once(9, force=True)
+    group.publish(7, {"s": [(key, -1, "late", False) for key in there]})
+    by_files.merge_once(7, force=True)
     newest = table(group, "s").version()
     of_spark, of_rust = feeds(group, 1)
     assert Counter(map(repr, map(sorted_row, of_spark))) == Counter(map(repr, map(sorted_row, of_rust)))
@@ -95,8 +94,8 @@ def test_a_merge_whose_commit_fails_leaves_no_changes(spark, engine, tmp_path) -
     group = Group(spark, engine, tmp_path, binding())
     group.publish(1, {"s": [("a", 1, "x", False)]})
     folder = tmp_path / "s" / "_change_data"
-    faults.arm("delta.commit:fail:1")
-    with pytest.raises(TableError):
+    faults.arm("delta.commit:fail_before:1")
+    with pytest.raises(Exception, match="delta.commit"):
         compactor_of(group, "s").merge_once(1, force=True)
     assert faults.unfired() == []
     compactor_of(group, "s").merge_once(1, force=True)

@@ -227,11 +227,12 @@ def _change(version: int, actions: list[dict[str, Any]], table: str) -> Change:
                     differently = True
                 elif kind == "commitInfo" and body:
                     operation = str(body.get("operation") or "")
+        rewritten = _rewritten(listed or moved)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise SourceError(
             f"log entry {version} of the Delta table {table} is not as Delta's protocol says", found=repr(error)
         ) from error
-    return Change(version, operation, tuple(added), removed, metadata, differently, _rewritten(listed or moved))
+    return Change(version, operation, tuple(added), removed, metadata, differently, rewritten)
 
 
 def _rewritten(files: list[dict[str, Any]]) -> AddedFile | None:

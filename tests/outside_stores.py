@@ -14,14 +14,17 @@ from typing import Any
 
 from tests.kafka_fixtures import KafkaBroker
 from tests.postgres_fixtures import PostgresServer
+from tests.states.outside.http_server import Server
 from tests.states.outside.kafka_reading import messages
-from trident import KafkaSpout, KafkaState, OpaqueKafkaSpout, PostgresMap, PostgresState, Upsert, opaque
+from trident import HttpState, KafkaSpout, KafkaState, OpaqueKafkaSpout, PostgresMap, PostgresState, Upsert, opaque
 from trident import functions as F
 
 SPOUTS = {"Kafka": KafkaSpout, "opaque Kafka": OpaqueKafkaSpout}
-APPENDED = ("KafkaState", "PostgresState")
+APPENDED = ("KafkaState", "PostgresState", "HttpState")
 COUNTED = ("PostgresMap",)
 CHANGED = ("KafkaState with Upsert", "PostgresState with Upsert")
+# Of those that keep marks in the store.
+MARKED = 4
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,12 @@ class Addresses:
 
     brokers: str
     database: str
+    http: str
     suffix: str
     per_batch: int
 
     def keep(self, path: Path) -> None:
-        path.write_text(json.dumps([self.brokers, self.database, self.suffix, self.per_batch]))
+        path.write_text(json.dumps([self.brokers, self.database, self.http, self.suffix, self.per_batch]))
 
     @classmethod
     def read(cls, path: Path) -> Addresses:
@@ -64,6 +68,8 @@ class Addresses:
         """Persists the words of a stream by one of ``APPENDED``."""
         if state == "KafkaState":
             kept: Any = KafkaState(self.brokers, self.named("copied"), value="word", partitions=2)
+        elif state == "HttpState":
+            kept = HttpState(self.http, self.named("posted"), honours_keys=True, partitions=2)
         else:
             kept = PostgresState(self.database, self.named("rows"), partitions=2)
         words.partition_persist(kept, "word")
@@ -82,19 +88,30 @@ class Addresses:
 
 
 class OutsideStores:
-    """Topics and tables, made and read without the framework's code."""
+    """Topics, tables and an HTTP server, made and read without the framework's code.
+
+    Args:
+        suffix, per_batch: of the addresses.
+        topology: its name.
+        key: the field that upserts are by.
+    """
 
     def __init__(
-        self, broker: KafkaBroker, server: PostgresServer, addresses: Addresses, topology: str, key: str
+        self, broker: KafkaBroker, server: PostgresServer, suffix: str, per_batch: int, topology: str, key: str
     ) -> None:
-        self._broker, self._server, self.addresses, self._topology = broker, server, addresses, topology
-        named = addresses.named
+        self._broker, self._server, self._topology = broker, server, topology
+        self._http = Server()  # takes requests of one key once
+        self.addresses = Addresses(broker.address, server.url, self._http.url, suffix, per_batch)
+        named = self.addresses.named
         for topic, partitions in (("in", 1), ("copied", 2), ("changes", 2)):
             broker.create(named(topic), partitions)
         server.execute(f"CREATE TABLE {named('rows')} (word text)")
         server.execute(f"CREATE TABLE {named('totals')} ({key} text PRIMARY KEY, n bigint)")
         self._producer = broker.producer(**{"linger.ms": 5_000, "enable.idempotence": True})
         self._key = key
+
+    def close(self) -> None:
+        self._http.close()
 
     def put(self, words: Sequence[str]) -> None:
         """Appends to the topic in, in one step: a reader sees all of them or none."""
@@ -109,6 +126,8 @@ class OutsideStores:
             return Counter(message.value().decode() for message in messages(self._broker, named("copied")))
         if state == "PostgresState":
             return Counter(word for (word,) in execute(f"SELECT word FROM {named('rows')}"))
+        if state == "HttpState":
+            return Counter(body["word"] for body in self._http.bodies)
         if state == "PostgresMap":
             found = execute(f"SELECT key, value FROM {named('counted')}")
             return Counter({json.loads(key)["tuple"][0]: json.loads(value)["opaque"][1] for key, value in found})

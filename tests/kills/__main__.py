@@ -31,6 +31,7 @@ from tests.kills.coordinator import DRAIN_SECS
 from tests.kills.topology import HALVES, IN_PARTITIONS, OUT_PARTITIONS, TOPICS, TOPOLOGY, tables
 from tests.postgres_fixtures import PostgresServer, server_programs
 from tests.soak import measure
+from tests.states.outside.http_server import Server
 from trident.coordinators.embedded import EmbeddedZooKeeper
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,7 +140,7 @@ class Kills:
             (folder / name).mkdir()
         programs = server_programs()
         assert programs is not None, "no PostgreSQL server here: apt-get install postgresql"
-        self.server, self.broker = PostgresServer(programs), KafkaBroker(folder / "kafka")
+        self.server, self.broker, self.http = PostgresServer(programs), KafkaBroker(folder / "kafka"), Server()
         self.done: Counter[str] = Counter()
         self.max_rows = max_rows
         self.coordinator: Coordinator | None = None
@@ -155,7 +156,7 @@ class Kills:
             for name in TOPICS:
                 self.broker.create(half.named(name), OUT_PARTITIONS)
         zookeeper = EmbeddedZooKeeper.ensure(self.folder / "zookeeper")
-        arguments = [str(self.folder), self.broker.address, self.server.url, zookeeper]
+        arguments = [str(self.folder), self.broker.address, self.server.url, self.http.url, zookeeper]
         self.feeder = Feeder(self.broker, self.messages, self._taken)
         self.feeder.start()
         self.coordinator = Coordinator(self.folder, arguments, self.random, self.max_rows)
@@ -186,7 +187,7 @@ class Kills:
 
     def problems(self) -> list[str]:
         """All that is lost, doubled, or not at the same transaction."""
-        stores, found = Stores(self.broker, self.server, self.folder / "w"), []
+        stores, found = Stores(self.broker, self.server, self.http, self.folder / "w"), []
         for half in HALVES:
             txids = stores.txids(half)
             print(f"{half.source}: {txids}")
@@ -265,6 +266,7 @@ class Kills:
             self.coordinator.kill(whole=True)
         self.broker.kill()
         self.server.kill()
+        self.http.close()
         shutil.rmtree(self.server.folder, ignore_errors=True)
         EmbeddedZooKeeper.stop(self.folder / "zookeeper")
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from tests.kafka_fixtures import KafkaBroker
 from tests.kills.topology import APPENDED, BY_KEY, TABLES, TOPICS, TOPOLOGY, Half
 from tests.postgres_fixtures import PostgresServer
+from tests.states.outside.http_server import Server
 from tests.states.outside.kafka_reading import messages
 from tests.sweep.oracle import Table
 
@@ -71,6 +72,7 @@ class Stores:
 
     broker: KafkaBroker
     server: PostgresServer
+    http: Server
     warehouse: Path
 
     def problems(self, half: Half, count: int) -> list[str]:
@@ -78,6 +80,7 @@ class Stores:
         found = appended(half.source, self._numbers(half.source), count)
         found += appended(half.named("log"), self._table(half.named("log")), count)
         found += appended(half.named("rows"), self._rows(half.named("rows")), count)
+        found += appended(half.named("posted"), self._posted(half), count)
         copied = list(self._values(half.named("copied")))
         keys = [int(key[1:]) for key, _ in copied]
         found += appended(half.named("copied"), {"number": [number for _, number in copied], "key": keys}, count)
@@ -94,6 +97,7 @@ class Stores:
         found = {name: self._last(self.warehouse / name) for name in (half.named("log"), half.named("counts__log"))}
         found |= {half.named(name): self._kafka_mark(half.named(name)) for name in TOPICS}
         found |= {half.named(name): self._postgres_mark(half.named(name)) for name in TABLES}
+        found[half.named("posted")] = self._outbox_mark(half.named("posted"))
         found[half.named("counted")] = max((txid for _, _, txid in self._map(half)), default=0)
         assert {half.named(name) for name in (*APPENDED, *BY_KEY)} <= found.keys()
         return found
@@ -137,6 +141,19 @@ class Stores:
     def _postgres_mark(self, state: str) -> int:
         query = "SELECT max(txid) FROM trident_marks WHERE state = %s AND part >= 0"
         return int(self.server.execute(query, state)[0][0] or 0)
+
+    # --- HTTP
+
+    def _posted(self, half: Half) -> dict[str, list[int]]:
+        """The rows that the server has taken, a request of each key once; its path says of which half."""
+        paths = {asked.key: asked.path for asked in self.http.asked}
+        bodies = (body for key, body in self.http.rows.items() if paths[key].endswith(f"/{half.prefix}"))
+        rows = [row for body in bodies for row in json.loads(body)]
+        return {"number": [row["number"] for row in rows], "key": [int(row["key"][1:]) for row in rows]}
+
+    def _outbox_mark(self, state: str) -> int:
+        newest = max((self.warehouse / f"{TOPOLOGY}__{state}__outbox" / "log").glob("[0-9]*.json"))
+        return max(part["mark"][2] for part in json.loads(newest.read_text())["parts"].values())
 
     # --- Delta
 

@@ -1,6 +1,6 @@
 """The coordinator of the kills, with executors that are processes of their own: ``python -m tests.kills.coordinator``.
 
-    python -m tests.kills.coordinator FOLDER BROKERS DATABASE ZOOKEEPER MAX_ROWS DRIVER_ROWS_MAX
+    python -m tests.kills.coordinator FOLDER BROKERS DATABASE HTTP ZOOKEEPER MAX_ROWS DRIVER_ROWS_MAX
 
 Runs until it is killed, or until FOLDER has a file ``drain``: then it commits all there is, and stops.
 """
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.kills.topology import topology
-from trident import KafkaSpout, KafkaState, PostgresMap, PostgresState
+from trident import HttpState, KafkaSpout, KafkaState, PostgresMap, PostgresState
 from trident.spark.session import make_session
 from trident.spouts.kafka import emitter
 from trident.states.publishing import outside_publish
@@ -20,8 +20,10 @@ DRAIN_SECS, SESSION_SECS = 900.0, 4.0
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-def main(folder: Path, brokers: str, database: str, zookeeper: str, max_rows: int, driver_rows_max: int) -> None:
-    for kind in (KafkaSpout, KafkaState, PostgresMap, PostgresState):
+def main(
+    folder: Path, brokers: str, database: str, http: str, zookeeper: str, max_rows: int, driver_rows_max: int
+) -> None:
+    for kind in (KafkaSpout, KafkaState, PostgresMap, PostgresState, HttpState):
         kind.bound_to_one_host = False  # type: ignore[method-assign, assignment]  # local-cluster: all are on this host
     # So that both the coordinator's process and tasks read and publish: more rows than this are the tasks'.
     emitter._HERE_ROWS = outside_publish._DRIVER_ROWS_MAX = driver_rows_max
@@ -42,7 +44,7 @@ def main(folder: Path, brokers: str, database: str, zookeeper: str, max_rows: in
             "spark.task.maxFailures": "8",
         },
     )
-    query = topology(brokers, database, max_rows).start(
+    query = topology(brokers, database, http, max_rows).start(
         spark,
         warehouse=str(folder / "w"),
         zookeeper=zookeeper,
@@ -64,4 +66,4 @@ def main(folder: Path, brokers: str, database: str, zookeeper: str, max_rows: in
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:5], *map(int, sys.argv[5:7]))  # type: ignore[arg-type]
+    main(Path(sys.argv[1]), *sys.argv[2:6], *map(int, sys.argv[6:8]))  # type: ignore[arg-type]

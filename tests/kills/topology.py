@@ -9,6 +9,7 @@ from trident import (
     Count,
     DeltaAppend,
     DeltaMapState,
+    HttpState,
     KafkaSpout,
     KafkaState,
     OpaqueKafkaSpout,
@@ -48,12 +49,12 @@ class Half:
 HALVES = (Half("exact", KafkaSpout), Half("opaque", OpaqueKafkaSpout))
 # Of each half: what it has besides the Delta tables "log" (appended) and "counts" (by key). A further state outside of
 # the warehouse is added here and in compare.py.
-APPENDED = ("copied", "rows")  # KafkaState, PostgresState: each row once
+APPENDED = ("copied", "rows", "posted")  # KafkaState, PostgresState, HttpState: each row once
 BY_KEY = ("changes", "totals", "counted")  # KafkaState and PostgresState with Upsert, PostgresMap: a row for a key
 TOPICS, TABLES = ("copied", "changes"), ("rows", "totals")
 
 
-def topology(brokers: str, database: str, max_rows: int) -> TridentTopology:
+def topology(brokers: str, database: str, http: str, max_rows: int) -> TridentTopology:
     made = TridentTopology(TOPOLOGY)
     for half in HALVES:
         spout = half.spout(brokers, half.source, columns=("key", "value"), max_rows=max_rows, poll_interval_secs=0.2)
@@ -64,6 +65,8 @@ def topology(brokers: str, database: str, max_rows: int) -> TridentTopology:
         copied = KafkaState(brokers, half.named("copied"), key="key", value="number", partitions=2)
         stream.partition_by("key").partition_persist(copied)
         stream.partition_persist(PostgresState(database, half.named("rows"), partitions=2))
+        posted = HttpState(f"{http}/{half.prefix}", half.named("posted"), honours_keys=True, rows_per_request=200)
+        stream.partition_persist(posted)
         counted = opaque(half.named("counted"), PostgresMap(database, half.named("counted")))
         stream.group_by("key").persistent_aggregate(counted, Count(), "n")
         counts = DeltaMapState(half.named("counts"), merge_every_txids=20, merge_interval_secs=5)

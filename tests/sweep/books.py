@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Union
 
 from tests.matrix.sources import PER_BATCH, Source
-from tests.outside_stores import APPENDED, CHANGED, COUNTED, Addresses, OutsideStores
+from tests.outside_stores import APPENDED, CHANGED, COUNTED, MARKED, Addresses, OutsideStores
 from tests.store_mirror import Mirror
 from tests.sweep.cases import OUTSIDE
 from tests.sweep.oracle import Stored, fold
@@ -95,7 +95,7 @@ class Books:
             for name in (*COUNTED, *CHANGED):
                 assert self._outside.found(name) == counts, name
             found = self._outside.txids()
-            assert set(found.values()) == {self._txids} and len(found) == len(APPENDED) + len(CHANGED), found
+            assert set(found.values()) == {self._txids} and len(found) == MARKED, found
 
     def leftovers(self) -> list[str]:
         """Files that nobody needs any more, once all is committed."""

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests import store_servers
 from tests.matrix.sources import PER_BATCH
-from tests.outside_stores import Addresses, OutsideStores
+from tests.outside_stores import OutsideStores
 from tests.sweep.campaign import Campaign
 from tests.sweep.cases import (
     BIRTH,
@@ -133,9 +133,11 @@ def outside_stores(kind: str, request: pytest.FixtureRequest) -> OutsideStores |
     """Stores of their own for a kind that has some; the test is skipped, loudly, where there is no server for them."""
     if kind not in OUTSIDE:
         return None
+    pytest.importorskip("httpx", reason="NOT TESTED: HttpState. The client is missing: pip install httpx")
     broker, server = request.getfixturevalue("kafka"), request.getfixturevalue("postgres_server")
-    addresses = Addresses(broker.address, server.url, f"s{uuid.uuid4().hex[:8]}", PER_BATCH)
-    return OutsideStores(broker, server, addresses, "swept", "key")
+    stores = OutsideStores(broker, server, f"s{uuid.uuid4().hex[:8]}", PER_BATCH, "swept", "key")
+    request.addfinalizer(stores.close)
+    return stores
 
 
 def znodes(zk: ZooKeeper, path: str) -> list[str]:

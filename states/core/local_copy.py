@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import threading
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,6 +49,8 @@ _READERS_MAX = 1024
 _CHECK_BYTES = 4
 _SUFFIX = ".copy"
 _BLOCK_BYTES = 512  # of st_blocks
+# Between two looks at whether a copy has been brought on.
+_LOOK_SECS = 0.0005
 
 Combining = Callable[[list[bytes | None], list[list[bytes]]], list[bytes]]
 # (keys, their values) → the position of each row, of 64 bits; None: it is in no order.
@@ -292,6 +295,25 @@ def look_up(folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes |
         StaleCopy: the copy is not there, not that of the mark, or damaged.
     """
     return _look_up(_opened(folder, None), folder, keys, mark)
+
+
+def wait_for(folder: Path, mark: CopyMark, secs: float) -> None:
+    """Waits until a copy is that of a mark, where its writer is on the way there; from any process of the host.
+
+    Raises:
+        StaleCopy: it is gone or past the mark, or it was not there in time.
+    """
+    end = time.monotonic() + secs
+    while True:
+        opened = _opened(folder, None)
+        with _refused(folder), opened as env, env.begin() as txn:
+            found = _mark(txn, opened.file)
+        if found == mark:
+            return
+        on_its_way = found is not None and found.txid < mark.txid and found.incarnation == mark.incarnation
+        if not on_its_way or time.monotonic() > end:
+            raise StaleCopy(f"the copy in {folder} holds something else", found=found, expected=mark)
+        time.sleep(_LOOK_SECS)
 
 
 def _look_up(opened: _Opened, folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:

@@ -89,16 +89,31 @@ class StateCopies:
             self._failed(states, error)
         return None
 
-    def bring_on(self, states: Collection[str], txid: int) -> None:
-        """Brings the copies of some states to a transaction that has advanced, before a batch asks for them.
+    def promised(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
+        """The copies as they will be behind :meth:`bring_on`, for readers that wait for it; None: ask :meth:`as_of`."""
+        found: dict[str, CopyAsOf] = {}
+        for state in states:
+            with self._lock:
+                copy = None if self._closed else self._copies.get(state)
+            promised = None if copy is None else copy.promised(txid)
+            if promised is None:
+                return None
+            found[state] = promised
+        return found
+
+    def bring_on(self, states: Collection[str], txid: int) -> bool:
+        """Brings the copies of some states to a transaction that has advanced; tells whether all are there.
 
         A failure is no one's yet: the batch that asks meets it again, or does not.
         """
+        brought = True
         for state in states:
             try:
                 self._copy(state).bring_on(txid)
             except Exception as error:
                 log.debug("the local copy of %s is not brought on: %s", state, error)
+                brought = False
+        return brought
 
     def open(self) -> None:
         """Lets copies be asked for again behind a :meth:`close`: threads that were late then have found none."""

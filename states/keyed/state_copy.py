@@ -181,6 +181,28 @@ class StateCopy:
             except StaleCopy:
                 return None
 
+    def promised(self, txid: int) -> CopyAsOf | None:
+        """The copy as it will be once it is brought to a transaction that has advanced; None: ask :meth:`as_of`.
+
+        Nothing is written here. A reader finds another mark until then, and reads nothing.
+        """
+        with self._lock:
+            if self._closed or self._copy is None or self._log is None:
+                return None
+            try:
+                held = self._copy.mark
+                if held is None or not self._is_followed(held):
+                    return None
+                mark = self._mark(txid, self._log, None)
+            except Exception as error:  # as_of meets it again
+                log.debug("the local copy of %s is not promised: %s", self._state.name, error)
+                return None
+            if held.commit == mark.commit:
+                mark = held  # the transactions in between have changed nothing
+            elif held.txid >= mark.txid or self._log.control.floor > held.txid:
+                return None
+            return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
+
     def bring_on(self, txid: int) -> None:
         """Brings it to a transaction that has advanced, where it is behind; raises as :meth:`as_of`."""
         with self._lock:

@@ -374,6 +374,12 @@ PLANTED: dict[str, Caught] = {
     "165-one-job-before-its-turn": spark(
         r"assert \{'", "late_at_once.py::test_of_several_in_flight_only_the_next_one_is"
     ),
+    "198-a-promised-copy-is-read-as-it-is": spark(
+        "assert", "late_at_once.py::test_own_steps_are_one_job_too_and_wait_for_the_copy[False]"
+    ),
+    "199-rows-that-one-job-goes-on-with-are-not-staged": spark(
+        "assert", "late_at_once.py::test_own_steps_are_one_job_too_and_wait_for_the_copy[True]"
+    ),
     "191-each-partition-is-folded-by-itself": spark(
         "assert",
         "late_at_once.py::test_rows_of_a_key_in_several_spark_partitions_are_folded_once[hint-one_job]",

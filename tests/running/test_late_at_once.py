@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
-from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology
+from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, Sum, TridentTopology
+from trident import functions as F
 from trident.coordinators import faults
 from trident.coordinators.transactions import TransactionAttempt
 from trident.running.kept_plans import KeptPlans
-from trident.running.late_at_once import LateAtOnce
+from trident.running.late_at_once import LateAtOnce, WholeInWorker
 from trident.running.late_forms import LateForms
 from trident.running.runner import SparkBatchRunner
 from trident.states.keyed.copies import StateCopies
@@ -199,3 +201,81 @@ def test_where_the_copy_has_gone_the_parts_run_one_behind_the_other(start, tmp_p
     query.process_all_available(WAIT_SECS)
     assert found(query, tmp_path / "warehouse") == expected()
     assert taken == [1, 4] and Counter(forms) == {"one_job": len(LINES) - 4, "pass": 2, "nothing": 2}
+
+
+# --- steps of the framework's own alone ----------------------------------------------------------------
+
+NUMBERS = [
+    [("a", 1), ("b", 2), ("a", 3)],
+    [("b", 5)],
+    [("c", 0), ("a", None), (None, 7)],
+    [("a", -4), ("c", 9), (None, 1)],
+]
+
+
+def sums(by_spark: bool) -> TridentTopology:
+    """The early part has a form over Arrow, or an expression that is left to Spark."""
+    made = TridentTopology("sums")
+    numbers = made.new_stream("numbers", FixedBatchSpout("key string, n long", NUMBERS))
+    if by_spark:
+        numbers = numbers.with_column("n", F.col("n") + 0)
+    total = numbers.group_by("key").persistent_aggregate(DeltaMapState("sums"), "n", Sum(), "sum")
+    total.new_values_stream().partition_persist(DeltaAppend("news"))
+    if not by_spark:
+        numbers.state_query(total, "key", MapGet(), "before").partition_persist(DeltaAppend("asked"))
+    return made
+
+
+def check_sums(query: Any, warehouse: Any, by_spark: bool) -> None:
+    running: dict[Any, int] = {}
+    news, asked = Counter[tuple](), Counter[tuple]()
+    for batch in NUMBERS:
+        asked.update((key, n, running.get(key)) for key, n in batch)
+        for key, n in batch:
+            running[key] = running.get(key, 0) + (n or 0)
+        news.update((key, running[key]) for key in {key for key, _ in batch})
+    assert {row["key"]: row["sum"] for row in query.snapshot("sums").collect()} == running
+    for name, columns, rows in (("news", ("key", "sum"), news), ("asked", ("key", "n", "before"), asked)):
+        if name == "news" or not by_spark:
+            found = Table.read(warehouse / name).rows()
+            assert Counter(tuple(row[column] for column in columns) for row in found) == rows
+
+
+@pytest.mark.parametrize("by_spark", [False, True])
+def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms, monkeypatch, by_spark):  # noqa: F811
+    """A state's own rows are staged by the worker that goes on with them; the copy comes while it waits."""
+    real, form, taken = StateCopies.bring_on, LateAtOnce if by_spark else WholeInWorker, []
+    real_stage = form.stage
+
+    def late(self: StateCopies, *args: Any) -> bool:
+        time.sleep(0.3)
+        return real(self, *args)
+
+    def noted(self: Any, *args: Any) -> Any:
+        taken.append(real_stage(self, *args))
+        return taken[-1]
+
+    monkeypatch.setattr(StateCopies, "bring_on", late)
+    monkeypatch.setattr(form, "stage", noted)
+    query = start(sums(by_spark), max_spout_pending=1)
+    query.process_all_available(WAIT_SECS)
+    check_sums(query, tmp_path / "warehouse", by_spark)
+    assert forms == ["one_job"] * len(NUMBERS) and None not in taken and len(taken) == len(NUMBERS)
+
+
+def test_a_copy_that_goes_while_the_worker_waits_for_it_is_not_read(start, tmp_path, forms, monkeypatch):  # noqa: F811
+    gone = []
+
+    def taken_away(self: StateCopies, states: Any, txid: int) -> bool:
+        copy = self.held("sums", 0)
+        assert copy is not None
+        shutil.rmtree(copy.folder)
+        gone.append(txid)
+        self.failed("sums", "taken away")
+        return False
+
+    monkeypatch.setattr(StateCopies, "bring_on", taken_away)
+    query = start(sums(False), max_spout_pending=1)
+    query.process_all_available(WAIT_SECS)
+    check_sums(query, tmp_path / "warehouse", False)
+    assert gone and "driver" in forms and "pass" not in forms

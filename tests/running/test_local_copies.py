@@ -449,10 +449,12 @@ def test_an_attempt_that_one_job_left_to_spark_goes_to_the_tables_at_once_and_is
         tried.append(attempt.txid)
         raise left_to_spark("the rows between the halves of a batch are more than 32 MB")
 
-    copies = SimpleNamespace(as_of=lambda states, txid: {"counts": 1}, served=lambda states: None)
+    copies = SimpleNamespace(
+        as_of=lambda states, txid: {"counts": 1}, promised=lambda states, txid: None, served=lambda states: None
+    )
     late = _late_part(copies, ["counts"], lambda *_: {})
     late._plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
-    late._at_once, late._large_batches = SimpleNamespace(stage=at_once), LargeLooks()
+    late._at_once, late._large_batches = [cast("Any", SimpleNamespace(stage=at_once))], LargeLooks()
     watch = SimpleNamespace(parts=1, begin_run=lambda: None)
 
     def form_of(attempt: TransactionAttempt) -> str:

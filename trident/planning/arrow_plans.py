@@ -27,6 +27,8 @@ def arrow_plan(segments: Iterable[Segment], named: Mapping[Node, str]) -> ArrowP
     used = {anchor for segment in segments for anchor in segment.anchors}
     for segment in segments:
         target, steps = segment.target, segment.steps
+        if target in segment.anchors and not segment.ops:
+            continue  # rows that are kept as they come
         if steps is None or not (target in used or target in named or target.output_name):
             return None
         if target.writes is not None and target.writes.state_kind.updated_before_decision:

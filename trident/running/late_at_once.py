@@ -5,14 +5,22 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from trident.coordinators.transactions import TransactionAttempt
+from trident.planning.kept import why_not_kept
+from trident.running.boundaries import StagedBoundary
 from trident.running.kept_plans import KeptPlans
-from trident.spark.slots import Slot
+from trident.running.late_in_worker import WorkerPass, late_pass
+from trident.spark.slots import RowsSlot, Slot
 from trident.states.core.local_copy import CopyAsOf
 from trident.states.core.staged import StagedFile
-from trident.states.delta.staging import StagingTarget, reports_by, reports_of
+from trident.states.delta.staging import StagingTarget, file_target, reports_by, reports_of, stage_by
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.late_pass import LATE, LateAtOncePass, LateBatch, LatePass
 
@@ -25,31 +33,62 @@ if TYPE_CHECKING:
 _BYTES_MAX = 32 << 20
 
 
-class LateAtOnce:
-    """The rows of the one boundary are not staged: one worker is given them all, and goes on with the late part.
+@dataclass(frozen=True)
+class Staging:
+    """Where the rows of a group's batches are staged.
 
-    Args:
-        late: of one boundary, which has a folder of its own: no state's rows are staged there.
-        for_none: whether the late part does something for a batch without rows.
-        early: the states of which the early part stages rows.
-        targets: those of which the late part does.
+    Attributes:
+        boundaries: between its parts.
+        early, late: the states of which each part stages rows.
     """
 
-    def __init__(
-        self,
-        spark: "SparkSession",
-        plan: "GroupPlan",
-        late: LatePass,
-        for_none: bool,
-        early: Sequence[StagingTarget],
-        targets: Sequence[StagingTarget],
-        incarnation: str,
-        codec: str,
-    ) -> None:
+    boundaries: Sequence[StagedBoundary]
+    early: Sequence[StagingTarget]
+    late: Sequence[StagingTarget]
+    incarnation: str
+    codec: str
+
+    @property
+    def states(self) -> list[StagingTarget]:
+        return [*self.early, *self.late]
+
+
+class WholeInWorker:
+    """All of a batch over Arrow in one worker, which is given its rows as they are: Spark only starts the task."""
+
+    def __init__(self, worker: WorkerPass, staging: Staging) -> None:
+        self._worker, self._staging = worker, staging
+
+    def stage(
+        self, attempt: TransactionAttempt, slots: Mapping[str, Slot], info: BatchInfo, copies: Mapping[str, CopyAsOf]
+    ) -> dict[str, list[StagedFile]] | None:
+        """Stages all rows of a batch; None: its rows are not held here, and nothing has been done."""
+        (slot,) = slots.values()
+        if not isinstance(slot, RowsSlot):
+            return None
+
+        def run(attempt_property: str) -> list[dict[str, Any]]:
+            return self._worker.reports(LateBatch(info, dict(copies), attempt_property, rows=slot.stream))
+
+        return stage_by(run, self._staging.states, self._staging.incarnation, attempt)
+
+
+class LateAtOnce:
+    """The early part by Spark. The rows of the one boundary are not staged between: one worker is given them all.
+
+    Args:
+        late: of one boundary; it does nothing for a batch without rows.
+    """
+
+    def __init__(self, spark: "SparkSession", plan: "GroupPlan", late: LatePass, staging: Staging) -> None:
         (self._boundary,) = late.boundaries
-        self._pass, self._early = LateAtOncePass(late, for_none, _BYTES_MAX), early
-        self._incarnation, self._codec = incarnation, codec
-        self._plans = KeptPlans(spark, plan, [*early, *targets], codec, True, self._reports)
+        self._staging = staging
+        # A state's own rows are staged by the worker that goes on with them.
+        own = next((one for one in staging.early if one.name == self._boundary), None)
+        state = None if own is None else (file_target(own, staging.codec), own.txid_column)
+        self._pass = LateAtOncePass(late, _BYTES_MAX, state)
+        self._beside = [one for one in staging.early if one is not own]
+        self._plans = KeptPlans(spark, plan, staging.states, staging.codec, True, self._reports)
 
     def stage(
         self, attempt: TransactionAttempt, slots: Mapping[str, Slot], info: BatchInfo, copies: Mapping[str, CopyAsOf]
@@ -60,9 +99,45 @@ class LateAtOnce:
             copies: as of the transaction before.
         """
         batch = base64.b64encode(pickle.dumps(LateBatch(info, dict(copies)))).decode("ascii")
-        return self._plans.stage(slots, self._incarnation, attempt, {LATE: batch})
+        return self._plans.stage(slots, self._staging.incarnation, attempt, {LATE: batch})
 
     def _reports(self, frames: Mapping[str, "DataFrame"]) -> "DataFrame":
         # Also where streams or a hint have put rows into several: each task would go on from the same values.
         late = reports_by(frames[self._boundary].coalesce(1), self._pass)
-        return reports_of(frames, self._early, self._codec).union(late) if self._early else late
+        return reports_of(frames, self._beside, self._staging.codec).union(late) if self._beside else late
+
+
+def at_once_forms(
+    spark: "SparkSession",
+    plan: "GroupPlan",
+    late: LatePass,
+    for_none: bool,
+    staging: Staging,
+    schemas: Mapping[str, StructType],
+) -> list[WholeInWorker | LateAtOnce]:
+    """The forms in which one job can run a group's batches, the better one first.
+
+    Args:
+        late: over Arrow.
+        for_none: whether the late part does something for a batch without rows.
+        schemas: stream → that of its rows.
+    """
+    forms: list[WholeInWorker | LateAtOnce] = []
+    has_types = all(_has_arrow_types(schema) for schema in schemas.values())
+    if plan.whole_on_arrow is not None and why_not_kept(plan) is None and has_types:
+        given = {name: to_arrow_schema(schema, timezone="UTC") for name, schema in schemas.items()}
+        whole = late_pass(plan.whole_on_arrow, given, staging.states, staging.codec)
+        if whole is not None:
+            forms.append(WholeInWorker(WorkerPass(spark, whole), staging))
+    # Spark may give a batch no partition (a filter that is always false): then no worker would run.
+    if len(staging.boundaries) == 1 and not for_none:
+        forms.append(LateAtOnce(spark, plan, late, staging))
+    return forms
+
+
+def _has_arrow_types(schema: StructType) -> bool:
+    try:
+        to_arrow_schema(schema)
+    except PySparkException:
+        return False
+    return True

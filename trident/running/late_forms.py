@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
 from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import TridentError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.window_spec import Unit
-from trident.running.boundaries import SMALL_BYTES, Staged, StagedBoundary, bytes_of
+from trident.running.boundaries import SMALL_BYTES, Staged, bytes_of
 from trident.running.large_looks import LargeLooks
-from trident.running.late_at_once import LateAtOnce
+from trident.running.late_at_once import LateAtOnce, Staging, WholeInWorker, at_once_forms
 from trident.running.late_in_driver import LateInDriver
-from trident.running.late_in_worker import LateInWorker, late_pass
+from trident.running.late_in_worker import LateInWorker, WorkerPass, late_pass
 from trident.spark.jobs import JobWatch
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.slots import Slot
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.staged import StagedFile
-from trident.states.delta.staging import StagingTarget, stage
+from trident.states.delta.staging import stage
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.host_copies import HostCopies
 from trident.states.publishing.user_tasks import BatchInfo
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("trident.runner")
 RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and stages what depends on them")
 _CLOSE_SECS = 10.0
+# So long the thread that submits a job needs the interpreter, which another one would keep for 5 ms.
+_JOB_SECS = 0.0015
 NOTHING, AT_ONCE, IN_DRIVER, PASS, TABLES = "nothing", "one_job", "driver", "pass", "tables"
 _BATCH = "the rows of a batch between its halves"
 
@@ -47,8 +52,8 @@ class LateForms:
     """Runs the late part of each batch in the first form that can take it.
 
     Args:
-        early: the states that the early part stages rows for.
-        targets: those that the late part does.
+        staging: where rows are staged.
+        schemas: stream → that of its rows.
         reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
         copies: the local copies of the states that the group looks up; None: there are none here.
         host_copies: those on the hosts of a cluster's executors; None: tasks use none, or find those of this host.
@@ -59,18 +64,16 @@ class LateForms:
         self,
         spark: "SparkSession",
         plan: "GroupPlan",
-        boundaries: Sequence[StagedBoundary],
-        early: Sequence[StagingTarget],
-        targets: Sequence[StagingTarget],
-        incarnation: str,
-        codec: str,
+        staging: Staging,
+        schemas: Mapping[str, StructType],
         reader: Callable[..., "DataFrame"],
         copies: StateCopies | None,
         host_copies: HostCopies | None,
         keep_plans: bool,
     ) -> None:
-        self._spark, self._plan, self._boundaries, self._targets = spark, plan, boundaries, targets
-        self._incarnation, self._codec, self._reader = incarnation, codec, reader
+        self._spark, self._plan, self._reader = spark, plan, reader
+        boundaries, targets = self._boundaries, self._targets = staging.boundaries, staging.late
+        incarnation, codec = self._incarnation, self._codec = staging.incarnation, staging.codec
         self._copies, self._host_copies = copies, host_copies
         self._workers_are_here = is_local_master(spark.sparkContext.master)
         self._large_looks, self._large_batches, self._has_told = LargeLooks(), LargeLooks(), False
@@ -79,20 +82,19 @@ class LateForms:
         self._bringing = DaemonPool(1, "trident-copies")
         self._in_driver: LateInDriver | None = None
         self._in_worker: LateInWorker | None = None
-        self._at_once: LateAtOnce | None = None
+        self._at_once: list[WholeInWorker | LateAtOnce] = []
         if copies is None:
             return
         if plan.late_in_driver is not None:
             self._in_driver = LateInDriver(plan.late_in_driver, boundaries, targets, incarnation, codec)
         if not keep_plans or not self._workers_are_here or plan.late_on_arrow is None or plan.tracked:
             return
-        late = late_pass(plan.late_on_arrow, boundaries, targets, codec)
+        late = late_pass(plan.late_on_arrow, {one.name: one.schema for one in boundaries}, targets, codec)
         if late is None or kept_plan_class(spark.sparkContext) is None:
             return
-        self._in_worker = LateInWorker(spark, late, boundaries, targets, incarnation)
-        if self._in_driver is None and len(boundaries) == 1 and boundaries[0].name in plan.lowered.staged_boundaries:
-            for_none = not self._is_empty({one.name: [] for one in boundaries})
-            self._at_once = LateAtOnce(spark, plan, late, for_none, early, targets, incarnation, codec)
+        self._in_worker = LateInWorker(WorkerPass(spark, late), boundaries, targets, incarnation)
+        for_none = not self._is_empty({one.name: [] for one in boundaries})
+        self._at_once = at_once_forms(spark, plan, late, for_none, staging, schemas)
 
     def advanced(self, txid: int) -> None:
         """Tells that a transaction has advanced; returns at once."""
@@ -108,6 +110,11 @@ class LateForms:
         if behind and self._copies is not None:
             self._bringing.submit(self._copies.bring_on, self._plan.lowered.copied_states, self._last_advanced)
 
+    def _bring_soon(self, states: Collection[str], txid: int) -> bool:
+        time.sleep(_JOB_SECS)
+        assert self._copies is not None
+        return self._copies.bring_on(states, txid)
+
     def stage_at_once(
         self, attempt: TransactionAttempt, slots: Mapping[str, Slot], info: BatchInfo, watch: JobWatch
     ) -> dict[str, list[StagedFile]] | None:
@@ -121,21 +128,28 @@ class LateForms:
             target → its files, without the boundaries; None: nothing is staged, and the parts run one behind the other.
         """
         before = attempt.txid - 1
-        if self._at_once is None or self._last_advanced != before or self._large_batches.rests({_BATCH}, attempt.txid):
+        if not self._at_once or self._last_advanced != before or self._large_batches.rests({_BATCH}, attempt.txid):
             return None
         assert self._copies is not None
-        copies = self._copies.as_of(self._plan.lowered.copied_states, before)
+        states, brought = self._plan.lowered.copied_states, None
+        copies = self._copies.promised(states, before)
+        if copies is not None:
+            self._behind, brought = False, self._bringing.submit(self._bring_soon, states, before)
+        else:
+            copies = self._copies.as_of(states, before)
         if copies is None or self._large_looks.rests(copies, attempt.txid):
             return None
         watch.parts = 2
         try:
             with faults.fault_point(RESOLVE):
-                staged = self._at_once.stage(attempt, slots, info, copies)
+                tried = (form.stage(attempt, slots, info, copies) for form in self._at_once)
+                staged = next((one for one in tried if one is not None), None)
         except Exception as error:
             report = find_report(error, STALE, SPARKS)
             if report is None:
                 raise
-            self._could_not(report, attempt.txid)
+            if report["kind"] == SPARKS or brought is None or _is_true(brought):
+                self._could_not(report, attempt.txid)
             if report["kind"] == SPARKS:
                 self._large_batches.found(_BATCH, attempt.txid)
                 self._left_to_spark = attempt
@@ -262,3 +276,9 @@ class LateForms:
         stored = partial(self._reader, txid=attempt.txid - 1)
         with self._plan.build_late(inputs, info, stored, copies) as frames, faults.fault_point(RESOLVE):
             return stage(frames, self._targets, self._incarnation, attempt, self._codec)
+
+
+def _is_true(brought: Future[bool]) -> bool:
+    """Tells whether the copies were brought on: one that could not be is gone already, and its failure counted."""
+    wait([brought], _CLOSE_SECS)
+    return brought.done() and not brought.cancelled() and brought.result()

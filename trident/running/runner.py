@@ -25,6 +25,7 @@ from trident.planning.session_frames import KEEP
 from trident.running.attempt_jobs import AttemptJobs
 from trident.running.boundaries import StagedBoundary
 from trident.running.kept_plans import KeptPlans
+from trident.running.late_at_once import Staging
 from trident.running.late_forms import AT_ONCE, LateForms
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import held_rows, to_dataframe
@@ -116,11 +117,14 @@ class SparkBatchRunner:
         self._late = LateForms(
             spark,
             plan,
-            [StagedBoundary(one.name, roots[one.name], one.fields) for one in plan.lowered.boundaries.values()],
-            [target for target in self._early if target not in self._boundaries],
-            [target for target in targets if target.name in plan.late_states],
-            incarnation,
-            self._codec,
+            Staging(
+                [StagedBoundary(one.name, roots[one.name], one.fields) for one in plan.lowered.boundaries.values()],
+                [target for target in self._early if target not in self._boundaries],
+                [target for target in targets if target.name in plan.late_states],
+                incarnation,
+                self._codec,
+            ),
+            self._schemas,
             reader,
             copies,
             host_copies,
@@ -217,7 +221,6 @@ class SparkBatchRunner:
             if binding is not None:
                 rows = emitted.table_rows if emitted.table_rows is not None else []
                 tables[binding.name] = to_dataframe(self._spark, rows, binding.schema).coalesce(1)
-        self._late.job_begins()
         emitted_at = built_at = time.monotonic()
 
         def run(given: Mapping[str, "DataFrame | Slot"]) -> dict[str, list[Any]]:
@@ -227,6 +230,8 @@ class SparkBatchRunner:
                 whole = self._late.stage_at_once(attempt, slots, self._info(attempt), self._watched(attempt))
                 if whole is not None:
                     return whole
+            self._late.job_begins()
+            if len(slots) == len(given):
                 kept_staged = self._kept_plans.stage(slots, self._incarnation, attempt)
                 if kept_staged is not None:
                     return kept_staged
@@ -276,7 +281,7 @@ class SparkBatchRunner:
 
     def _is_whole(self, processed: ProcessedBatch) -> bool:
         """Tells whether the late part's rows are staged too."""
-        return any(boundary.name not in processed.staged for boundary in self._boundaries)
+        return bool(self._plan.late_states & processed.staged.keys())
 
     def _resolve_or_blame(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
         try:

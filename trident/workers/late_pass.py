@@ -1,4 +1,4 @@
-"""The late part of a small batch in one Python worker: takes its rows, runs a plan over Arrow, stages rows."""
+"""A small batch, or its late part, in one Python worker: takes its rows, runs a plan over Arrow, stages rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
+from trident.coordinators.errors import TridentError
 from trident.states.core import storage
 from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
+from trident.workers.look_up import wait_for_copy
 from trident.workers.reports import left_to_spark
 
 if TYPE_CHECKING:
@@ -27,19 +29,21 @@ LATE = "trident.late"
 
 @dataclass(frozen=True)
 class LateBatch:
-    """One batch's late part, as the driver sends it, pickled.
+    """One batch's late part, or all of it, as the driver sends it, pickled.
 
     Attributes:
         info: a BatchInfo.
         copies: the local copies of the states that are looked up.
         attempt: the value of the local property ATTEMPT.
         files: boundary → the paths of its staged files, in the order of the batch.
+        rows: of a whole batch, as an Arrow stream; None: they are in files.
     """
 
     info: Any
     copies: Mapping[str, "CopyAsOf"]
     attempt: str = ""
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rows: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class LatePass:
     """The function for mapInArrow: batches as rows in, reports on staged files out. It is the same for each batch.
 
     Attributes:
-        boundaries: name → the schema of its rows.
+        boundaries: name → the schema of its rows; of a whole batch the stream is the one.
         targets: where rows are staged, each with its txid column.
     """
 
@@ -57,9 +61,21 @@ class LatePass:
 
     def staged(self, inputs: Mapping[str, pa.Table], batch: LateBatch, attempt: str) -> Iterator[dict[str, Any]]:
         """The reports on the files of one batch."""
-        tables = self.plan.run(inputs, batch.info, batch.copies)
+        for state, copy in batch.copies.items():
+            wait_for_copy(state, copy)
+        tables = self._run(inputs, batch)
         for target, txid_column in self.targets:
             yield from write_partition(of_attempt(target, txid_column, attempt), tables[target.name].to_batches())
+
+    def _run(self, inputs: Mapping[str, pa.Table], batch: LateBatch) -> dict[str, pa.Table]:
+        try:
+            return self.plan.run(inputs, batch.info, batch.copies)
+        except TridentError:
+            raise
+        except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
+            if self.plan.is_own:  # no code of the user's has run: Spark, on the tables, has the last word
+                raise left_to_spark(error) from error
+            raise
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -67,7 +83,12 @@ class LatePass:
                 yield from report_batches(self._reports(pickle.loads(sent)))
 
     def _reports(self, batch: LateBatch) -> Iterator[dict[str, Any]]:
-        inputs = {name: rows_of(batch.files[name], schema) for name, schema in self.boundaries.items()}
+        if batch.rows is None:
+            inputs = {name: rows_of(batch.files[name], schema) for name, schema in self.boundaries.items()}
+        else:
+            ((name, schema),) = self.boundaries.items()
+            with pa.ipc.open_stream(batch.rows) as stream:
+                inputs = {name: _as(stream.read_all(), schema).combine_chunks()}
         yield from self.staged(inputs, batch, batch.attempt)
 
 
@@ -76,14 +97,14 @@ class LateAtOncePass:
     """The function for mapInArrow where the early part's rows are not staged, but come in as they are made.
 
     Attributes:
-        late: of one boundary.
-        for_none: whether something is done for a batch without rows.
+        late: of one boundary; nothing is done for a batch without rows.
         bytes_max: more bytes of rows are not held by a worker, but staged between the two parts.
+        state: where the rows are staged too, being a state's own, with its txid column; None: they are no state's.
     """
 
     late: LatePass
-    for_none: bool
     bytes_max: int
+    state: tuple[FileTarget, str | None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from report_batches(self._reports(batches))
@@ -99,7 +120,10 @@ class LateAtOncePass:
             if size > self.bytes_max:
                 raise left_to_spark(f"the rows between the halves of a batch are more than {self.bytes_max >> 20} MB")
         rows = pa.concat_tables(held)
-        if rows.num_rows or self.for_none:
+        if self.state is not None:
+            target, txid_column = self.state
+            yield from write_partition(of_attempt(target, txid_column, attempt_of_job()), rows.to_batches())
+        if rows.num_rows:
             yield from self.late.staged({name: rows.combine_chunks()}, batch, attempt_of_job())
 
 

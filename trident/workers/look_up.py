@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _DUE_MAX, _BYTES_MAX = 50_000, 32 << 20
 # Between two looks at how many bytes there are so far.
 _KEYS_AT_ONCE = 1_000
+# Bringing a copy on takes milliseconds; where it takes this long, something is wrong.
+_WAIT_SECS = 10.0
 
 
 # A copy as of the transaction before, as a batch gives it to its tasks: of this host, or to be found on theirs.
@@ -153,6 +155,20 @@ def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:
         return bring(copy, host_name(), boot)
     except Exception as error:  # no LMDB, no disk, a table that this host sees otherwise: the tables' form decides
         raise NoCopyHere(told(state, error)) from error
+
+
+def wait_for_copy(state: str, copy: CopyAsOf) -> None:
+    """Waits for a copy that the coordinator's process is bringing to its mark meanwhile.
+
+    Raises:
+        StaleCopy: it does not come there.
+    """
+    from trident.states.core.local_copy import StaleCopy, wait_for  # hosts of a cluster have no LMDB
+
+    try:
+        wait_for(copy.folder, copy.mark, _WAIT_SECS)
+    except StaleCopy as error:
+        raise StaleCopy(told(state, error)) from error
 
 
 def told(state: str, error: Exception) -> str:

@@ -197,7 +197,7 @@ class StateCopy:
             except Exception as error:  # as_of meets it again
                 log.debug("the local copy of %s is not promised: %s", self._state.name, error)
                 return None
-            if held.commit == mark.commit:
+            if held.commit == mark.commit and held.txid >= mark.txid:
                 mark = held  # the transactions in between have changed nothing
             elif held.txid >= mark.txid or self._log.control.floor > held.txid:
                 return None

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -187,16 +188,17 @@ def test_rows_of_a_key_in_several_spark_partitions_are_folded_once(
 
 
 def test_where_the_copy_has_gone_the_parts_run_one_behind_the_other(start, tmp_path, forms, monkeypatch):  # noqa: F811
-    real, taken = StateCopies.as_of, []
+    taken: list[int] = []
 
-    def taken_away(self: StateCopies, states: Any, txid: int) -> Any:
+    def taken_away(self: StateCopies, states: Any, txid: int, real: Any) -> Any:
         copies = real(self, states, txid)
         if copies and txid in (1, 4) and txid not in taken:
             taken.append(txid)
             shutil.rmtree(copies["told"].folder)
         return copies
 
-    monkeypatch.setattr(StateCopies, "as_of", taken_away)
+    for name in ("as_of", "promised"):  # the first batch builds the copy
+        monkeypatch.setattr(StateCopies, name, partialmethod(taken_away, real=getattr(StateCopies, name)))
     query = start(topology(), max_spout_pending=1)
     query.process_all_available(WAIT_SECS)
     assert found(query, tmp_path / "warehouse") == expected()

@@ -192,10 +192,15 @@ class StateCopy:
             try:
                 held = self._copy.mark
                 if held is None or not self._is_followed(held):
+                    # Now, since as_of has the log's facts then, and would find nothing new in them.
+                    self._drop("its history is not that of the log")
                     return None
                 mark = self._mark(txid, self._log, None)
-            except Exception as error:  # as_of meets it again
+            except NotNow:
+                return None
+            except Exception as error:
                 log.debug("the local copy of %s is not promised: %s", self._state.name, error)
+                self._drop(error)
                 return None
             if held.commit == mark.commit and held.txid >= mark.txid:
                 mark = held  # the transactions in between have changed nothing

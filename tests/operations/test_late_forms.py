@@ -125,14 +125,18 @@ def topology(key: str, value: str, aggregator: Any, users: bool = False) -> Grou
 
 
 def early(spark: SparkSession, group: GroupPlan, rows: list[tuple[Any, ...]]) -> dict[str, pa.Table]:
-    """The rows of the group's boundaries, as staged files have them."""
+    """The rows of the group's boundaries and of its early states, as staged files have them."""
     (source,) = group.spouts.values()
     schema = StructType(list(group.nodes[0].schema.fields))
     assert source
     frame = spark.createDataFrame(rows, schema).coalesce(1)
     with group.build({"rows": frame}, ATTEMPT) as frames:
-        names = [boundary.name for boundary in group.lowered.boundaries.values()]
-        return {name: frames[name].toArrow() for name in names}
+        return {name: frame.toArrow() for name, frame in frames.items()}
+
+
+def between(group: GroupPlan, frames: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """The rows of the boundaries."""
+    return {one.name: frames[one.name] for one in group.lowered.boundaries.values()}
 
 
 @contextmanager
@@ -173,6 +177,16 @@ def on_arrow(group: GroupPlan, inputs: Mapping[str, pa.Table], copies: Mapping[s
     fields = {one.name: StructType(list(one.fields)) for one in group.lowered.boundaries.values()}
     cast = {name: table.cast(to_arrow_schema(fields[name], timezone="UTC")) for name, table in inputs.items()}
     return group.late_on_arrow.run(cast, BatchInfo(ATTEMPT), copies)
+
+
+def whole_on_arrow(
+    group: GroupPlan, rows: list[tuple[Any, ...]], copies: Mapping[str, CopyAsOf]
+) -> dict[str, pa.Table]:
+    """Both parts as one plan, as a Python worker runs it that is given the batch."""
+    assert group.whole_on_arrow is not None, "every operation here has a form over Arrow"
+    kind = to_arrow_schema(StructType(list(group.nodes[0].schema.fields)), timezone="UTC")
+    given = pa.table([pa.array(column, field.type) for column, field in zip(zip(*rows), kind)], kind)
+    return group.whole_on_arrow.run({"rows": given}, BatchInfo(ATTEMPT), copies)
 
 
 def shown(tables: Mapping[str, pa.Table]) -> dict[str, list[str]]:
@@ -216,11 +230,15 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
 
 def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs: Any, driver: bool) -> bool:
     """The forms agree; False where Spark refuses the rows, as it must then in each form."""
-    try:
-        inputs = early(spark, group, rows)
-    except Exception:
-        return False  # Spark refuses them before the late part
     stored = expected_state(group, pairs)
+    try:
+        before = early(spark, group, rows)
+    except Exception:  # Spark refuses them before the late part
+        if group.whole_on_arrow is not None:
+            with copied(folder, group, stored) as copies, pytest.raises(LeftToSpark):
+                whole_on_arrow(group, rows, copies)
+        return False
+    inputs = between(group, before)
     try:
         oracle = shown(by_spark(spark, group, inputs, stored, None))
     except Exception as error:
@@ -241,7 +259,19 @@ def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs:
                 assert not oracle, "rows are left to Spark that Spark can compute"
             else:
                 assert here == oracle
+        if group.whole_on_arrow is not None and rows:
+            early_states = shown({name: before[name] for name in before if name not in _staged_between(group)})
+            try:
+                whole = shown(whole_on_arrow(group, rows, copies))
+            except LeftToSpark:
+                assert not oracle, "rows are left to Spark that Spark can compute"
+            else:
+                assert whole == {**early_states, **oracle}
     return bool(oracle)
+
+
+def _staged_between(group: GroupPlan) -> set[str]:
+    return {one.name for one in group.lowered.boundaries.values() if one.own}
 
 
 @st.composite
@@ -352,7 +382,7 @@ def test_users_code_stays_parallel_before_a_step_that_needs_all_rows(spark: Spar
         seen.project("task").partition_persist(DeltaAppend(f"tasks{n}"))
     (group,) = plan(made.graph)
     at = dt.datetime(2026, 1, 1, tzinfo=UTC)
-    inputs = early(spark, group, [("a", n, at) for n in range(40)])
+    inputs = between(group, early(spark, group, [("a", n, at) for n in range(40)]))
     stored = {
         one.name: to_arrow_schema(one.schema, timezone="UTC").empty_table()
         for one in group.bindings
@@ -384,7 +414,7 @@ def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: S
     times = [dt.datetime(2026, 1, 1, second=n, tzinfo=UTC) for n in range(9)]
     given = [("a" if n % 4 else "b", n, at) for n, at in enumerate(times)]
     given.append(("c", 9, times[0] + dt.timedelta(hours=1)))
-    inputs = early(spark, group, given)
+    inputs = between(group, early(spark, group, given))
     assert {"open", "seen", "kept"} <= group.lowered.copied_states
     stored = {
         one.name: to_arrow_schema(one.schema, timezone="UTC").empty_table()

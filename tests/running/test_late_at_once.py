@@ -13,7 +13,16 @@ import pytest
 
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
-from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, Sum, TridentTopology
+from trident import (
+    Count,
+    DeltaAppend,
+    DeltaMapState,
+    FilterNull,
+    FixedBatchSpout,
+    MapGet,
+    Sum,
+    TridentTopology,
+)
 from trident import functions as F
 from trident.coordinators import faults
 from trident.coordinators.transactions import TransactionAttempt
@@ -98,7 +107,7 @@ def test_each_transaction_is_one_job_and_gives_what_a_fold_gives(start, tmp_path
 def test_of_several_in_flight_only_the_next_one_is(start, tmp_path, forms, monkeypatch):  # noqa: F811
     asked: list[tuple[int, int]] = []  # as of which transaction, and the last one that had advanced by then
     advanced: list[int] = []
-    real_as_of, real_advanced = StateCopies.as_of, LateForms.advanced
+    real_as_of, real_promised, real_advanced = StateCopies.as_of, StateCopies.promised, LateForms.advanced
 
     def noted_as_of(self: StateCopies, states: Any, txid: int) -> Any:
         asked.append((txid, advanced[-1]))
@@ -108,7 +117,12 @@ def test_of_several_in_flight_only_the_next_one_is(start, tmp_path, forms, monke
         advanced.append(txid)
         real_advanced(self, txid)
 
+    def noted_promised(self: StateCopies, states: Any, txid: int) -> Any:
+        asked.append((txid, advanced[-1]))
+        return real_promised(self, states, txid)
+
     monkeypatch.setattr(StateCopies, "as_of", noted_as_of)
+    monkeypatch.setattr(StateCopies, "promised", noted_promised)
     monkeypatch.setattr(LateForms, "advanced", noted_advanced)
     query = start(topology(), max_spout_pending=4)
     query.process_all_available(WAIT_SECS)
@@ -263,6 +277,60 @@ def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms,
     query.process_all_available(WAIT_SECS)
     check_sums(query, tmp_path / "warehouse", by_spark)
     assert forms == ["one_job"] * len(NUMBERS) and None not in taken and len(taken) == len(NUMBERS)
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("by_spark", [False, True])
+@pytest.mark.parametrize(
+    "fault", ["resolve.stage:do_then_fail:2", "stage.write:do_then_fail:3", "copy.apply:fail_before:2"]
+)
+def test_an_attempt_that_fails_behind_a_promise_leaves_nothing(start, tmp_path, forms, fault, by_spark, in_flight):  # noqa: F811
+    faults.arm(fault)
+    query = start(sums(by_spark), max_spout_pending=in_flight)
+    query.process_all_available(WAIT_SECS)
+    assert not faults.unfired()
+    check_sums(query, tmp_path / "warehouse", by_spark)
+    assert "one_job" in forms and set(forms) <= {"one_job", "driver", "tables"}
+
+
+class Told(Longest):
+    """As above, of numbers."""
+
+    def reduce(self, current: str, n: int) -> str:
+        return f"{current}{n}"
+
+
+@pytest.mark.parametrize("form", ["one_job", "pass"])
+@pytest.mark.parametrize("passes", ["some", "none"])
+def test_a_filter_that_is_always_false_gives_the_late_part_an_empty_batch(
+    start,  # noqa: F811
+    tmp_path,
+    forms,
+    monkeypatch,
+    passes,
+    form,
+):
+    """Spark gives its rows no partition; an aggregate without groups has a row all the same."""
+    if form == "pass":
+        monkeypatch.setattr(LateForms, "stage_at_once", lambda *_: None)
+    made = TridentTopology("filtered")
+    numbers = made.new_stream("numbers", FixedBatchSpout("key string, n long", NUMBERS))
+    kept = numbers.filter(F.col("n") > 1 if passes == "some" else F.lit(False))
+    each = kept.group_by("key").persistent_aggregate(DeltaMapState("each"), "n", Told(), "text")
+    asked = kept.state_query(each, "key", MapGet(), "before").filter("before", FilterNull())
+    asked.aggregate(Count(), "known").partition_persist(DeltaAppend("counts"))
+    query = start(made, max_spout_pending=1)
+    query.process_all_available(WAIT_SECS)
+    told, counts = dict[Any, str](), list[int]()
+    for batch in NUMBERS:
+        rows = [(key, n) for key, n in batch if passes == "some" and n is not None and n > 1]
+        counts.append(sum(key in told for key, _ in rows))
+        for key, n in rows:
+            told[key] = told.get(key, "") + str(n)
+    assert {row["key"]: row["text"] for row in query.snapshot("each").collect()} == told
+    found = Table.read(tmp_path / "warehouse" / "counts").rows()
+    assert sorted(row["known"] for row in found) == sorted(counts) and len(counts) == len(NUMBERS)
+    assert forms == [form] * len(NUMBERS)
 
 
 def test_a_copy_that_goes_while_the_worker_waits_for_it_is_not_read(start, tmp_path, forms, monkeypatch):  # noqa: F811

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.running.test_late_at_once import topology as at_once
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
 from tests.zk_fixtures import eventually
@@ -210,7 +211,9 @@ def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypa
 
 
 def test_explain_says_which_form_few_rows_take() -> None:
-    assert "before (few rows: in the coordinator's process, without a Spark job):" in own_topology().explain()
+    job = "before (few rows: by the early half's Spark job when it begins in the turn, else"
+    assert f"{job} in the coordinator's process, without a Spark job):" in own_topology().explain()
+    assert f"{job} by another):" in at_once().explain()
     assert "before (few rows: one Spark job):" in topology().explain()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trident.planning.compiled import passes
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
-from trident.planning.kept import why_not_kept
+from trident.planning.kept import is_one_job, why_not_kept
 from trident.planning.nodes import Node, is_source
 from trident.planning.operation import Operation, names_of
 from trident.planning.requests import DrpcPlan, drpc_plans
@@ -43,7 +43,7 @@ def _answered(request: DrpcPlan) -> str:
 
 
 def _group(group: GroupPlan) -> _Described:
-    return _Described(group.nodes, group.lowered, True, group.late_in_driver is not None)
+    return _Described(group.nodes, group.lowered, True, group.late_in_driver is not None, is_one_job(group))
 
 
 def _indented(lines: Iterator[str]) -> Iterator[str]:
@@ -57,12 +57,14 @@ class _Described:
     Attributes:
         of_batches: whether it has transactions, in whose turn the late half runs.
         in_driver: few rows go through the late half in the coordinator's process.
+        in_one_job: both halves are one Spark job for few rows whose turn has come when the early half begins.
     """
 
     nodes: Sequence[Node]
     lowered: Lowered
     of_batches: bool
     in_driver: bool = False
+    in_one_job: bool = False
 
     @property
     def numbers(self) -> Mapping[Node, int]:
@@ -74,15 +76,22 @@ class _Described:
         yield from _indented(self._segments(self.lowered.segments))
         if self.lowered.late_segments:
             turn = "in the transaction's turn, as of the transaction before:"
-            if self.in_driver:
-                turn = f"{turn[:-1]} (few rows: in the coordinator's process, without a Spark job):"
-            elif self.lowered.copied_states:
-                turn = f"{turn[:-1]} (few rows: one Spark job):"
+            if self.in_driver or self.lowered.copied_states:
+                turn = f"{turn[:-1]} (few rows: {self._few_rows}):"
             asked = "as of one advanced transaction of each group:"
             if self.in_driver and not self.of_batches:
                 asked = f"{asked[:-1]} (from local copies in the leader's process, without a Spark job):"
             yield f"  {turn if self.of_batches else asked}"
             yield from _indented(_indented(self._segments(self.lowered.late_segments)))
+
+    @property
+    def _few_rows(self) -> str:
+        """The form in which few rows go through the late half of a transaction."""
+        here = "in the coordinator's process, without a Spark job"
+        if not self.in_one_job:
+            return here if self.in_driver else "one Spark job"
+        later = here if self.in_driver else "by another"
+        return f"by the early half's Spark job when it begins in the turn, else {later}"
 
     def _nodes(self) -> Iterator[str]:
         numbers = self.numbers

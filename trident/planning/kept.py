@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 from trident.planning.groups import GroupPlan
-from trident.planning.operation import Operation
+from trident.planning.operation import Operation, arrow_types, names_of
 
 # Functions of Spark whose value is fixed when a plan is made, or differs from plan to plan. The session decides
 # (java/trident/kept/KeptPlan.java); this is to say so in `explain`.
@@ -34,6 +36,17 @@ def why_not_kept(plan: GroupPlan) -> str | None:
         if _FIXED.search(op.describe()):
             return f"{op.describe()}: its value is fixed when a plan is made"
     return None
+
+
+def is_one_job(plan: GroupPlan) -> bool:
+    """Tells whether both parts of a small batch can be one Spark job in the batch's turn, where the session agrees."""
+    late, boundaries = plan.late_on_arrow, plan.lowered.boundaries.values()
+    if late is None or plan.tracked or not plan.late_states or why_not_kept(plan) is not None:
+        return False
+    given = (pa.schema(list(zip(names_of(one.fields), arrow_types(one.fields)))) for one in boundaries)
+    if not late.is_own and late.has_times(given):
+        return False
+    return len(boundaries) == 1 or plan.whole_on_arrow is not None
 
 
 def _ops(plan: GroupPlan) -> Iterator[Operation]:

@@ -130,7 +130,7 @@ class KeptPlans:
             for number, tx_id in enumerate(names):
                 inputs[tx_id] = slots[tx_id].over(self._kept, _property(number)).coalesce(1)
             # No batch is told to anyone: a plan with an operation that is given the batch is not kept.
-            with self._plan.build(inputs, _NONE, BatchInfo(_NONE)) as frames:
+            with self._plan.build(inputs, NONE, BatchInfo(NONE)) as frames:
                 written: Any = self._reports(frames)
                 plan = self._kept.of(written._jdf, state)
             shape.refusal = plan.refusal()
@@ -150,7 +150,8 @@ class KeptPlans:
             log.info("the plan of group %s is made anew for each batch: %s", self._plan.name, shape.refusal)
 
 
-_NONE = TransactionAttempt(0, 0)
+# A kept plan is of no batch.
+NONE = TransactionAttempt(0, 0)
 
 
 class _Outdated(Exception):

@@ -13,9 +13,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from trident.coordinators.transactions import TransactionAttempt
+from trident.planning.basic_operations import OnePartitionOp
 from trident.planning.kept import why_not_kept
+from trident.planning.operation import MARKER, MARKER_FIELD
+from trident.planning.session_frames import Batch, SessionFrames
 from trident.running.boundaries import StagedBoundary
-from trident.running.kept_plans import KeptPlans
+from trident.running.kept_plans import NONE, KeptPlans
 from trident.running.late_in_worker import WorkerPass, late_pass
 from trident.spark.slots import RowsSlot, Slot
 from trident.states.core.local_copy import CopyAsOf
@@ -77,16 +80,22 @@ class LateAtOnce:
     """The early part by Spark. The rows of the one boundary are not staged between: one worker is given them all.
 
     Args:
-        late: of one boundary; it does nothing for a batch without rows.
+        late: of one boundary.
+        for_none: whether it does something for a batch without rows.
     """
 
-    def __init__(self, spark: "SparkSession", plan: "GroupPlan", late: LatePass, staging: Staging) -> None:
+    def __init__(
+        self, spark: "SparkSession", plan: "GroupPlan", late: LatePass, for_none: bool, staging: Staging
+    ) -> None:
         (self._boundary,) = late.boundaries
         self._staging = staging
+        # Spark may give a batch no partition (a filter that is always false): then no worker would run.
+        fields = (*staging.boundaries[0].fields, MARKER_FIELD)
+        self._there = OnePartitionOp(fields).transform(SessionFrames(spark)) if for_none else None
         # A state's own rows are staged by the worker that goes on with them.
         own = next((one for one in staging.early if one.name == self._boundary), None)
         state = None if own is None else (file_target(own, staging.codec), own.txid_column)
-        self._pass = LateAtOncePass(late, _BYTES_MAX, state)
+        self._pass = LateAtOncePass(late, _BYTES_MAX, MARKER if for_none else "", state)
         self._beside = [one for one in staging.early if one is not own]
         self._plans = KeptPlans(spark, plan, staging.states, staging.codec, True, self._reports)
 
@@ -103,7 +112,9 @@ class LateAtOnce:
 
     def _reports(self, frames: Mapping[str, "DataFrame"]) -> "DataFrame":
         # Also where streams or a hint have put rows into several: each task would go on from the same values.
-        late = reports_by(frames[self._boundary].coalesce(1), self._pass)
+        frame = frames[self._boundary]
+        frame = frame.coalesce(1) if self._there is None else self._there(frame, Batch(BatchInfo(NONE)))
+        late = reports_by(frame, self._pass)
         return reports_of(frames, self._beside, self._staging.codec).union(late) if self._beside else late
 
 
@@ -129,9 +140,8 @@ def at_once_forms(
         whole = late_pass(plan.whole_on_arrow, given, staging.states, staging.codec)
         if whole is not None:
             forms.append(WholeInWorker(WorkerPass(spark, whole), staging))
-    # Spark may give a batch no partition (a filter that is always false): then no worker would run.
-    if len(staging.boundaries) == 1 and not for_none:
-        forms.append(LateAtOnce(spark, plan, late, staging))
+    if len(staging.boundaries) == 1:
+        forms.append(LateAtOnce(spark, plan, late, for_none, staging))
     return forms
 
 

@@ -1,4 +1,4 @@
-"""The forms of a group's late part: in the coordinator's process, in one pass of a worker, by Spark on the tables."""
+"""The forms of a late part: in the early part's job, in the coordinator's process, in a worker, by Spark on tables."""
 
 from __future__ import annotations
 
@@ -148,8 +148,10 @@ class LateForms:
             report = find_report(error, STALE, SPARKS)
             if report is None:
                 raise
-            if report["kind"] == SPARKS or brought is None or _is_true(brought):
+            if report["kind"] == SPARKS or brought is None:
                 self._could_not(report, attempt.txid)
+            elif _is_true(brought):
+                self._copies.damaged(report["state"], copies[report["state"]], report["error"])
             if report["kind"] == SPARKS:
                 self._large_batches.found(_BATCH, attempt.txid)
                 self._left_to_spark = attempt
@@ -279,6 +281,6 @@ class LateForms:
 
 
 def _is_true(brought: Future[bool]) -> bool:
-    """Tells whether the copies were brought on: one that could not be is gone already, and its failure counted."""
+    """Tells whether the copies were brought on: one that could not be is gone already."""
     wait([brought], _CLOSE_SECS)
     return brought.done() and not brought.cancelled() and brought.result()

@@ -41,9 +41,7 @@ def late_pass(
     Args:
         schemas: of the rows that the plan begins with, by name.
     """
-    between = [*schemas.values(), *(segment.chain.schema for segment in plan.segments)]
-    has_times = any("timestamp" in str(field.type) for schema in between for field in schema)
-    if not targets or (has_times and not plan.is_own):
+    if not targets or (not plan.is_own and plan.has_times(schemas.values())):
         return None
     return LatePass(plan, schemas, [(file_target(target, codec), target.txid_column) for target in targets])
 

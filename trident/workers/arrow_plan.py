@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,6 +90,15 @@ class ArrowPlan:
     def in_driver(self) -> OwnPlan | None:
         """The plan for the coordinator's process; None where it calls code of the user's."""
         return OwnPlan(self.segments, self.outputs) if self.is_own else None
+
+    def has_times(self, schemas: Iterable[pa.Schema]) -> bool:
+        """Tells whether there are times in the rows that it begins with, or between its segments.
+
+        Args:
+            schemas: of the rows that it begins with.
+        """
+        between = [*schemas, *(segment.chain.schema for segment in self.segments)]
+        return any("timestamp" in str(field.type) for schema in between for field in schema)
 
     @property
     def is_own(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
@@ -97,13 +98,16 @@ class LateAtOncePass:
     """The function for mapInArrow where the early part's rows are not staged, but come in as they are made.
 
     Attributes:
-        late: of one boundary; nothing is done for a batch without rows.
+        late: of one boundary.
         bytes_max: more bytes of rows are not held by a worker, but staged between the two parts.
+        marker: the field that is 1 in a row that is none: the late part does something for a batch without rows, and
+            so that there is a Spark partition; "": it does not.
         state: where the rows are staged too, being a state's own, with its txid column; None: they are no state's.
     """
 
     late: LatePass
     bytes_max: int
+    marker: str = ""
     state: tuple[FileTarget, str | None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -115,7 +119,8 @@ class LateAtOncePass:
         ((name, schema),) = self.late.boundaries.items()
         held, size = [schema.empty_table()], 0
         for one in batches:
-            held.append(_as(pa.Table.from_batches([one]), schema))
+            table = pa.Table.from_batches([one])
+            held.append(_as(table.filter(pc.equal(table[self.marker], 0)) if self.marker else table, schema))
             size += held[-1].nbytes
             if size > self.bytes_max:
                 raise left_to_spark(f"the rows between the halves of a batch are more than {self.bytes_max >> 20} MB")
@@ -123,7 +128,7 @@ class LateAtOncePass:
         if self.state is not None:
             target, txid_column = self.state
             yield from write_partition(of_attempt(target, txid_column, attempt_of_job()), rows.to_batches())
-        if rows.num_rows:
+        if rows.num_rows or self.marker:
             yield from self.late.staged({name: rows.combine_chunks()}, batch, attempt_of_job())
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.keyed_helpers import Group, Native, as_map, keyed
 from trident.coordinators.errors import TableError
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.local_copy import StaleCopy, in_order, look_up
+from trident.states.core.local_copy import StaleCopy, in_order, look_up, wait_for
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.copies import StateCopies, forget_copies, last_repair
@@ -136,8 +136,8 @@ def test_a_copy_that_follows_is_at_the_last_transaction_of_the_log(group, tmp_pa
     copy.close()
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["same process", "restarted"])
-def test_after_the_tables_went_back_another_history_is_followed(group, tmp_path, restarted):
+@pytest.mark.parametrize("then", ["same process", "restarted", "promised before"])
+def test_after_the_tables_went_back_another_history_is_followed(group, tmp_path, then):
     """A back-up of the log was brought back, and transaction 3 became another one."""
     publish(group, [1, 2])
     log = Path(group.snapshots["last"].path)
@@ -145,7 +145,7 @@ def test_after_the_tables_went_back_another_history_is_followed(group, tmp_path,
     publish(group, [3])
     copy = copy_of(group, "last", tmp_path)
     assert held(group, "last", copy, 3) == group.expected("last", 3)
-    if restarted:
+    if then == "restarted":
         copy.close()
         copy = copy_of(group, "last", tmp_path)
     shutil.rmtree(log)
@@ -154,8 +154,42 @@ def test_after_the_tables_went_back_another_history_is_followed(group, tmp_path,
     group.attempt_id = 1
     group.publish(3, {"last": [("the", 33.0, False), ("new", 1.0, False)]}, only=["last"])
     group.publish(4, {"last": [("other", 4.0, False)]}, only=["last"])
+    assert then != "promised before" or copy.promised(4) is None
     assert held(group, "last", copy, 4) == group.expected("last", 4)
     copy.close()
+
+
+def test_a_promise_is_the_mark_that_the_copy_is_brought_to_and_none_reads_before(group, tmp_path):
+    copy = copy_of(group, "last", tmp_path)
+    publish(group, [1])
+    assert copy.promised(1) is None, "there is no copy yet"
+    folder = copy.as_of(1).folder
+    assert copy.promised(1) == copy.as_of(1)
+    publish(group, [2])
+    promised = copy.promised(2)
+    with pytest.raises(StaleCopy, match="holds something else"):
+        look_up(promised.folder, [b""], promised.mark)
+    with pytest.raises(StaleCopy, match="holds something else"):
+        wait_for(promised.folder, promised.mark, 0.01)
+    copy.bring_on(2)
+    wait_for(promised.folder, promised.mark, 0)
+    assert promised == copy.promised(2) == copy.as_of(2)
+    for txid in (4, 3, 2):  # without a commit of the state; and asked again
+        promised = copy.promised(txid)
+        copy.bring_on(txid)
+        assert promised == copy.as_of(txid) and promised.mark.txid == 4
+    assert held(group, "last", copy, 4) == group.expected("last", 4)
+    old = copy.as_of(4)
+    publish(group, [5])
+    assert copy.promised(4) is None, "the log is past it"
+    assert copy.promised(5).mark != old.mark and copy.as_of(4) == old
+    copy.bring_on(5)
+    with pytest.raises(StaleCopy, match="holds something else"):  # at once: it is past, and not on its way
+        wait_for(folder, old.mark, 60)
+    assert held(group, "last", copy, 5) == group.expected("last", 5)
+    assert copy.as_of(5).folder == folder and copy.health().builds == 1
+    copy.close()
+    assert copy.promised(5) is None
 
 
 @pytest.mark.parametrize("harm", ["deleted", "cut", "foreign", "another boot", "another form"])

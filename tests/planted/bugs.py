@@ -380,6 +380,12 @@ PLANTED: dict[str, Caught] = {
     "199-rows-that-one-job-goes-on-with-are-not-staged": spark(
         "assert", "late_at_once.py::test_own_steps_are_one_job_too_and_wait_for_the_copy[True]"
     ),
+    "227-a-promise-forgets-another-history": spark(
+        "assert {", "state_copy.py::test_after_the_tables_went_back_another_history_is_followed[promised before]"
+    ),
+    "228-no-worker-where-spark-gives-no-partition": spark(
+        "assert", "late_at_once.py::test_a_filter_that_is_always_false_gives_the_late_part_an_empty_batch[none-one_job]"
+    ),
     "191-each-partition-is-folded-by-itself": spark(
         "assert",
         "late_at_once.py::test_rows_of_a_key_in_several_spark_partitions_are_folded_once[hint-one_job]",

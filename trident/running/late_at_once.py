@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -134,9 +135,8 @@ def at_once_forms(
         schemas: stream → that of its rows.
     """
     forms: list[WholeInWorker | LateAtOnce] = []
-    has_types = all(_has_arrow_types(schema) for schema in schemas.values())
-    if plan.whole_on_arrow is not None and why_not_kept(plan) is None and has_types:
-        given = {name: to_arrow_schema(schema, timezone="UTC") for name, schema in schemas.items()}
+    given = _on_arrow(schemas)
+    if given is not None and plan.whole_on_arrow is not None and why_not_kept(plan) is None:
         whole = late_pass(plan.whole_on_arrow, given, staging.states, staging.codec)
         if whole is not None:
             forms.append(WholeInWorker(WorkerPass(spark, whole), staging))
@@ -145,9 +145,9 @@ def at_once_forms(
     return forms
 
 
-def _has_arrow_types(schema: StructType) -> bool:
+def _on_arrow(schemas: Mapping[str, StructType]) -> dict[str, pa.Schema] | None:
+    """The schemas in Arrow's types, times in UTC; None where one has a type that Arrow has not."""
     try:
-        to_arrow_schema(schema)
+        return {name: to_arrow_schema(schema, timezone="UTC") for name, schema in schemas.items()}
     except PySparkException:
-        return False
-    return True
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 import time
 from collections import Counter
@@ -230,9 +231,10 @@ NUMBERS = [
 
 
 def sums(by_spark: bool) -> TridentTopology:
-    """The early part has a form over Arrow, or an expression that is left to Spark."""
+    """The early part has a form over Arrow, or an expression that is left to Spark. Each row has an instant."""
     made = TridentTopology("sums")
-    numbers = made.new_stream("numbers", FixedBatchSpout("key string, n long", NUMBERS))
+    batches = [[(key, n, _instant(n)) for key, n in batch] for batch in NUMBERS]
+    numbers = made.new_stream("numbers", FixedBatchSpout("key string, n long, at timestamp", batches))
     if by_spark:
         numbers = numbers.with_column("n", F.col("n") + 0)
     total = numbers.group_by("key").persistent_aggregate(DeltaMapState("sums"), "n", Sum(), "sum")
@@ -242,16 +244,20 @@ def sums(by_spark: bool) -> TridentTopology:
     return made
 
 
+def _instant(n: int | None) -> dt.datetime | None:
+    return None if n is None else dt.datetime(2026, 3, 29, 1, 30, tzinfo=dt.timezone.utc) + dt.timedelta(hours=n)
+
+
 def check_sums(query: Any, warehouse: Any, by_spark: bool) -> None:
     running: dict[Any, int] = {}
     news, asked = Counter[tuple](), Counter[tuple]()
     for batch in NUMBERS:
-        asked.update((key, n, running.get(key)) for key, n in batch)
+        asked.update((key, n, _instant(n), running.get(key)) for key, n in batch)
         for key, n in batch:
             running[key] = running.get(key, 0) + (n or 0)
         news.update((key, running[key]) for key in {key for key, _ in batch})
     assert {row["key"]: row["sum"] for row in query.snapshot("sums").collect()} == running
-    for name, columns, rows in (("news", ("key", "sum"), news), ("asked", ("key", "n", "before"), asked)):
+    for name, columns, rows in (("news", ("key", "sum"), news), ("asked", ("key", "n", "at", "before"), asked)):
         if name == "news" or not by_spark:
             found = Table.read(warehouse / name).rows()
             assert Counter(tuple(row[column] for column in columns) for row in found) == rows

@@ -364,7 +364,7 @@ class _Sending:
             self._say(rows, refused, done=False)
         if isinstance(error, Waits):
             until = time.time() + error.secs
-            self._log.update(lambda record: replace(record, wait_until=until))
+            self._log.update(lambda record: record.waiting(self._part, until))
         if error is not None:
             raise error
         return rows

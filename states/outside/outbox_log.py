@@ -130,6 +130,15 @@ class Outbox:
         refused = self.refused + (len(letters.lines) if letters else 0)
         return replace(self, parts={**self.parts, part.number: after}, refused=refused)
 
+    def waiting(self, part: OutsidePart, until: float) -> Outbox:
+        """The record once the server has asked for no request before a time.
+
+        Raises:
+            StaleEpoch, StateBehind: as ``begins``.
+        """
+        self.begins(part, "the record of the outbox")
+        return replace(self, wait_until=until)
+
     def kept(self, letters: Mapping[int, Letters]) -> Outbox:
         """The record once letters of parts are in their files."""
         parts = {

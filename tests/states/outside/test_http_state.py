@@ -13,7 +13,7 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from trident.coordinators.errors import (
     TridentError,
 )
 from trident.states.core import storage
+from trident.states.core.local_storage import LocalFolder
 from trident.states.core.place import Place
 from trident.states.outside import http_sender, http_state, outbox_log
 from trident.states.outside.outbox_log import Letters, Outbox, OutboxLog, PartProgress
@@ -309,6 +310,68 @@ def test_a_crash_about_a_dead_letter_leaves_it_once(server, folder, state, monke
     again.publish(part(2, epoch=2), rows(3))
     dead = [one["row"] for one in letters(folder)]
     assert (dead, ids(server)) == (([], [0, 1, 2, 3]) if moment == "before the record" else ([1], [0, 2, 3]))
+
+
+class Crash(Exception):
+    """The end of a process, as far as it goes within one."""
+
+
+class Crashing:
+    """Ends the process at call ``at`` of what writes to the warehouse, before it or behind it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, behind: bool) -> None:
+        self.calls, self._at, self._behind = 0, at, behind
+        for owner, name in (
+            *((storage, name) for name in ("create", "write", "try_delete")),
+            *((LocalFolder, name) for name in ("claim", "flush")),
+        ):
+            monkeypatch.setattr(owner, name, self._or_crash(getattr(owner, name)))
+
+    def _or_crash(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.calls += 1
+            crashes = self.calls > self._at or (self.calls == self._at and not self._behind)
+            if crashes:
+                raise Crash
+            done = real(*args)
+            if self.calls == self._at:
+                raise Crash
+            return done
+
+        return call
+
+
+def test_a_crash_at_any_write_leaves_each_row_once_and_each_dead_letter_once(
+    server, folder, state, monkeypatch
+) -> None:
+    """Of a run of two transactions; the server takes, in the next life, what it has refused before."""
+    number, crashed = 0, True
+    while crashed:
+        number += 1
+        for behind in (False, True):
+            place = folder.parent / f"{number}{behind}__out__outbox"
+            server.rows.clear()
+            server.answers = refusing(1, 4)
+            made = replace(state, dead_letters=True, concurrency=2)
+            with monkeypatch.context() as patch:
+                crashing = Crashing(patch, number, behind)
+                try:
+                    out = opened(made, place)
+                    out.publish(part(1), rows(0, 1, 2))
+                    out.publish(part(2, known=(1, 0)), rows(3, 4))
+                except Crash:
+                    pass
+                crashed = crashing.calls >= number
+            server.answers = lambda asked: TAKES
+            again = opened(made, place, epoch=2)
+            last = max((one.mark.txid for one in OutboxLog(place).read().parts.values()), default=0)
+            for txid, of_it in ((1, (0, 1, 2)), (2, (3, 4))):
+                if txid >= last:
+                    again.publish(part(txid, epoch=2), rows(*of_it))
+            dead = [json.loads(one["body"])["id"] for one in letters(place)]
+            assert sorted([*dead, *ids(server)]) == [0, 1, 2, 3, 4], (number, behind, dead, ids(server))
+            assert set(dead) <= {1, 4} and OutboxLog(place).read().refused == len(dead)
+    assert number > 10
 
 
 @pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 405, 407])

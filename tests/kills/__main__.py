@@ -94,7 +94,8 @@ class Coordinator:
         # Smaller than a batch: its executors read and publish it; else the coordinator's own process does.
         here = self._random.choice((self._max_rows // 4, self._max_rows * 4))
         names = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-        environment = {**os.environ, **names, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, **names, "PYTHONPATH": paths, "SPARK_LOCAL_IP": "127.0.0.1"}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.kills.coordinator", *self._arguments, str(self._max_rows), str(here)],

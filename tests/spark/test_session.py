@@ -10,11 +10,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext, java_gateway
 from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
-from trident.spark import jars, session
+from trident.spark import jars, jvm_start, session
 from trident.spark.session import check_session, configure_spark, delta_jars, local_cores, make_session, session_confs
 from trident.spark.submitted import warn_of_what_came_too_late
 
@@ -105,12 +106,17 @@ def test_workers_are_this_interpreter(spark):
 def test_nothing_is_printed_but_what_the_program_prints(spark, tmp_path):
     """Neither Ivy's pages nor Spark's warnings, at a start and at a job, nor when a session is put in another's place.
 
+    While the JVM starts, that which a topology's start needs is imported.
     That an expression was looked at on local[*] must not decide where the topology runs.
     """
     code = f"""
+import sys
 from trident import FixedBatchSpout, TridentTopology, expr
 from trident.spark.session import make_session
-TridentTopology("t").new_stream("s", FixedBatchSpout("n long", [])).where(expr("n > 1"))
+stream = TridentTopology("t").new_stream("s", FixedBatchSpout("n long", []))
+assert "trident.running.starting" not in sys.modules
+stream.where(expr("n > 1"))
+assert "trident.running.starting" in sys.modules
 spark = make_session("quiet", {{"spark.master": "local[1]", "spark.driver.memory": "512m",
                                "spark.sql.warehouse.dir": {str(tmp_path)!r}}})
 assert spark.sparkContext.master == "local[1]", spark.sparkContext.master
@@ -123,6 +129,26 @@ spark.stop()
     # Java itself prints this one before any of our settings is read.
     said = [line for line in done.stderr.splitlines() if "Using incubator modules" not in line]
     assert said == []
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_imports_are_made_behind_the_start_of_the_jvms_process_and_for_none_that_runs(monkeypatch, runs):
+    told: list[str] = []
+
+    def fails() -> None:
+        told.append("fails")
+        raise ImportError("no such module")
+
+    monkeypatch.setattr(jvm_start, "_waiting", [lambda: told.append("imported"), fails])
+    monkeypatch.setattr(SparkContext, "_gateway", object() if runs else None)
+    monkeypatch.setattr(java_gateway, "Popen", lambda *_, **__: told.append("started"))
+    start = java_gateway.Popen
+    with jvm_start.imports_meanwhile():
+        assert told == []
+        java_gateway.Popen(["spark-submit"])
+        java_gateway.Popen(["spark-submit"])
+    assert told == (["started", "started"] if runs else ["started", "fails", "imported", "started"])
+    assert java_gateway.Popen is start
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from trident.coordinators.java import find_java
 from trident.spark import class_archive, kept_plans_jar, stores
 from trident.spark.cluster_files import PYTHON_ARCHIVE, send_framework, send_python
 from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package
+from trident.spark.jvm_start import imports_meanwhile
 from trident.spark.log4j import has_own_log4j, log4j_file
 from trident.spark.spark_defaults import spark_defaults
 from trident.spark.submitted import add_jars, is_submitted, submitted_settings, warn_of_what_came_too_late
@@ -227,7 +228,7 @@ def _made(app_name: str, settings: Mapping[str, str]) -> SparkSession:
         builder.config(key, value)
     configure_spark(builder)
     _check_descriptors()
-    with _secrets_hidden():
+    with _secrets_hidden(), imports_meanwhile():
         return builder.getOrCreate()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
@@ -13,6 +13,7 @@ from trident.operations.state_writes import SpoutTableNode
 from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import SourceNode
 from trident.planning.request_nodes import drpc_node
+from trident.spark.jvm_start import while_the_jvm_starts
 from trident.spouts.contracts import OwnsTable, PartitionedTridentSpout, SpoutKind
 from trident.spouts.executors import is_batch_spout, spout_kind
 from trident.spouts.rich import is_rich_spout
@@ -284,9 +285,7 @@ class TridentTopology(OtherNames):
             TopologyError: the topology has nothing to do.
             TridentError: it runs in this process already; and as ``trident.running.starting.start_topology``.
         """
-        from trident.running.starting import start_topology  # time: 300 ms that only a start needs
-
-        return start_topology(self, spark, config, replace=replace, standby=standby, **overrides)
+        return _start_topology()(self, spark, config, replace=replace, standby=standby, **overrides)
 
     def run(
         self, spark: "SparkSession | None" = None, config: "TridentConfig | None" = None, **overrides: Any
@@ -299,6 +298,16 @@ class TridentTopology(OtherNames):
         from trident.running.starting import run_topology  # time: 300 ms that only a start needs
 
         return run_topology(self, spark, config, **overrides)
+
+
+def _start_topology() -> "Callable[..., TopologyQuery]":
+    from trident.running.starting import start_topology  # time: 300 ms that only a start needs
+
+    return start_topology
+
+
+# A program that makes its session before it starts a topology has the time then.
+while_the_jvm_starts(_start_topology)
 
 
 def _several(streams: Sequence[Any]) -> list[Any]:

@@ -31,6 +31,7 @@ SUITES = {
     "test_outside": "states outside",
     "test_kafka_state": "states outside",
     "test_http_state": "states outside",
+    "test_adoption": "merging and reading",
     "test_postgres": "states outside",
     "test_stores": "stores",
     "test_few_requests": "stores",
@@ -856,10 +857,10 @@ PLANTED: dict[str, Caught] = {
         "DID NOT RAISE",
         "adoption.py::test_a_table_of_which_not_all_is_understood_is_refused_and_left_as_it_was[doubled]",
     ),
-    "227-outbox-key-of-the-coordinator": pure(
+    "229-outbox-key-of-the-coordinator": pure(
         "assert ", "http_state.py::test_each_row_is_a_request_with_a_key_of_its_own_that_stays"
     ),
-    "228-outbox-letters-not-finished": pure(
+    "230-outbox-letters-not-finished": pure(
         "assert ", "http_state.py::test_a_crash_about_a_dead_letter_leaves_it_once[before the file]"
     ),
     "197-kafka-early-end-believed-without-the-leader": pure(

@@ -12,6 +12,7 @@
 # make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes; STORE=s3, hdfs
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
+# make migrate  a job of Structured Streaming over Kafka that is killed anywhere and goes on here; N=8000000 messages
 # make stores  what each store promises, on HDFS too; a topology that is killed and resumed on S3 and on HDFS
 # make cluster a standalone Spark cluster (master, workers) whose hosts have neither the framework nor the user's modules;
 #              kills of its parts, with a shared folder, and on S3 and HDFS with hosts that share no disk
@@ -45,7 +46,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover repair storage stores cluster planted soak races types jar rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover repair migrate storage stores cluster planted soak races types jar rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
@@ -101,6 +102,10 @@ repair: check-java $(STAMP) $(CLASSES)
 storage: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORAGE=all $(BIN)/python -m pytest tests/whole/test_storage_faults.py tests/whole/test_memory_faults.py \
 		tests/running/test_embedded_keeper.py $(PYTEST_ARGS)
+
+migrate: N := 8000000
+migrate: check-java $(STAMP) $(CLASSES)
+	@TRIDENT_MIGRATE=$(N) $(BIN)/python -m pytest tests/whole/test_migrated_jobs.py -s $(PYTEST_ARGS)
 
 stores: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/states/core/test_store_faults.py \

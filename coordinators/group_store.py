@@ -58,6 +58,9 @@ DECIDE = faults.register("zk.decide", "the multi that creates the decision: the 
 ADVANCE = faults.register("zk.advance", "the multi that moves the current txid on")
 RECORD = faults.register("zk.record", "the multis that create the group's record or change its tables")
 
+# The txid of the metadata behind which a stream begins that goes on where another program has got to.
+IMPORTED = 0
+_BEFORE_ALL = -1
 DECISION_BYTES_MAX = 64 * 1024
 _RETRY_SECS = 0.05
 # In the multi of an advance, for what is known only when the tables are published: their new marks.
@@ -250,8 +253,11 @@ class GroupStore:
 
     # -- writing ------------------------------------------------------------
 
-    def create(self, record: GroupRecord) -> None:
+    def create(self, record: GroupRecord, imported: Mapping[str, Any] | None = None) -> None:
         """Create the group's record at the first start.
+
+        Args:
+            imported: tx_id -> metadata of the batch before the first: it is pinned at txid 0, in the same multi.
 
         Metadata that an interrupted `trident reset` has left are deleted with it:
         a new incarnation must not go on from the old one's metadata.
@@ -266,9 +272,11 @@ class GroupStore:
                 self._ensure(path)
             self._ensure(self._zk.path(self.topology, self.group))
             cleared: list[Changes | PageChanges] = [found.replace({}) for found in self._partitions.values()]
-            for states in self._pins.values():
+            for tx_id, states in self._pins.items():
                 changes = states.changes()
-                states.remove_after_in(changes, 0)
+                states.remove_after_in(changes, _BEFORE_ALL)
+                if tx_id in (imported or {}):
+                    states.put_in(changes, IMPORTED, (imported or {})[tx_id])
                 cleared.append(changes)
             self._digests = {tx_id: {} for tx_id in self.tx_ids}
             self._write(RECORD, record, [], cleared)

@@ -131,6 +131,10 @@ class TransactionalState:
                 self._entries[key] = entry
 
 
+# Of a stream that goes on where another program has got to: what was before its first transaction.
+_IMPORTED = "0"
+
+
 class RotatingTransactionalState:
     """Values per txid, such as a spout's metadata, in ZooKeeper (docs/semantics.md 2)."""
 
@@ -146,7 +150,8 @@ class RotatingTransactionalState:
         """
         self._state.load()
         for name in self._state.keys():
-            decode_txid(self._path, name)
+            if name != _IMPORTED:
+                decode_txid(self._path, name)
 
     @property
     def txids(self) -> list[int]:

@@ -261,6 +261,47 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
     _say(admin.reset(name, drop_tables=drop_tables, config=config, force=force))
 
 
+@main.command(short_help="Go on where a query of Structured Streaming has stopped.")
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("--topology", "file", metavar="FILE[:NAME]", required=True, help="The topology that goes on.")
+@click.option("--again", is_flag=True, help="Begin at the start of the batch in doubt: it is read again.")
+@click.option("--skip", "skip_", is_flag=True, help="Begin behind the batch in doubt: the target has it.")
+@click.option(
+    "--target", "targets", multiple=True, metavar="TABLE", help="A Delta table that says if it has the batch."
+)
+@click.option("--app-id", metavar="ID", help="The txnAppId of the MERGEs into the targets.")
+@click.option("--without-state", is_flag=True, help="The state that Spark keeps for the query is not needed.")
+@_warehouse_option
+@_zookeeper_option
+@_force_option
+@_command
+def migrate(
+    checkpoint: str,
+    file: str,
+    again: bool,
+    skip_: bool,
+    targets: tuple[str, ...],
+    app_id: str | None,
+    without_state: bool,
+    force: bool,
+    settings: tuple[str, ...],
+) -> None:
+    """Pin the first transaction of the topology in FILE behind the last batch of the query with this CHECKPOINT.
+
+    Stop the query first. A batch that Spark has planned and not committed may be in the target, or not: --target and
+    --app-id look there, --again and --skip say it.
+    """
+    from trident.commands.migrate import InDoubt
+    from trident.commands.migrate import migrate as run_migrate
+    from trident.commands.user_file import load_topology
+
+    doubt = InDoubt(again, skip_, targets, app_id)
+    given = _config(settings)
+    topology, file_config = load_topology(file)
+    config = _config(settings, file_config) if file_config is not None else given
+    _say(run_migrate(checkpoint, topology, config, doubt, without_state=without_state, force=force))
+
+
 @main.command(short_help="Find contradictions in NAME, and mend them.")
 @click.argument("name", callback=_name)
 @_warehouse_option

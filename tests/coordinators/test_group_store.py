@@ -76,6 +76,20 @@ def coordinator_znode_version(store):
 # -- one transaction --------------------------------------------------------
 
 
+def test_an_imported_position_is_the_metadata_before_the_first_transaction(zk):
+    """Written with the record, by one multi; gone once the first transaction has advanced."""
+    lease, store = lead(zk)
+    store.create(GroupRecord("inc", 1), {"lines": {"n": 41}})
+    (record, _, pins), other = reread(store)
+    assert record.current_txid == 1 and pins == {"lines": {0: {"n": 41}}, "words": {}} and not other.misplaced
+    lease.release()
+    lease = Leadership(zk, "wc", [GROUP]).acquire()
+    successor = opened(zk, lease)
+    run_one(successor)
+    assert reread(successor)[0][2]["lines"] == {1: {"n": 1}}
+    lease.release()
+
+
 def test_a_transaction_step_by_step_as_another_process_reads_it(store):
     assert reread(store)[0] == (GroupRecord("inc", 1), None, {"lines": {}, "words": {}})
     pinned = store.begin(Attempt(1, 0), None, {"lines": {"from": 0}, "words": [1, 2]})

@@ -279,6 +279,7 @@ def test_a_method_called_only_inside_a_fault_point_is_so() -> None:
 # Points that the crash sweep does not arm, and the test file that does.
 ELSEWHERE = {
     "adopt.look": "test_adoption.py",
+    "checkpoint.read": "test_migrate.py",
     "copy.open": "test_local_copies.py",
     "copy.build": "test_local_copies.py",
     "copy.apply": "test_local_copies.py",

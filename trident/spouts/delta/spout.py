@@ -14,10 +14,12 @@ from pyspark.sql.types import StructType
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
+from trident.spouts.checkpoint import DELTA, SourceOffset
 from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same
 from trident.spouts.delta.feed import FEED_COLUMNS, as_inserts, require_files, shown_schema, told
 from trident.spouts.delta.frames import DeltaFrames
+from trident.spouts.delta.imported import range_behind
 from trident.spouts.delta.log import DeltaChanges, differences
 from trident.spouts.files.reading import partitions_for
 from trident.states.core.names import backquoted
@@ -126,6 +128,15 @@ class DeltaSpout:
 
     def get_emitter(self, context: SpoutContext) -> "DeltaEmitter":
         return DeltaEmitter(self, context)
+
+    def reads_source(self, source: SourceOffset) -> bool:
+        """Tells whether a source of Structured Streaming reads this table (trident.spouts.checkpoint)."""
+        return source.kind == DELTA and source.value["reservoirId"] == DeltaChanges(self.table).info().table_id
+
+    def position_behind(self, source: SourceOffset, context: SpoutContext) -> Json:
+        """Where the stream goes on behind a source's offset (trident.spouts.checkpoint)."""
+        what = f"the stream {context.tx_id!r}"
+        return range_behind(source, str(self.table), self.ignore_changes, what).to_json()
 
     def check_schema(self, found: "StructType", version: int) -> None:
         """Raises SourceError when the table's schema is not the one that the topology was built with."""

@@ -16,10 +16,12 @@ from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.batch_size import AdaptiveBatchSize
+from trident.spouts.checkpoint import FILES, SourceOffset
 from trident.spouts.contracts import Backlog, BatchCoordinator, Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.files.changes import ON_CHANGED, ChangePolicy, unreadable
 from trident.spouts.files.cuts import START, FileRange, Position, cut, length_after, ranges, read_position
 from trident.spouts.files.format import FORMATS, RowFormat, is_compressed
+from trident.spouts.files.imported import are_below, local_files, numbered, position
 from trident.spouts.files.ledger import FileLedger, LedgerEntry
 from trident.spouts.files.listing import FileListing, as_paths
 from trident.spouts.files.parquet import count_rows
@@ -136,6 +138,16 @@ class FileSpout:
         """The ledger of this stream's incarnation; `trident reset` begins another."""
         unit = "rows" if self.format == "parquet" else "bytes"
         return FileLedger(Place(context.state_folder) / f"files-{context.incarnation}.jsonl", unit, self.paths)
+
+    def reads_source(self, source: SourceOffset) -> bool:
+        """Tells whether a source of Structured Streaming reads this stream's files (trident.spouts.checkpoint)."""
+        return source.kind == FILES and are_below(local_files(source), self.paths)
+
+    def position_behind(self, source: SourceOffset, context: SpoutContext) -> Json:
+        """Where the stream goes on behind a source's offset; writes the ledger (trident.spouts.checkpoint)."""
+        ledger, counts_rows = self.open_ledger(context), self.format == "parquet"
+        number = numbered(local_files(source), ledger, counts_rows, f"the stream {context.tx_id!r}")
+        return position(number, ledger, counts_rows)
 
     def get_coordinator(self, context: SpoutContext) -> "FileCoordinator":
         """Opens the ledger, and looks whether it is the one that belongs to the path.

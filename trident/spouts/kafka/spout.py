@@ -16,12 +16,14 @@ from trident.coordinators.errors import TopologyError, described
 from trident.kafka.settings import KAFKA_OF_ALL, KafkaSettings
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.batch_size import AdaptiveBatchSize
-from trident.spouts.contracts import SpoutContext, SpoutKind
+from trident.spouts.checkpoint import KAFKA, SourceOffset
+from trident.spouts.contracts import Json, SpoutContext, SpoutKind
 from trident.spouts.kafka.cluster import KafkaCluster
 from trident.spouts.kafka.coordinator import KafkaCoordinator
 from trident.spouts.kafka.emitter import KafkaEmitter
 from trident.spouts.kafka.formats import ValueFormat
 from trident.spouts.kafka.group_commits import GroupCommits
+from trident.spouts.kafka.imported import batch_behind
 from trident.spouts.kafka.reader import Reading
 from trident.spouts.kafka.rows import COLUMNS, LETTER_COLUMNS
 from trident.spouts.kafka.starts import Start, Starts, check_start
@@ -220,6 +222,19 @@ class KafkaSpout:
         schemas = (self.output_schema, self.table_schema)
         here = not self._format.runs_code_of_users
         return KafkaEmitter(context.spark, cluster, reading, schemas, self.forget, here)
+
+    def reads_source(self, source: SourceOffset) -> bool:
+        """Tells whether a source of Structured Streaming reads this stream's topics (trident.spouts.checkpoint)."""
+        return source.kind == KAFKA and all(self.selects(topic) for topic in source.value)
+
+    def position_behind(self, source: SourceOffset, context: SpoutContext) -> Json:
+        """Where the stream goes on behind a source's offset; asks the cluster (trident.spouts.checkpoint)."""
+        what = self._named(context)
+        cluster = KafkaCluster(self._settings.connection(), self.isolation, what)
+        try:
+            return batch_behind(source, cluster, what).to_json()
+        finally:
+            cluster.close()
 
     def _named(self, context: SpoutContext) -> str:
         return f"the Kafka stream {context.tx_id!r}"

@@ -27,6 +27,8 @@ RESERVED_NAMES = frozenset({"identity", "incarnation", "live"})
 _MAY_BE_MISSING = {MAY_BE_MISSING: True}
 
 Txid = Annotated[int, Meta(ge=1)]
+# 0 is pinned for a stream that goes on where another program has got to.
+PinTxid = Annotated[int, Meta(ge=0)]
 AttemptId = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
@@ -105,7 +107,7 @@ class GroupRecord:
     last: Marker | None = None
     last_published: Marker | None = None
     tables: Mapping[Name, TableMark] = field(default_factory=dict)
-    pins: Mapping[Name, Mapping[Txid, str]] | None = field(default=None, compare=False, metadata=_MAY_BE_MISSING)
+    pins: Mapping[Name, Mapping[PinTxid, str]] | None = field(default=None, compare=False, metadata=_MAY_BE_MISSING)
     partitions: Mapping[Name, str] | None = field(default=None, compare=False, metadata=_MAY_BE_MISSING)
 
     def problem(self) -> str | None:

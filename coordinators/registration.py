@@ -123,11 +123,13 @@ class Registration:
         else:
             refuse_unfinished_reset(self._zk, self._topology)
 
-    def ensure(self, identity: IdentityDict, *, fences: Iterable[Fence] = ()) -> str:
+    def ensure(self, identity: IdentityDict, *, fences: Iterable[Fence] = (), incarnation: str | None = None) -> str:
         """Register the topology at its first start, else compare and store what changed.
 
         Args:
             fences: of the lease; the leader's, so that only it changes what is stored.
+            incarnation: of a first start; None makes one.
+
         Returns:
             the incarnation.
 
@@ -138,7 +140,7 @@ class Registration:
             CorruptZnode: what is stored cannot be read.
             OutcomeUnknown: the ZooKeeper session was lost.
         """
-        data = encode(_typed(identity))
+        data, wanted = encode(_typed(identity)), incarnation or uuid.uuid4().hex
         self._zk.ensure_path(self._zk.path(self._topology))
         guard: list[Op] = []
         for fence in fences:
@@ -153,7 +155,7 @@ class Registration:
                 ops: list[Op] = [SetData(self._identity_path, data, znode_version)] if differs else []
             else:
                 refuse_unfinished_reset(self._zk, self._topology)
-                incarnation = uuid.uuid4().hex
+                incarnation = wanted
                 ops = [
                     Create(self._identity_path, data),
                     Create(self._incarnation_path, encode(Incarnation(incarnation))),

@@ -13,9 +13,9 @@ spark.conf.set("spark.databricks.delta.write.txnAppId", "orders")
 
 
 def merge(rows, batch_id):
-    spark.conf.set("spark.databricks.delta.write.txnVersion", batch_id)
+    rows.sparkSession.conf.set("spark.databricks.delta.write.txnVersion", batch_id)
     counts = rows.groupBy("item").agg(F.count("*").alias("count")).alias("s")
-    merged = DeltaTable.forPath(spark, f"{LAKE}/counts").alias("t").merge(counts, "t.item = s.item")
+    merged = DeltaTable.forPath(rows.sparkSession, f"{LAKE}/counts").alias("t").merge(counts, "t.item = s.item")
     merged.whenMatchedUpdate(set={"count": "t.count + s.count"}).whenNotMatchedInsertAll().execute()
 
 

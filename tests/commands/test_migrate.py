@@ -19,10 +19,19 @@ from pyspark.sql import functions as F
 from tests.topology_helpers import WAIT_SECS, Starter, starter
 from trident import Count, DeltaMapState, DeltaSpout, FileSpout, FixedBatchSpout, TridentTopology
 from trident.cli import main
+from trident.commands import admin
 from trident.commands.migrate import InDoubt, migrate
 from trident.config import TridentConfig
 from trident.coordinators import faults
-from trident.coordinators.errors import ConfigError, CoordinationError, SourceError, TopologyError, TridentError
+from trident.coordinators.errors import (
+    ConfigError,
+    CoordinationError,
+    Halted,
+    SourceError,
+    TopologyError,
+    TridentError,
+)
+from trident.coordinators.faults import InjectedFault
 from trident.spouts.checkpoint import StreamCheckpoint, seen_files
 from trident.states.core.place import Place
 
@@ -59,11 +68,11 @@ class OldJob:
             if stop == (batch, "before"):
                 raise Crash
             words = rows.select(F.explode(F.split("value", " ")).alias("word")).groupBy("word").count()
-            conf.set("spark.databricks.delta.write.txnAppId", APP)
-            conf.set("spark.databricks.delta.write.txnVersion", str(batch))
-            merged = (
-                DeltaTable.forPath(self.spark, str(self.target)).alias("t").merge(words.alias("s"), "t.word = s.word")
-            )
+            session = rows.sparkSession
+            session.conf.set("spark.databricks.delta.write.txnAppId", APP)
+            session.conf.set("spark.databricks.delta.write.txnVersion", str(batch))
+            target = DeltaTable.forPath(session, str(self.target)).alias("t")
+            merged = target.merge(words.alias("s"), "t.word = s.word")
             merged.whenMatchedUpdate(set={"count": "t.count + s.count"}).whenNotMatchedInsertAll().execute()
             if stop == (batch, "after"):
                 raise Crash
@@ -160,6 +169,31 @@ def test_a_later_version_of_a_delta_table_goes_on_in_its_middle(
     assert (found["reservoirVersion"], found["index"], found["isStartingVersion"]) == (1, 0, False)
     migrate(str(job.checkpoint), words(tmp_path, "delta"), config, InDoubt(again=True))
     assert counts(start.run(words(tmp_path, "delta"))) == ALL
+
+
+def test_a_command_that_is_killed_leaves_a_topology_that_begins_nowhere_until_it_runs_again(
+    spark: SparkSession, start: Starter, config: TridentConfig, tmp_path: Path
+) -> None:
+    """Between the positions and the topology's registration."""
+    feed(spark, tmp_path, "files", WORDS)
+    folder = made(tmp_path / "c", 0, 0)
+    line = {"path": (tmp_path / "in" / "part 0.txt").as_uri(), "timestamp": 5, "batchId": 0}
+    (folder / "sources" / "0" / "0").write_text("v1\n" + json.dumps(line))
+    topology = words(tmp_path, "files", adopt=False)
+    faults.arm("zk.register:fail_before:1")
+    with pytest.raises(InjectedFault):
+        migrate(str(folder), topology, config)
+    assert not faults.unfired()
+    with pytest.raises(Halted, match="another incarnation"):
+        start.run(topology)
+    with pytest.raises(CoordinationError, match="trident reset words"):
+        migrate(str(folder), topology, config)
+    admin.reset("words", config=config)
+    faults.arm("zk.register:fail_before:1")
+    with pytest.raises(InjectedFault):
+        migrate(str(folder), topology, config)
+    migrate(str(folder), topology, config)
+    assert counts(start.run(topology)) == Counter(" ".join(WORDS[1:]).split())
 
 
 def test_the_command_line_runs_it(spark: SparkSession, tmp_path: Path, config: TridentConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,10 +99,10 @@ def migrate(
     streams = _streams_of(topology, sources, done)
     with own_zookeeper(config, warehouse, topology.name, "migrate", force) as zk:
         identity = topology.identity()
-        Registration(zk, topology.name).check(identity)
+        registration = Registration(zk, topology.name)
+        registration.check(identity)
         with leading(zk, topology.name, list(identity["groups"])) as lease:
-            _check_not_begun(zk, topology.name, identity["groups"])
-            incarnation = Registration(zk, topology.name).ensure(identity, fences=lease.fences.values())
+            incarnation = _incarnation(zk, topology.name, identity["groups"])
             positions = {
                 tx_id: _position(topology, tx_id, source, warehouse, incarnation) for tx_id, source in streams.items()
             }
@@ -109,6 +110,8 @@ def migrate(
             for group, tx_ids in identity["groups"].items():
                 own = {tx_id: positions[tx_id] for tx_id in tx_ids if tx_id in positions}
                 _pin(zk, lease, topology.name, group, tx_ids, incarnation, own)
+            # Last: a start that comes before it meets groups of another incarnation, and begins nowhere.
+            registration.ensure(identity, fences=lease.fences.values(), incarnation=incarnation)
     begins = f"behind batch {done}" if done >= 0 else "at the start of batch 0"
     lines = [f"{topology.name}: transaction 1 begins {begins} of {checkpoint}{told}"]
     lines += [f"  stream {tx_id}: {_shown(source)}" for tx_id, source in streams.items()]
@@ -228,7 +231,14 @@ def _shown(source: SourceOffset) -> str:
 # --- ZooKeeper ------------------------------------------------------------------------------------------
 
 
-def _check_not_begun(zk: ZooKeeper, name: str, groups: Mapping[str, Sequence[str]]) -> None:
+def _incarnation(zk: ZooKeeper, name: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """The topology's, where a run of this command that was killed has left one; else a new one.
+
+    Raises:
+        CoordinationError: the topology has begun.
+    """
+    registered = Registration(zk, name).read()
+    found = {registered[0]} if registered else set()
     for group, tx_ids in groups.items():
         record = GroupStore(zk, name, group, tx_ids).load()[0]
         if record is not None and (record.current_txid > 1 or record.attempts):
@@ -238,6 +248,9 @@ def _check_not_begun(zk: ZooKeeper, name: str, groups: Mapping[str, Sequence[str
                 expected="a topology that was not started yet",
                 action=f"`trident reset {name}` forgets its transactions, if that is meant",
             )
+        if record is not None and registered is None:
+            found.add(record.incarnation)
+    return found.pop() if found else uuid.uuid4().hex
 
 
 def _pin(
@@ -256,7 +269,7 @@ def _pin(
         store.create(GroupRecord(incarnation=incarnation, current_txid=1), positions)
         return
     there = {tx_id: of_stream[IMPORTED] for tx_id, of_stream in pins.items() if IMPORTED in of_stream}
-    if there != dict(positions):
+    if there != dict(positions) or record.incarnation != incarnation:
         raise CoordinationError(
             f"{name} was imported, or started, already, with other positions",
             found=str(there)[:300],

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +35,6 @@ from trident.coordinators.errors import (
     TopologyError,
     TridentError,
 )
-from trident.coordinators.faults import InjectedFault
 from trident.spouts.checkpoint import StreamCheckpoint, seen_files
 from trident.states.core.place import Place
 
@@ -171,27 +174,46 @@ def test_a_later_version_of_a_delta_table_goes_on_in_its_middle(
     assert counts(start.run(words(tmp_path, "delta"))) == ALL
 
 
+def program(folder: Path, adopt: bool = True) -> Path:
+    path = folder / "program.py"
+    path.write_text(
+        "from trident import *\n"
+        "topology = TridentTopology('words')\n"
+        f"lines = topology.new_stream('lines', FileSpout({str(folder / 'in')!r}))\n"
+        f"counts = DeltaMapState('counts', adopt={adopt})\n"
+        "lines.flat_map(str.split, 'word string').group_by('word').persistent_aggregate(counts, Count(), 'count')\n"
+    )
+    return path
+
+
+def options(config: TridentConfig) -> list[str]:
+    given = {"zookeeper_root": config.zookeeper_root, "zookeeper_session_timeout_secs": 4}
+    sets = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+    return ["--warehouse", config.warehouse, "--zookeeper", config.zookeeper, *sets]
+
+
 def test_a_command_that_is_killed_leaves_a_topology_that_begins_nowhere_until_it_runs_again(
     spark: SparkSession, start: Starter, config: TridentConfig, tmp_path: Path
 ) -> None:
-    """Between the positions and the topology's registration."""
+    """With SIGKILL, between the positions and the topology's registration."""
     feed(spark, tmp_path, "files", WORDS)
     folder = made(tmp_path / "c", 0, 0)
     line = {"path": (tmp_path / "in" / "part 0.txt").as_uri(), "timestamp": 5, "batchId": 0}
     (folder / "sources" / "0" / "0").write_text("v1\n" + json.dumps(line))
+    asked = [sys.executable, "-m", "trident.cli", "migrate", str(folder), "--topology", str(program(tmp_path, False))]
+    dying = {**os.environ, "TRIDENT_FAULTS": "zk.record:do_then_die"}
     topology = words(tmp_path, "files", adopt=False)
-    faults.arm("zk.register:fail_before:1")
-    with pytest.raises(InjectedFault):
-        migrate(str(folder), topology, config)
-    assert not faults.unfired()
+
+    def killed() -> None:
+        assert subprocess.run([*asked, *options(config)], env=dying, capture_output=True).returncode == -signal.SIGKILL
+
+    killed()
     with pytest.raises(Halted, match="another incarnation"):
         start.run(topology)
     with pytest.raises(CoordinationError, match="trident reset words"):
         migrate(str(folder), topology, config)
     admin.reset("words", config=config)
-    faults.arm("zk.register:fail_before:1")
-    with pytest.raises(InjectedFault):
-        migrate(str(folder), topology, config)
+    killed()
     migrate(str(folder), topology, config)
     assert counts(start.run(topology)) == Counter(" ".join(WORDS[1:]).split())
 
@@ -200,16 +222,8 @@ def test_the_command_line_runs_it(spark: SparkSession, tmp_path: Path, config: T
     feed(spark, tmp_path, "files", WORDS[:1])
     job = OldJob(spark, tmp_path)
     job.run("files", (0, "after"))
-    program = tmp_path / "program.py"
-    program.write_text(
-        "from trident import *\n"
-        "topology = TridentTopology('words')\n"
-        f"lines = topology.new_stream('lines', FileSpout({str(tmp_path / 'in')!r}))\n"
-        "lines.group_by('value').persistent_aggregate(DeltaMapState('counts', adopt=True), Count(), 'count')\n"
-    )
-    given = ["--warehouse", config.warehouse, "--zookeeper", config.zookeeper]
-    given += ["--set", f"zookeeper_root={config.zookeeper_root}"]
-    asked = ["migrate", str(job.checkpoint), "--topology", str(program), *given]
+    given = options(config)
+    asked = ["migrate", str(job.checkpoint), "--topology", str(program(tmp_path)), *given]
     refused = CliRunner().invoke(main, asked)
     assert refused.exit_code == 2 and "batch 0 of the checkpoint" in refused.stderr
     assert "does not say where batch 0 began" in CliRunner().invoke(main, [*asked, "--again"]).stderr

@@ -65,6 +65,7 @@ class OldJob:
             "spark.ui.enabled": "false",
             "spark.jars": ",".join(jars),
             "spark.sql.shuffle.partitions": "4",
+            "spark.databricks.delta.snapshotPartitions": "2",
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         }

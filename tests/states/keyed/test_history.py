@@ -105,6 +105,10 @@ def test_the_periods_of_many_histories_as_spark_reads_them_before_and_behind_mer
                 frame = read_state(spark, engine, tmp_path, "s", txid)
                 assert frame.columns == ["k", "v", "valid_from", "valid_to"]
                 assert_same([tuple(row) for row in frame.collect()], model(changes[:high]))
+    # As docs/cdc.md tells any other reader.
+    told = "`s.eq` AS valid_from, lead(`s.eq`) OVER (PARTITION BY k ORDER BY `s.eq`) AS valid_to"
+    asked = f"SELECT k, v, valid_from, valid_to FROM (SELECT *, {told} FROM delta.`{tmp_path}/s`) WHERE NOT gone"
+    assert_same([tuple(row) for row in spark.sql(asked).collect()], model(changes))
     with pytest.raises(TableError, match="has periods of its keys"):
         KeyReader(Place(tmp_path)).asked("s", [("1", 1)])
 

@@ -159,7 +159,9 @@ class Compactor:
         if planned is None or not (force or self._pays(planned[0], planned[1], waited)):
             return None
         report = self.merge(*planned)
-        # Of a state that forgets deleted keys a MERGE ends where a stretch of transactions does.
+        if not self.state.deleted_retention_txids:
+            return report
+        # A MERGE ends where a stretch of transactions does.
         while report.p_new < advanced and (planned := self.plan(advanced)) is not None:
             more = self.merge(*planned)
             report = MergeReport(report.p_old, more.p_new, report.seconds + more.seconds)

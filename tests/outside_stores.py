@@ -1,6 +1,6 @@
 """Stores outside of the warehouse for the matrix and the sweep: a topic in, and each state of the kind outside.
 
-A further outside state is added to ``add`` and ``found``.
+A further outside state is added to ``Addresses.append`` or ``Addresses.change``, and to ``OutsideStores.found``.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
+from trident.states.core import storage
 from trident.states.core.binding import SEQUENCED, StateBinding
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.names import backquoted
@@ -85,6 +86,13 @@ def adopt(
         ForeignTable: it has a record that cannot be read.
         CommitConflict: another program wrote to it meanwhile; the table has its rows.
     """
+    if storage.local_path(str(path)) is None:
+        raise TableError(
+            f"the table {path} cannot be adopted",
+            found="a table in a store",
+            expected="a table on a disk that this host reaches by a path",
+            action="make the state without adopt=True, which begins empty",
+        )
     try:
         snapshot = engine.load(str(path))
     except TableMissing:

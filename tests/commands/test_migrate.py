@@ -303,6 +303,11 @@ def test_targets_that_do_not_say_it_are_asked_for_nothing(tmp_path: Path) -> Non
         InDoubt(app_id="job")
 
 
+def test_a_warehouse_in_a_store_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="in a store"):
+        migrate(str(made(tmp_path / "c", 0, 0)), fixed(), TridentConfig(warehouse="s3a://bucket/warehouse"))
+
+
 def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "is no checkpoint" in refusal(tmp_path / "empty")

@@ -27,7 +27,7 @@ from trident.spark.jars import delta_package, resolved_jars
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "examples" / "migrate"
 MESSAGES = int(os.environ.get("TRIDENT_MIGRATE", "0"))
-PARTITIONS, BATCHES, CHANGED_LINES_MAX = 4, 16, 20
+PARTITIONS, BATCHES, CHANGED_LINES_MAX = 4, 10, 20
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
 LONG = pytest.mark.skipif(not MESSAGES, reason="NOT TESTED: a killed job that goes on here. `make migrate` does")
 

@@ -16,7 +16,6 @@ from trident.coordinators.records import GroupRecord
 from trident.coordinators.registration import Registration
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.own_zookeeper import leading, own_zookeeper
-from trident.spark.stores import prepare_store
 from trident.spouts.checkpoint import Imports, SourceOffset, StreamCheckpoint
 from trident.spouts.contracts import Json, SpoutContext
 from trident.states.core import storage
@@ -77,15 +76,20 @@ def migrate(
         what was pinned, a line a stream.
 
     Raises:
+        ConfigError: the warehouse is in a store.
         TopologyError: there is no checkpoint, or none of the topology's streams reads one of its sources.
         SourceError: the checkpoint is torn, or a batch of it is in doubt, or a stream cannot go on from there.
         CoordinationError: the topology has begun, runs, or is another ZooKeeper's.
     """
     config = as_config(config)
     warehouse = config.warehouse_place()
-    prepare_store(warehouse, None, dict(config.spark_conf), config.single_writer)
-    if warehouse.is_local:
-        storage.make_warehouse(warehouse)
+    if not warehouse.is_local:
+        raise ConfigError(
+            "a topology whose warehouse is in a store cannot take over a query yet",
+            found=str(warehouse),
+            expected="a warehouse on a disk that this host reaches by a path",
+        )
+    storage.make_warehouse(warehouse)
     found = StreamCheckpoint(Place(checkpoint))
     if found.has_state and not without_state:
         raise SourceError(

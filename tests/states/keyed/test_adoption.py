@@ -19,9 +19,13 @@ from trident.config import TridentConfig
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, ForeignTable, Halted, SchemaMismatch, TableError
 from trident.coordinators.faults import InjectedFault
+from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import load_descriptor
+from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed.adoption import adopt
 from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.delta_map import KEYED
 from trident.states.keyed.tables import adopted_version
 
 OLD = [("a", 10), ("b", 20), (None, 5)]
@@ -177,6 +181,14 @@ def test_a_table_whose_keys_cannot_be_read_is_adopted_at_the_next_start(spark, e
         adopting(engine, tmp_path).open()
     assert engine.load(str(tmp_path / "counts")).control("trident") is None
     adopting(engine, tmp_path, epoch=2).open()
+
+
+def test_a_table_in_a_store_is_refused_by_name() -> None:
+    """Before anything is asked of the store."""
+    binding, control = map_binding(adopt=True), ControlRecord("t", "g", "i", 0, -1, "", 1, 1)
+    spec = KEYED.plain_table(binding)
+    with pytest.raises(TableError, match="s3a://bucket/counts cannot be adopted.*a table in a store"):
+        adopt(None, Place("s3a://bucket/counts"), binding, spec, control, "app", "engine")  # type: ignore[arg-type]
 
 
 def test_a_job_that_still_writes_is_found(spark: SparkSession, engine: KernelEngine, tmp_path: Path) -> None:

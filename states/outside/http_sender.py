@@ -46,6 +46,7 @@ class Request:
         first: the number of its first row in the part.
         rows: how many it holds.
         key: the same whenever these rows are sent.
+        problem: why it cannot be sent, if so.
         lane: of two with the same lane the second waits for the first; None: any order.
     """
 
@@ -54,11 +55,12 @@ class Request:
     key: str
     body: bytes = field(repr=False)
     lane: Any = None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request that the server does not take, whenever it comes."""
+    """A request that the server does not take, whenever it comes; one with status 0 was not sent."""
 
     request: Request
     status: int
@@ -242,6 +244,10 @@ class Sender:
 
     def _settled(self, client: Any, request: Request) -> Refusal | None:
         """Sends a request until the server has taken it, or refused it for good."""
+        if request.problem:
+            if not self._past_refusals:
+                raise TridentError(request.problem, action="set dead_letters=True, then start again")
+            return Refusal(request, 0, request.problem)
         failures = 0
         while True:
             self._wait_for_turn()

@@ -20,7 +20,7 @@ from trident.states.core.names import check_flag, check_name
 from trident.states.core.place import Place
 from trident.states.core.urls import check_server_url, without_credentials
 from trident.states.outside.http_sender import Refusal, Request, Sender, Target, Waits
-from trident.states.outside.json_rows import check_json, objects, values_alone
+from trident.states.outside.json_rows import check_json, objects, values_alone, with_problems
 from trident.states.outside.outbox_log import Letters, OutboxLog
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
 
@@ -71,8 +71,8 @@ class HttpState(OutsideState):
         key_header: the name of the header of the key.
         honours_keys: whether the server takes requests of one key once; without it building warns that rows may be
             there twice.
-        dead_letters: what is refused for good goes into files beside the marks, and the next row on. False: it stops
-            the topology.
+        dead_letters: a row that is refused for good, or that cannot be JSON (NaN), goes into a file beside the marks,
+            and the next one on. False: it stops the topology.
         accepts: statuses that are taken as done besides: ``(409,)`` where it means that the row is there.
         ordered_by: a field, or several: rows that have the same values go one behind the other, in the order of the
             transactions; within a transaction in the order of the stream, if ``stream.partition_by(…)`` has brought
@@ -297,19 +297,24 @@ class HttpState(OutsideState):
         settings, mark, first = part.settings, part.mark, 0
         size, body = settings.get("rows_per_request", 1), settings.get("body")
         stem = f"{mark.incarnation}-{mark.txid}-{part.state}-{settings.get('decision', '')}-{part.number}"
-        waiting: list[bytes] = []
+        waiting: list[tuple[bytes, str]] = []
+
+        def made_of(batch: "pa.RecordBatch") -> Sequence[bytes | None]:
+            if body is not None:
+                return values_alone(batch, body, self._what)
+            return objects(batch, batch.schema.names, self._what)
+
+        def lanes_of(batch: "pa.RecordBatch") -> Sequence[bytes | None]:
+            return objects(batch, self._lanes, self._what)
+
         for batch in batches:
-            if body is None:
-                bodies: Sequence[bytes | None] = objects(batch, batch.schema.names, self._what)
-            else:
-                bodies = values_alone(batch, body, self._what)
-            lanes: Sequence[Any] = objects(batch, self._lanes, self._what) if self._lanes else [None] * batch.num_rows
-            for made, lane in zip(bodies, lanes):
+            lanes = with_problems(lanes_of, batch) if self._lanes else [(None, "")] * batch.num_rows
+            for (made, problem), (lane, _) in zip(with_problems(made_of, batch), lanes):
                 if size == 1:
-                    yield Request(first, 1, f"{stem}-{first}", made or b"", lane)
+                    yield Request(first, 1, f"{stem}-{first}", made or b"", lane, problem)
                     first += 1
                     continue
-                waiting.append(made or b"null")
+                waiting.append((made or b"null", problem))
                 if len(waiting) == size:
                     yield _array(first, stem, waiting)
                     first, waiting = first + size, []
@@ -317,8 +322,10 @@ class HttpState(OutsideState):
             yield _array(first, stem, waiting)
 
 
-def _array(first: int, stem: str, rows: Sequence[bytes]) -> Request:
-    return Request(first, len(rows), f"{stem}-{first}", b"[" + b",".join(rows) + b"]")
+def _array(first: int, stem: str, rows: Sequence[tuple[bytes, str]]) -> Request:
+    body = b"[" + b",".join(made for made, _ in rows) + b"]"
+    problem = next((problem for _, problem in rows if problem), "")
+    return Request(first, len(rows), f"{stem}-{first}", body, problem=problem)
 
 
 class _Sending:

@@ -64,6 +64,25 @@ def objects(batch: pa.RecordBatch, names: Sequence[str], what: str) -> Sequence[
     return found
 
 
+def with_problems(
+    make: Callable[[pa.RecordBatch], Sequence[bytes | None]], batch: pa.RecordBatch
+) -> Sequence[tuple[bytes | None, str]]:
+    """Gives (what ``make`` makes of a row, "") for each; of one that it cannot: (the row for a person, the problem)."""
+    try:
+        return [(made, "") for made in make(batch)]
+    except TridentError:
+        pass
+    found: list[tuple[bytes | None, str]] = []
+    for number in range(batch.num_rows):
+        row = batch.slice(number, 1)
+        try:
+            found.append((make(row)[0], ""))
+        except TridentError as problem:
+            shown = json.dumps(row.to_pylist()[0], ensure_ascii=False, default=str)
+            found.append((shown.encode(), str(problem)))
+    return found
+
+
 def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """Makes objects of the maps inside a value, which Arrow gives as pairs; None: there is no map inside."""
     if pa.types.is_map(kind):

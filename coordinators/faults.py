@@ -25,6 +25,7 @@ hang            the I/O is not done; the thread waits until :func:`disarm`
 pause           the thread waits until :func:`disarm` and then does the I/O:
                 a process that was stopped and goes on
 slow            the I/O is done, after :data:`SLOW_SECS`; so is every later one
+reach           the I/O is done as ever: the beginning of a chain, below
 ==============  ==========================================================
 
 ``nth`` counts the entries of that point from 1, the default, since it was
@@ -55,6 +56,7 @@ OUTCOMES = (
     "do_then_stop",
     "hang",
     "pause",
+    "reach",
     "slow",
     "stop",
 )
@@ -171,6 +173,8 @@ class _Firing:
         if fault.outcome == "slow":
             fault.fired = True
             fault.released.wait(SLOW_SECS)
+        if fault.outcome == "reach":
+            fault.fired = True
         if fault.outcome == "fail_before":
             fault.fired = True
             raise InjectedFault(fault.point, fault.outcome)
@@ -181,7 +185,7 @@ class _Firing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None or self._fault.outcome == "stop":
+        if error is not None or self._fault.outcome in ("stop", "reach"):
             # The I/O failed by itself: "do, then…" did not come about, and
             # the real error must not be hidden behind an injected one. The
             # fault waits for the next entry.

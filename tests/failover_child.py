@@ -8,7 +8,8 @@ The lines, each with ``at`` (the monotonic clock, which all processes of a machi
 - ``event``: what the topology says of itself;
 - ``advanced``: a transaction has; ``new`` says that this process has begun it;
 - ``commit``, ``put``, ``multi``: a write to Delta, to the map, to ZooKeeper was attempted under ``epoch``; ``outcome``
-  is ``ok`` or the error's name. They are written around the product's own calls and change nothing in them.
+  is ``ok`` or the error's name, ``began`` when the write did. They are written around the product's own calls and
+  change nothing in them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Log:
 
     @contextmanager
     def attempt(self, what: str, **details: Any) -> Iterator[dict[str, Any]]:
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"began": time.monotonic()}
         try:
             yield more
         except BaseException as error:

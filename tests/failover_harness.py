@@ -99,11 +99,16 @@ class Coordinator:
         return bool(self.events("standby: warm"))
 
     def attempts(self, epoch: int, since: float) -> dict[str, Counter[str]]:
-        """Of its writes under an epoch: to what → outcome → how many."""
+        """Of its writes under an epoch: to what → outcome → how many.
+
+        A write that began before the process was stopped may have been done by then, and its answer read only now: if
+        it was, it does not count.
+        """
         found: dict[str, Counter[str]] = {}
         for what in ("commit", "put", "multi"):
             for line in self.said(what, since, epoch=epoch):
-                found.setdefault(what, Counter())[line["outcome"]] += 1
+                if line["began"] >= since or line["outcome"] != "ok":
+                    found.setdefault(what, Counter())[line["outcome"]] += 1
         return found
 
     def story(self) -> str:

@@ -127,6 +127,14 @@ def test_the_entries_of_a_chained_fault_count_from_when_the_one_before_has_fired
     assert faults.unfired() == []
 
 
+def test_a_chain_may_begin_where_a_point_is_reached_and_nothing_is_done_to_it():
+    faults.arm("t.x:reach:2>t.y:fail_before")
+    assert entries("t.x", 1) + entries("t.y", 1) == ["done", "done"]
+    with fault_point("t.x"):  # in the midst of it is behind its being reached
+        assert entries("t.y", 1) == ["failed"]
+    assert entries("t.x", 1) == ["done"] and faults.unfired() == []
+
+
 @pytest.mark.parametrize(
     "text", ["t.x", "t.x:hang>", "t.x:explode", "t.x:hang:0", "t.x:hang:x", ":hang", "t.x:hang:-1"]
 )

@@ -34,6 +34,16 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
+def at_the_commit(nth: int) -> str:
+    """The fault that stops a process amid the nth commit to a table: behind its last look whether it still leads."""
+    return f"publish.table:reach:{nth}>delta.commit:stop"
+
+
+def point_of(fault: str) -> str:
+    """The point that a fault stops a process at."""
+    return fault.rpartition(">")[2].partition(":")[0]
+
+
 class Zombies:
     """Counts what zombies have attempted, and that none of it was accepted."""
 
@@ -65,7 +75,7 @@ class Zombies:
 @everything
 def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_is_succeeded(cluster: Cluster) -> None:
     """One stops behind the first of two tables; of the next a worker stops right before it writes to the map."""
-    a, b = cluster.lead_and_stand_by(a={"faults": "publish.table:stop:6"})
+    a, b = cluster.lead_and_stand_by(a={"faults": at_the_commit(6)})
     zombies = Zombies()
     zombies.succeeded_by(b, zombie=a)
     zombies.goes_on(a)
@@ -93,7 +103,7 @@ def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_i
 def test_a_zombie_at_every_moment_of_a_commit(cluster: Cluster) -> None:
     """Two coordinators in turn; one of them sends a late multi only when it has a new ZooKeeper session."""
     # Far enough from each other that whoever leads commits some transactions before it stops.
-    of_a = "zk.decide:do_then_stop:3,publish.table:stop:20,zk.advance:stop:17,publish.table:stop:52"
+    of_a = f"zk.decide:do_then_stop:3,{at_the_commit(20)},zk.advance:stop:17,{at_the_commit(52)}"
     of_b = "zk.decide:stop:4,publish.user:stop:12,zk.advance:stop:20,zk.begin:stop:45"
     a, b = cluster.lead_and_stand_by(a={"faults": of_a}, b={"faults": of_b, "late": True})
     zombies = Zombies()
@@ -103,7 +113,7 @@ def test_a_zombie_at_every_moment_of_a_commit(cluster: Cluster) -> None:
         zombies.succeeded_by(a, zombie=b)
         zombies.goes_on(b)
     print(f"stopped at {zombies.stopped_at}; attempted and refused: {dict(zombies.outcomes)}")
-    assert sorted(zombies.stopped_at) == sorted([fault.split(":")[0] for fault in (of_a + "," + of_b).split(",")])
+    assert sorted(zombies.stopped_at) == sorted([point_of(fault) for fault in (of_a + "," + of_b).split(",")])
     assert zombies.attempted["commit"] >= 2 and zombies.attempted["multi"] >= 3
     assert zombies.outcomes["multi", "Deposed"] >= 2, "sent over a living session: ZooKeeper's own check has refused it"
     cluster.check(cluster.finish())
@@ -135,7 +145,7 @@ def test_servers_of_the_ensemble_are_killed_while_a_transaction_commits(cluster:
 @everything
 def test_a_coordinator_that_is_cut_off_from_zookeeper_still_reaches_the_disk(cluster: Cluster) -> None:
     """The dangerous partition: it publishes what was decided, while its successor has gone on."""
-    a, b = cluster.lead_and_stand_by(a={"faults": "publish.table:stop:6"})
+    a, b = cluster.lead_and_stand_by(a={"faults": at_the_commit(6)})
     zombies = Zombies()
     a.wait_stopped()
     cluster.partition(("a",), ("b",))

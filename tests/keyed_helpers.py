@@ -22,6 +22,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructTy
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.append import APPEND, DeltaAppend
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
@@ -93,14 +94,15 @@ class Group:
         self,
         spark: SparkSession,
         engine: KernelEngine,
-        warehouse: Path,
+        warehouse: Path | str,
         *bindings: StateBinding,
         topology: str = "top",
         group: str = "g",
         incarnation: str = "inc1",
         starts_at: int = 1,
     ) -> None:
-        self.spark, self.engine, self.warehouse = spark, engine, Path(warehouse)
+        self.spark, self.engine = spark, engine
+        self.warehouse: Any = Place(warehouse) if "://" in str(warehouse) else Path(warehouse)
         self.topology, self.group, self.incarnation = topology, group, incarnation
         self.bindings: dict[str, StateBinding] = {}
         self.snapshots: dict[str, TableSnapshot] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import UPTO_COLUMN
 from trident.states.keyed.merge_io import written
@@ -55,7 +56,7 @@ class ChangeWriter:
         bytes_max: a file is written when so many are in memory.
     """
 
-    def __init__(self, merge: RowMerge, plain: str, folder: str, upto: int, bytes_max: int) -> None:
+    def __init__(self, merge: RowMerge, plain: Place, folder: str, upto: int, bytes_max: int) -> None:
         self._merge, self._plain, self._folder, self._upto = merge, plain, folder, upto
         self._bytes_max = bytes_max
         self._waiting = change_schema(merge).empty_table()

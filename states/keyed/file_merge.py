@@ -121,8 +121,8 @@ class FileMerge:
         folder = f"{ordered_folders(state)}{plain.version + 1}-{uuid.uuid4().hex[:8]}"
         job = MergeJob(
             merge,
-            self._plain,
-            self._log,
+            Place(self._plain),
+            Place(self._log),
             tuple(InFile(file.path, file.size) for file in files),
             tuple(InFile(file.path, file.size) for file in logged),
             plan.after,
@@ -207,9 +207,10 @@ class FileMerge:
         return RowMerge(schema, tuple(state.keys), aggregator, state.sequence, kept, adopted)
 
     def _why_not(self, state: StateDescriptor, plain: TableSnapshot) -> str | None:
-        local = storage.local_path(self._plain) is not None and storage.local_path(self._log) is not None
-        if not local or not plain.takes_python_entries:
-            return "its table is not on a local disk, or has features of Delta that are left to Delta"
+        if not plain.takes_python_entries:
+            return (
+                "its table has features of Delta that are left to Delta, or is on a file system that Spark alone reads"
+            )
         if plain.partition_columns or plain.properties.get("delta.appendOnly", "false") == "true":
             return "its table is partitioned, or appended to only"
         strange = set(column_names(plain)) ^ {*kept_schema(state.schema, state.merging).names, UPTO_COLUMN}

@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.keyed.change_rows import ChangeWriter
 from trident.states.keyed.compaction import forgotten_below
-from trident.states.keyed.merge_io import InFile, Spill, batches, opened, reading, shaped, written
+from trident.states.keyed.merge_io import InFile, Spill, batches, opened, reading, shaped, spill_folder, written
 from trident.states.keyed.merge_rows import NotInOrder, RowMerge
 from trident.states.keyed.merge_sizes import Sizes, runs
 
@@ -51,7 +52,7 @@ class MergeJob:
 
     Attributes:
         merge: how rows merge.
-        plain, log: the roots of the two tables.
+        plain, log: the roots of the two tables, on a disk or in a store, with what reaches the store.
         files: all that the plain table has.
         log_files: with all rows of after < txid ≤ upto.
         folder: for the new files, below the root of the plain table; it is not there.
@@ -60,8 +61,8 @@ class MergeJob:
     """
 
     merge: RowMerge
-    plain: str
-    log: str
+    plain: Place
+    log: Place
     files: tuple[InFile, ...]
     log_files: tuple[InFile, ...]
     after: int
@@ -181,7 +182,7 @@ class FileMerger:
     def _by_ranges(self, job: MergeJob, new: pa.Table) -> _Rewritten:
         """Rewrites the files whose ranges have changed; those that lie side by side together."""
         by_path = {file.path: self._bounds(job, file) for file in job.files}
-        self._remember(job.plain, by_path)
+        self._remember(str(job.plain), by_path)
         order = job.merge.order(pa.concat_tables([bounds.first for bounds in by_path.values()]))
         files = [job.files[at] for at in order]
         bounds = [by_path[file.path] for file in files]
@@ -272,13 +273,14 @@ class FileMerger:
             yield pa.concat_tables([job.merge.table_schema.empty_table(), *found.held]), new
             return
         bounds = self._even_bounds(job, found)
-        spill = Spill(storage.join(job.plain, job.folder, "ranges"), job.plain, job.merge.table_schema, bounds.num_rows)
-        for file in job.files:
-            for piece in self._pieces(job.plain, file, job.merge.table_schema):
-                spill.append(job.merge.split(job.merge.sorted(piece), bounds))
-        for base, part in zip(spill.tables(), job.merge.split(new, bounds), strict=True):
-            self._require_wanted()
-            yield base, part
+        with spill_folder(job.plain, job.folder) as folder:
+            spill = Spill(folder, job.merge.table_schema, bounds.num_rows)
+            for file in job.files:
+                for piece in self._pieces(job.plain, file, job.merge.table_schema):
+                    spill.append(job.merge.split(job.merge.sorted(piece), bounds))
+            for base, part in zip(spill.tables(), job.merge.split(new, bounds), strict=True):
+                self._require_wanted()
+                yield base, part
 
     def _looked_through(self, job: MergeJob) -> _Looked:
         """Reads the table once: all of its rows if they may be in memory at once, else keys of them here and there."""
@@ -308,7 +310,7 @@ class FileMerger:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def _pieces(self, root: str, file: InFile, schema: pa.Schema) -> Iterator[pa.Table]:
+    def _pieces(self, root: Place, file: InFile, schema: pa.Schema) -> Iterator[pa.Table]:
         for rows in batches(root, file, schema, min(self._sizes.bytes_at_once // 8, _PIECE_BYTES)):
             self._require_wanted()
             yield rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.key_order import rows_in_a_group
 from trident.states.delta.parquet_files import statistics
@@ -35,7 +37,7 @@ class InFile:
     size: int
 
 
-def written(root: str, folder: str, rows: pa.Table, keys: Sequence[str]) -> StagedFile:
+def written(root: Place, folder: str, rows: pa.Table, keys: Sequence[str]) -> StagedFile:
     """Writes one file of sorted rows, durable but for its name, with statistics."""
     path = f"{folder}/part-{uuid.uuid4().hex}.snappy.parquet"
     full = storage.join(root, path)
@@ -68,7 +70,7 @@ def written(root: str, folder: str, rows: pa.Table, keys: Sequence[str]) -> Stag
     return StagedFile(path, found.size, found.mtime_ns // 1_000_000, rows.num_rows, json.dumps(stats))
 
 
-def batches(root: str, file: InFile, schema: pa.Schema, bytes_max: int) -> Iterator[pa.Table]:
+def batches(root: Place, file: InFile, schema: pa.Schema, bytes_max: int) -> Iterator[pa.Table]:
     """All rows of a file, piece by piece; null in a column that it does not have.
 
     Args:
@@ -106,7 +108,7 @@ def _rows_at_once(source: pq.ParquetFile, group: int, columns: Sequence[str], by
 
 
 @contextmanager
-def opened(root: str, file: InFile) -> Iterator[pq.ParquetFile]:
+def opened(root: Place, file: InFile) -> Iterator[pq.ParquetFile]:
     """A data file of the length that the log says; little of it is in memory."""
     with reading(file):
         source = storage.input(storage.join(root, file.path))
@@ -147,12 +149,28 @@ def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+@contextmanager
+def spill_folder(root: Place, folder: str) -> Iterator[str]:
+    """A folder on this host's disk for rows that do not fit into memory: in the table's where that is on the disk.
+
+    There the next MERGE deletes it when this process is killed; of a table in a store the system does, as of all
+    temporary files.
+    """
+    if not root.is_local:
+        with tempfile.TemporaryDirectory(prefix="trident-merge-") as found:
+            yield found
+        return
+    found = storage.join(root, folder, "ranges")
+    storage.make_folder(found, root)
+    yield found
+    storage.delete(found)
+
+
 class Spill:
     """Rows of ranges of keys, on disk until all rows of a range are there."""
 
-    def __init__(self, folder: str, root: str, schema: pa.Schema, parts: int) -> None:
+    def __init__(self, folder: str, schema: pa.Schema, parts: int) -> None:
         self._folder = folder
-        storage.make_folder(folder, root)
         self._files = [storage.output(self._path(part), durable=False) for part in range(parts)]
         self._streams = [pa.ipc.new_stream(file, schema) for file in self._files]
 
@@ -175,4 +193,3 @@ class Spill:
             yield rows
             del rows
             storage.delete(self._path(part))
-        storage.delete(self._folder)

@@ -47,8 +47,6 @@ BESIDES = {
 }
 # What only MERGEs pass, or only tables that are merged.
 MERGES = ("compact.merge", "compact.write", "compact.drop", "delta.files")
-# What only the native MERGE passes, which writes to a disk: in a store Spark merges.
-ON_DISK = ("compact.write",)
 # What only a coordinator that begins passes.
 BEGINS = ("zk.acquire", "zk.read", "zk.sync", "delta.load", "descriptor.write")
 BEGINS_OUTSIDE = ("open.outside",)
@@ -120,8 +118,7 @@ def kinds(store: str = "disk") -> tuple[str, ...]:
 
 def every(store: str = "disk", of: tuple[str, ...] = ()) -> list[Case]:
     """All cases of a warehouse on a disk, or in a store, of all kinds or of some."""
-    found = (case for kind in of or kinds(store) for case in of_kind(kind))
-    return [case for case in found if store == "disk" or case.point not in ON_DISK]
+    return [case for kind in of or kinds(store) for case in of_kind(kind)]
 
 
 def over_outside_stores() -> list[Case]:
@@ -156,9 +153,9 @@ def sample(cases: list[Case], count: int, seed: int = 7) -> list[Case]:
     return chosen
 
 
-def pairs(kind: str, count: int, seed: int, store: str = "disk") -> list[tuple[Case, Case]]:
+def pairs(kind: str, count: int, seed: int) -> list[tuple[Case, Case]]:
     """Two faults of which the second counts from when the first has happened, sampled by seed."""
     generator = random.Random(f"{kind} {seed}")
-    steady = [case for case in every(store) if case.kind == kind and case.time == FIRST]
+    steady = [case for case in every() if case.kind == kind and case.time == FIRST]
     # What is left to do once the first has happened passes a point once at least.
     return [(generator.choice(steady), generator.choice(steady)._replace(nth=1)) for _ in range(count)]

@@ -19,22 +19,21 @@ from tests import store_servers
 from tests.jvm_options import COLD, VARIABLE
 from tests.outside_stores import OutsideStores
 from tests.sweep.books import Books
-from tests.sweep.cases import BEGINS, BEGINS_OUTSIDE, BESIDES, EVERY, NTH, ON_DISK, OUTSIDE, kinds
+from tests.sweep.cases import BEGINS, BEGINS_OUTSIDE, BESIDES, EVERY, NTH, OUTSIDE, kinds
 
 WAIT_SECS = 180
 PER_LIFE = 2
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def deaths(kind: str, store: str = "disk") -> list[tuple[str, str]]:
+def deaths(kind: str) -> list[tuple[str, str]]:
     """(when, fault): at each point of a running coordinator, or in one kind of one that begins, where kinds are alike.
 
     All that a running coordinator passes in that kind it passes in the others too.
     """
     if kind == "transactional":
         return [("beginning", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in BEGINS]
-    points = [point for point in (*EVERY, *BESIDES[kind]) if store == "disk" or point not in ON_DISK]
-    found = [("running", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in points]
+    found = [("running", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in (*EVERY, *BESIDES[kind])]
     if kind in OUTSIDE:
         found += [("beginning", f"{point}:do_then_die:{NTH[point]}") for point in BEGINS_OUTSIDE]
     return found

@@ -271,16 +271,19 @@ def test_a_sample_of_the_sweep_in_a_store(store: str, zk_server: str) -> None:
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/whole/test_sweep.py"]
-    more = ["tests/spark/test_left_uploads.py", *(["tests/whole/test_store_away.py"] if ALL else [])]
-    more = more if store == "s3" else []
+    # The file → how many tests of it run on this store.
+    more = {"tests/spark/test_left_uploads.py": 3} if store == "s3" else {}
+    if ALL:
+        more |= {"tests/states/keyed/test_merge_in_a_store.py": 3}
+        more |= {"tests/whole/test_store_away.py": 1} if store == "s3" else {}
     done = subprocess.run(
-        [*command, *more, "-k", "each_fault or left_uploads or store_away"],
+        [*command, *more, "-k", "each_fault or left_uploads or store_away or merge_in_a_store"],
         env=environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0 and f"{1 + (3 + ALL) * bool(more)} passed" in done.stdout, (
+    assert done.returncode == 0 and f"{1 + sum(more.values())} passed" in done.stdout, (
         f"{done.stdout[-5000:]}\n{done.stderr[-2000:]}"
     )

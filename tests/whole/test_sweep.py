@@ -171,7 +171,7 @@ def test_there_are_at_least_60_real_deaths() -> None:
 def test_after_real_sigkills(
     kind: str, zk_server: str, zk_root: str, zk: ZooKeeper, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    ends = deaths(kind, STORE)
+    ends = deaths(kind)
     warehouse = store_servers.warehouse_in(STORE, tmp_path)
     outside = outside_stores(kind, request)
     lives = Lives(kind, tmp_path, warehouse, zk_server, zk_root, lambda: znodes(zk, zk_root), outside)
@@ -183,7 +183,7 @@ def test_after_real_sigkills(
 @pytest.mark.parametrize("kind", kinds(STORE))
 def test_after_pairs_of_faults(kind: str, campaign: Callable[..., Campaign], rng) -> None:
     over = campaign(kind)
-    for first, second in pairs(kind, PAIRS, rng.randrange(2**32), STORE):
+    for first, second in pairs(kind, PAIRS, rng.randrange(2**32)):
         print(first, "then", second)
         over.run(first, second)
     over.goes_on()

@@ -5,8 +5,12 @@ from __future__ import annotations
 import datetime
 import io
 import math
+import os
 import pickle
+import tempfile
+import uuid
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,9 +21,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import store_servers
+from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.states.keyed import merge_files, merge_io
 from trident.states.keyed.merge_files import Abandoned, FileMerger, MergeFailed, MergeJob
 from trident.states.keyed.merge_io import FileUnreadable, InFile, written
+from trident.states.keyed.merge_process import MergeProcess
 from trident.states.keyed.merge_rows import MergedMeanwhile, NotMergeable, RowMerge, why_not
 from trident.states.keyed.merge_sizes import Sizes, runs
 from trident.states.keyed.merge_worker import serve
@@ -71,7 +79,7 @@ class Table:
         self.jobs += 1
         root, files = self.folder, tuple(self.files.values())
         folder = f"data/inc/merge-{self.jobs}-x"
-        roots = str(root / "plain"), str(root / "log")
+        roots = Place(root / "plain"), Place(root / "log")
         changes = f"_change_data/merge-{self.jobs}" if self.feed else ""
         return MergeJob(self.merge, *roots, files, tuple(logs), self.upto, upto, folder, "data/inc/merge-", changes)
 
@@ -453,3 +461,78 @@ def test_files_named_as_ours_that_are_not_in_order_are_put_in_order(tmp_path) ->
     replaced = table.merged([table.log([(2, (10, 1))])], 2)
     assert len(replaced) == 10
     assert table.found()[(10,)] == (2,) and len(table.found()) == 1000
+
+
+# --- in a store -------------------------------------------------------------------------------------------
+
+
+STORES = ["s3", *(["hdfs"] if os.environ.get("TRIDENT_STORES") == "all" else [])]
+
+
+def sent(table: Table, store: str, job: MergeJob) -> MergeJob:
+    """The same job, over the same files in a store."""
+    base = Place(f"{store_servers.running(store)}/{uuid.uuid4().hex[:8]}")
+    for root, files in (("plain", job.files), ("log", job.log_files)):
+        for file in files:
+            path = base / root / file.path
+            storage.make_folder(path.parent, base.root)
+            storage.write(path, (table.folder / root / file.path).read_bytes())
+    return replace(job, plain=base / "plain", log=base / "log")
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_the_process_merges_in_a_store_that_it_is_told_of_with_the_job(tmp_path: Path, store: str) -> None:
+    table = counted(tmp_path)
+    log = table.log([(2, (key * 10 + 1, 1)) for key in range(0, 1000, 300)])
+    job = sent(table, store, table.job([log], 2))
+    process = MergeProcess()
+    try:
+        done = process.run(job, lambda: False)
+    finally:
+        assert process._process is not None
+        process._forget(process._process)
+    here = FileMerger().run(table.job([log], 2))
+    assert sorted(done.replaced) == sorted(here.replaced) and done.keys == here.keys == 4
+    there, same_here = (
+        sorted((row["k"], row["n"], row["_upto"]) for file in found.written for row in _rows(root / file.path))
+        for found, root in ((done, job.plain), (here, Place(tmp_path / "plain")))
+    )
+    assert there == same_here and len(there) >= 4
+    for file in done.written:
+        found = storage.stat(job.plain / file.path)
+        assert found is not None and found.size == file.size
+
+
+def test_a_table_in_a_store_that_is_larger_than_memory_is_spilled_to_this_host(tmp_path: Path, monkeypatch) -> None:
+    table = counted(tmp_path, 400)
+    shuffled = optimized(table)
+    table.files = shuffled
+    job = sent(table, "s3", table.job([table.log([(2, (5, 1))])], 2))
+    (tmp_path / "spilled").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spilled"))
+    spilled: list[list[str]] = []
+    append = merge_io.Spill.append
+
+    def looked(self: Any, parts: Any) -> None:
+        append(self, parts)
+        spilled.append([name for path in (tmp_path / "spilled").iterdir() for name in os.listdir(path)])
+
+    monkeypatch.setattr(merge_io.Spill, "append", looked)
+    done = FileMerger(Sizes(rows_min=100, rows_max=100, bytes_at_once=2000)).run(job)
+    assert spilled and len(spilled[0]) > 1, "nothing was spilled"
+    rows = [row for file in done.written for row in _rows(job.plain / file.path)]
+    assert [row["k"] for row in rows] == sorted([5, *(key * 10 for key in range(400))])
+    assert not list((tmp_path / "spilled").iterdir())
+
+
+def test_a_file_that_a_store_lacks_is_named(tmp_path: Path) -> None:
+    table = counted(tmp_path, 10)
+    job = sent(table, "s3", table.job([table.log([(2, (5, 1))])], 2))
+    storage.delete(job.log / job.log_files[0].path)
+    with pytest.raises(FileUnreadable, match=job.log_files[0].path):
+        table.merger.run(job)
+
+
+def _rows(path: Place) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(storage.read(path))).to_pylist()
+    return rows

@@ -28,6 +28,7 @@ SUITES = {
     "test_late_at_once": "whole topologies",
     "test_kafka_answers": "Kafka",
     "test_kafka_consumer": "Kafka",
+    "test_migrate": "taken over",
     "test_outside": "states outside",
     "test_kafka_state": "states outside",
     "test_http_state": "states outside",

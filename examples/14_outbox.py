@@ -19,23 +19,28 @@ ORDERS = [[(1, "ann", 30.0), (2, "bob", -5.0), (3, "cid", 12.5)], [(4, "ann", 8.
 
 
 class MailServer(BaseHTTPRequestHandler):
-    """Sends a mail for each key once. Its answers to requests 1 and 4 are lost."""
+    """Sends a mail for each key once. Its first answers about orders 1 and 4 are lost; at first it is busy for 3."""
 
     protocol_version = "HTTP/1.1"
-    requests, mails = 0, {}
+    keys, mails = [], {}
     lock = threading.Lock()
 
     def do_POST(self) -> None:
-        order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        order, key = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.headers["Idempotency-Key"]
         with self.lock:
-            MailServer.requests += 1
-            number = self.requests
-            if order["amount"] > 0:
-                self.mails.setdefault(self.headers["Idempotency-Key"], f"{order['customer']}: order {order['id']}")
-        if number in (1, 4):
+            first = key not in self.keys
+            self.keys.append(key)
+            if order["amount"] < 0:
+                status = 422
+            elif order["id"] == 3 and first:
+                status = 503
+            else:
+                status = 200
+                self.mails.setdefault(key, f"{order['customer']}: order {order['id']}")
+        if order["id"] in (1, 4) and first:
             self.close_connection = True
             return
-        self.send_response(422 if order["amount"] <= 0 else 503 if number == 2 else 200)
+        self.send_response(status)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -59,7 +64,7 @@ def main() -> None:
     print("orders in the table:", query.snapshot("outbox_orders").count())
     query.stop()
     server.shutdown()
-    print(f"requests: {MailServer.requests}, mails: {len(MailServer.mails)}")
+    print(f"requests: {len(MailServer.keys)}, mails: {len(MailServer.mails)}")
     for mail in sorted(MailServer.mails.values()):
         print(f"  {mail}")
     for file in sorted((warehouse / "outbox__mails__outbox" / "refused").iterdir()):

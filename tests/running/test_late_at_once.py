@@ -230,7 +230,7 @@ NUMBERS = [
 ]
 
 
-def sums(by_spark: bool) -> TridentTopology:
+def sums(by_spark: bool = False) -> TridentTopology:
     """The early part has a form over Arrow, or an expression that is left to Spark. Each row has an instant."""
     made = TridentTopology("sums")
     batches = [[(key, n, _instant(n)) for key, n in batch] for batch in NUMBERS]
@@ -248,7 +248,7 @@ def _instant(n: int | None) -> dt.datetime | None:
     return None if n is None else dt.datetime(2026, 3, 29, 1, 30, tzinfo=dt.timezone.utc) + dt.timedelta(hours=n)
 
 
-def check_sums(query: Any, warehouse: Any, by_spark: bool) -> None:
+def check_sums(query: Any, warehouse: Any, by_spark: bool = False) -> None:
     running: dict[Any, int] = {}
     news, asked = Counter[tuple](), Counter[tuple]()
     for batch in NUMBERS:

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.running.test_late_at_once import check_sums, sums
 from tests.running.test_late_at_once import topology as at_once
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
@@ -294,15 +295,30 @@ def test_a_copy_that_fails_at_any_point_costs_no_exactness(start, tmp_path, monk
 
 
 @pytest.mark.skipif(not _SWEEP, reason="TRIDENT_SWEEP=all runs it")
-@pytest.mark.parametrize("fault", [f"{point}do_then_die:{nth}" for point in _POINTS for nth in (1, 2)])
-def test_a_leader_that_dies_at_a_copy_is_gone_on_from(start, tmp_path, zk_server, zk_root, fault):  # noqa: F811
-    command = [sys.executable, "-c", _LEADER, str(tmp_path / "warehouse"), zk_server, zk_root]
+@pytest.mark.parametrize(
+    ("fault", "form"),
+    [
+        *((f"{point}do_then_die:{nth}", "several jobs") for point in _POINTS for nth in (1, 2)),
+        # One copy, which is built once.
+        *((f"{point}do_then_die:1", "one job") for point in _POINTS),
+        ("copy.apply:do_then_die:2", "one job"),
+    ],
+)
+def test_a_leader_that_dies_at_a_copy_is_gone_on_from(start, tmp_path, zk_server, zk_root, fault, form):  # noqa: F811
+    code = _LEADER
+    if form == "one job":
+        code = code.replace("test_local_copies import", "test_late_at_once import sums as")
+        code = code.replace("settings = {", 'settings = {"max_spout_pending": 1, ')
+    command = [sys.executable, "-c", code, str(tmp_path / "warehouse"), zk_server, zk_root]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault}
     died = subprocess.run(command, cwd=ROOT, env=environment, start_new_session=True, timeout=WAIT_SECS)
     assert died.returncode == -signal.SIGKILL
-    query = start(topology())
+    query = start(sums(), max_spout_pending=1) if form == "one job" else start(topology())
     query.process_all_available(WAIT_SECS)
-    assert found(query, tmp_path / "warehouse") == expected()
+    if form == "one job":
+        check_sums(query, tmp_path / "warehouse")
+    else:
+        assert found(query, tmp_path / "warehouse") == expected()
 
 
 _LEADER = """

@@ -72,7 +72,7 @@ class Server:
             self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
         at = "http://127.0.0.1" if context is None else "https://localhost"
         self.url = f"{at}:{self._http.server_address[1]}/orders"
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
     def bodies(self) -> list[Any]:

@@ -143,12 +143,13 @@ def test_a_job_that_was_killed_goes_on_here_and_ends_as_a_control_run(
     spark: SparkSession,
     filled: KafkaBroker,
     control: DataFrame,
-    zk_server: str,
-    zk_root: str,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed where a batch is planned, merged or committed, in the run's middle; the target knows what it has."""
+    # Behind the control run, and with a connection that stays: a server that no client needs for ten minutes ends.
+    _, zk_server, zk_root = (request.getfixturevalue(name) for name in ("zk", "zk_server", "zk_root"))
     job = OldJob(spark, tmp_path / "warehouse", filled, MESSAGES // BATCHES)
     middle = random.Random(uuid.uuid4().int).randrange(3, BATCHES - 3)
     job.run_until(lambda: STOPS[stop](job, middle))

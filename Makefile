@@ -105,7 +105,8 @@ storage: check-java $(STAMP) $(CLASSES)
 
 migrate: N := 8000000
 migrate: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_MIGRATE=$(N) $(BIN)/python -m pytest tests/whole/test_migrated_jobs.py -s $(PYTEST_ARGS)
+	@TRIDENT_MIGRATE=$(N) $(BIN)/python -m pytest tests/whole/test_migrated_jobs.py \
+		tests/commands/test_migrate.py -s $(PYTEST_ARGS)
 
 stores: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/states/core/test_store_faults.py \

@@ -294,6 +294,10 @@ class StagedFileMissing(TableError):
     """A staged file is not there, or not of its size."""
 
 
+class OutboxDamaged(TableError):
+    """The record of an outbox, in the warehouse, is not as it was written."""
+
+
 class Halted(TridentError):
     """The coordinator has stopped because going on could lose or double data."""
 

@@ -37,7 +37,7 @@ def check_json(kind: Any, what: str) -> None:
 def values_alone(batch: pa.RecordBatch, name: str, what: str) -> Sequence[bytes | None]:
     """A field's values: binary as it is, text as UTF-8, other types as JSON; None for null."""
     column = batch.column(name)
-    values = column.to_pylist()
+    values = [row[name] for row in _as_python(batch.select([name]), what)]
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return values
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -51,12 +51,12 @@ def objects(batch: pa.RecordBatch, names: Sequence[str], what: str) -> Sequence[
     """Each row as a JSON object of some fields.
 
     Raises:
-        TridentError: a row has NaN or an infinity.
+        TridentError: a row has NaN, an infinity, a time that Python has not, or text that is not UTF-8.
     """
     rows = batch.select(list(names))
     plain = {name: make for name in names if (make := _plain(rows.schema.field(name).type)) is not None}
     found = []
-    for row in rows.to_pylist():
+    for row in _as_python(rows, what):
         for name, make in plain.items():
             if row[name] is not None:
                 row[name] = make(row[name])
@@ -78,9 +78,42 @@ def with_problems(
         try:
             found.append((make(row)[0], ""))
         except TridentError as problem:
-            shown = json.dumps(row.to_pylist()[0], ensure_ascii=False, default=str)
+            shown = json.dumps(_for_a_person(row), ensure_ascii=False, default=str)
             found.append((shown.encode(), str(problem)))
     return found
+
+
+def _as_python(rows: pa.RecordBatch, what: str) -> list[dict[str, Any]]:
+    """The rows; an error names the fields with a value that Python has not, and shows nothing of it."""
+    try:
+        return rows.to_pylist()
+    except (OverflowError, ValueError):  # UnicodeDecodeError is one, too
+        wrong = [name for name in rows.schema.names if not _is_python(rows.column(name))]
+        raise TridentError(
+            f"a row of {what} cannot be written as JSON",
+            found=f"a value that is out of range, or not UTF-8, in {', '.join(map(repr, wrong))}",
+            expected="times of the years 1 to 9999, and text in UTF-8",
+        ) from None
+
+
+def _is_python(column: pa.Array) -> bool:
+    try:
+        column.to_pylist()
+    except (OverflowError, ValueError):
+        return False
+    return True
+
+
+def _for_a_person(row: pa.RecordBatch) -> Mapping[str, Any]:
+    """The values of one row; one that Python has not as Arrow's text."""
+    columns = ((name, row.column(name)) for name in row.schema.names)
+    return {name: column.to_pylist()[0] if _is_python(column) else _text(column) for name, column in columns}
+
+
+def _text(column: pa.Array) -> str:
+    if pa.types.is_temporal(column.type):
+        return str(column.cast(pa.string()).to_pylist()[0])
+    return str(column.to_string())  # of structs, lists, and text that is not UTF-8
 
 
 def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:

@@ -7,6 +7,7 @@ reads it, and sees its successor's fence.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import uuid
@@ -14,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trident.coordinators.errors import StateAway, TableError
-from trident.coordinators.stored_json import Unreadable, parse_stored
+from trident.coordinators.errors import OutboxDamaged, StateAway
+from trident.coordinators.stored_json import Unreadable, parse_stored, shown
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.outside.port import OutsideMark, OutsidePart
@@ -24,6 +25,7 @@ _NAME = re.compile(r"(\d{20})\.json")
 _DRAFT = re.compile(r"\.(\d{20})\.[0-9a-f]+\.tmp")
 _KEPT = 20
 _SCHEMA = 1
+_SEALED = re.compile(rb'\{"digest":"([0-9a-f]{64})","record":(.*)\}', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,32 @@ class Letters:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """A transaction of which some rows may be sent.
+
+    Attributes:
+        rows: that are settled.
+        decision: the bits that no other decision has: another one of the same number has other rows.
+    """
+
+    txid: int
+    attempt_id: int
+    rows: int
+    decision: str
+
+
+@dataclass(frozen=True)
 class PartProgress:
     """How far a part is.
 
     Attributes:
         mark: of the last transaction that is done.
-        begun: (txid, attempt id, rows that are settled) of the one behind it.
+        begun: the one behind it.
         letters: of the rows that were settled last.
     """
 
     mark: OutsideMark
-    begun: tuple[int, int, int] | None = None
+    begun: Begun | None = None
     letters: Letters | None = None
 
 
@@ -99,9 +116,8 @@ class Outbox:
         if not part.mark.is_new(progress.mark, where):
             return None
         if progress.begun is not None and progress.mark.incarnation == part.mark.incarnation:
-            txid, attempt_id, rows = progress.begun
-            if (txid, attempt_id) == (part.mark.txid, part.mark.attempt_id):
-                return rows
+            if progress.begun == _begun(part, progress.begun.rows):
+                return progress.begun.rows
         return 0
 
     def settled(self, part: OutsidePart, before: int, rows: int, done: bool, letters: Letters | None) -> Outbox:
@@ -126,7 +142,7 @@ class Outbox:
             none = OutsideMark(part.mark.incarnation, part.mark.epoch, 0, 0)
             of_this_life = progress is not None and progress.mark.incarnation == part.mark.incarnation
             mark = replace(progress.mark, epoch=part.mark.epoch) if progress and of_this_life else none
-            after = PartProgress(mark, (part.mark.txid, part.mark.attempt_id, rows), letters)
+            after = PartProgress(mark, _begun(part, rows), letters)
         refused = self.refused + (len(letters.lines) if letters else 0)
         return replace(self, parts={**self.parts, part.number: after}, refused=refused)
 
@@ -147,13 +163,23 @@ class Outbox:
         }
         return replace(self, parts=parts)
 
+    def last_of(self, incarnation: str) -> tuple[int, int]:
+        """(txid, attempt id) of the last transaction that is done; (0, 0): none is."""
+        ours = (one.mark for one in self.parts.values() if one.mark.incarnation == incarnation)
+        return max(((mark.txid, mark.attempt_id) for mark in ours), default=(0, 0))
+
+    def begun_of(self, incarnation: str) -> tuple[int, int]:
+        """(txid, attempt id) of the last transaction that a part has begun and not ended; (0, 0): none has."""
+        ours = (one.begun for one in self.parts.values() if one.begun and one.mark.incarnation == incarnation)
+        return max(((begun.txid, begun.attempt_id) for begun in ours), default=(0, 0))
+
     # --- as it is stored
 
     def encode(self, writer: str) -> bytes:
         parts = {
             str(number): {
                 "mark": _mark_fields(progress.mark),
-                "begun": progress.begun,
+                "begun": progress.begun and vars(progress.begun),
                 "letters": progress.letters and vars(progress.letters),
             }
             for number, progress in self.parts.items()
@@ -166,40 +192,93 @@ class Outbox:
             "refused": self.refused,
             "wait_until": self.wait_until,
         }
-        return json.dumps(value, separators=(",", ":")).encode()
+        return sealed(value)
 
     @classmethod
-    def decode(cls, data: bytes, path: object) -> tuple[Outbox, str]:
-        """The record, and who wrote it."""
-        try:
-            value = parse_stored(data)
-            if value["schema"] != _SCHEMA:
-                raise ValueError(f"schema {value['schema']}")
-            parts = {int(number): _progress(one) for number, one in value["parts"].items()}
-            fence = value["fence"] and OutsideMark(*value["fence"])
-            return cls(fence, parts, int(value["refused"]), float(value["wait_until"])), str(value["writer"])
-        except (Unreadable, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TableError(
-                f"the record of an outbox cannot be read: {path}", found=repr(error), expected=f"schema {_SCHEMA}"
-            ) from error
+    def decode(cls, data: bytes) -> tuple[Outbox, str]:
+        """The record, and who wrote it.
+
+        Raises:
+            Unreadable: it is not as it was written.
+        """
+        found = _SEALED.fullmatch(data)
+        if found is None:
+            raise Unreadable("it is no record with a digest", shown(data))
+        if hashlib.sha256(found[2]).hexdigest().encode() != found[1]:
+            raise Unreadable("its digest is of another content", shown(data))
+        schema, writer, fence, parts, refused, until = _fields(
+            parse_stored(found[2]),
+            schema=int,
+            writer=str,
+            fence=(list, None),
+            parts=dict,
+            refused=int,
+            wait_until=float,
+        )
+        if schema != _SCHEMA:
+            raise Unreadable(f"its schema is {schema}, not {_SCHEMA}")
+        if not all(re.fullmatch(r"\d{1,9}", number) for number in parts):
+            raise Unreadable("a part has no number", shown(repr(list(parts))))
+        of_parts = {int(number): _progress(one) for number, one in parts.items()}
+        return cls(None if fence is None else _mark(fence), of_parts, refused, until), writer
+
+
+def sealed(value: Mapping[str, Any]) -> bytes:
+    """The bytes of a file, with the digest of what it holds."""
+    content = json.dumps(value, separators=(",", ":")).encode()
+    return b'{"digest":"%s","record":%s}' % (hashlib.sha256(content).hexdigest().encode(), content)
+
+
+def _begun(part: OutsidePart, rows: int) -> Begun:
+    return Begun(part.mark.txid, part.mark.attempt_id, rows, str(part.settings.get("decision", "")))
 
 
 def _mark_fields(mark: OutsideMark) -> list[Any]:
     return [mark.incarnation, mark.epoch, mark.txid, mark.attempt_id]
 
 
-def _progress(value: Mapping[str, Any]) -> PartProgress:
-    begun, letters = value["begun"], value["letters"]
-    return PartProgress(
-        OutsideMark(*value["mark"]),
-        (int(begun[0]), int(begun[1]), int(begun[2])) if begun else None,
-        Letters(letters["file"], tuple(letters["lines"])) if letters else None,
-    )
+def _mark(value: Sequence[Any]) -> OutsideMark:
+    if [type(one) for one in value] != [str, int, int, int]:
+        raise Unreadable("a mark is not as it should be", shown(repr(value)))
+    return OutsideMark(*value)
+
+
+def _progress(value: Any) -> PartProgress:
+    mark, begun, letters = _fields(value, mark=list, begun=(dict, None), letters=(dict, None))
+    of_begun, of_letters = None, None
+    if begun is not None:
+        of_begun = Begun(*_fields(begun, txid=int, attempt_id=int, rows=int, decision=str))
+    if letters is not None:
+        file, lines = _fields(letters, file=str, lines=list)
+        if "/" in file or not all(isinstance(line, dict) for line in lines):
+            raise Unreadable("dead letters are not as they should be", shown(file))
+        of_letters = Letters(file, tuple(lines))
+    return PartProgress(_mark(mark), of_begun, of_letters)
+
+
+def _fields(value: Any, **kinds: Any) -> list[Any]:
+    """The values of an object that has exactly these keys, each of its type or types; None: it may be null.
+
+    Executors of a cluster read the record, too, and they do not have what ``as_record`` needs.
+    """
+    if not isinstance(value, dict) or value.keys() != kinds.keys():
+        raise Unreadable("its keys are not as they should be", shown(repr(value)))
+    for name, kind in kinds.items():
+        allowed = kind if isinstance(kind, tuple) else (kind,)
+        if type(value[name]) not in allowed and not (value[name] is None and None in allowed):
+            raise Unreadable(f"{name} is not as it should be", shown(repr(value[name])))
+    return [value[name] for name in kinds]
 
 
 def outbox_folder(warehouse: Place, topology: str, state: str) -> Place:
     """The folder of a state of a topology, and of no other: a state's name has no "__"."""
     return warehouse / f"{topology}__{state}__outbox"
+
+
+def outboxes_of(topology: str, names: Sequence[str]) -> list[str]:
+    """The states of a topology that have an outbox, by the names in the warehouse."""
+    pairs = (name.removesuffix("__outbox").rpartition("__") for name in names if name.endswith("__outbox"))
+    return sorted(state for owner, _, state in pairs if owner == topology)
 
 
 class OutboxLog:
@@ -224,7 +303,11 @@ class OutboxLog:
                 storage.try_delete(self._log / name)
 
     def read(self) -> Outbox:
-        """The newest record; an empty one where there is none."""
+        """The newest record; an empty one where there is none.
+
+        Raises:
+            OutboxDamaged: it is not as it was written.
+        """
         while True:
             newest = _newest(storage.list_names(self._log))
             if self._known is not None and self._known[0] >= newest:
@@ -233,7 +316,7 @@ class OutboxLog:
                 return Outbox()
             path = self._log / f"{newest:020d}.json"
             try:
-                self._known = newest, Outbox.decode(storage.read(path), path)[0]
+                self._known = newest, self._decoded(path)[0]
             except FileNotFoundError:  # it has become an old one meanwhile
                 continue
             return self._known[1]
@@ -254,6 +337,12 @@ class OutboxLog:
                 self._known = version, after
                 return after
             self._known = None
+
+    def begin_anew(self) -> None:
+        """Puts an empty record behind one that is damaged or of another moment; for a leader, while none sends."""
+        while not self._put(version := _newest(storage.list_names(self._log)) + 1, Outbox()):
+            pass
+        self._known = version, Outbox()
 
     def keep_letters(self) -> None:
         """Writes the files of dead letters that the record has: it has them first, so that none is there twice."""
@@ -290,9 +379,22 @@ class OutboxLog:
 
     def _is_of(self, name: str, writer: str) -> bool:
         try:
-            return Outbox.decode(storage.read(self._log / name), name)[1] == writer
+            return self._decoded(self._log / name)[1] == writer
         except FileNotFoundError:
             return False
+
+    def _decoded(self, path: Place) -> tuple[Outbox, str]:
+        try:
+            return Outbox.decode(storage.read(path))
+        except Unreadable as problem:
+            topology, _, state = self._folder.name.removesuffix("__outbox").rpartition("__")
+            raise OutboxDamaged(
+                f"the record of the outbox of state {state} is damaged: {path}: {problem}",
+                found=problem.found,
+                expected="the file as it was written",
+                action="bring the file back from a copy; or `trident repair "
+                f"{topology} --accept-outside {state} --apply` begins the record anew",
+            ) from problem
 
 
 def _newest(names: Sequence[str]) -> int:

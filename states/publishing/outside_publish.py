@@ -15,7 +15,7 @@ from trident.states.core.place import Place
 from trident.states.delta import halts
 from trident.states.outside.health import OutsideProgress
 from trident.states.outside.kind import rows_of
-from trident.states.outside.outbox_log import outbox_folder
+from trident.states.outside.outbox_log import OutboxLog, outbox_folder
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideState, is_frameworks
 from trident.states.outside.tasks import (
     ANSWER_SCHEMA,
@@ -91,12 +91,25 @@ class OutsidePublisher:
             if last is not None and last.txid >= current:
                 self._check_fence()
                 raise halts.outside_is_ahead(self._topology, name, last.text, current - 1)
+            begun = self._begun(binding)
+            if begun[0] >= current and (decided is None or begun != (decided.txid, decided.attempt_id)):
+                self._check_fence()
+                text = f"{halts.attempt_text(*begun)}, of which rows are sent"
+                raise halts.outside_is_ahead(self._topology, name, text, current - 1)
             if known is not None and found != (known.txid, known.attempt_id):
                 self._check_fence()
                 raise halts.outside_is_behind(self._topology, name, last.text if last else "no transaction", known)
         self._opened.add(name)
         if decided is None:
             self._progress.has(name, last.txid if last else 0, self._dead_letters(binding))
+
+    def _begun(self, binding: StateBinding) -> tuple[int, int]:
+        """(txid, attempt id) of the transaction that an outbox has begun to send, if it is one; or (0, 0)."""
+        if not is_frameworks(binding.state):
+            return 0, 0
+        return (
+            OutboxLog(outbox_folder(self._warehouse, self._topology, binding.name)).read().begun_of(self._incarnation)
+        )
 
     def _state(self, binding: StateBinding) -> OutsideState:
         return binding.state.kept_in(outbox_folder(self._warehouse, self._topology, binding.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,15 +11,20 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.repair_helpers import BATCHES, World, fold, topology
+from tests.states.outside.http_server import serving
 from tests.states.outside.ledger_state import LedgerState
-from trident import TridentTopology
+from trident import HttpState, TridentTopology
 from trident.coordinators.errors import TopologyError
-from trident.coordinators.records import GroupRecord, TableMark, outside_id
+from trident.coordinators.records import Decision, GroupRecord, TableMark, outside_id
 from trident.repair.apply import Repaired
 from trident.repair.facts import GroupFacts, OutsideFacts, TopologyFacts
+from trident.repair.look import outside_facts
 from trident.repair.outside import outside_states
 from trident.repair.report import report
-from trident.repair.steps import Choices, SetMarks
+from trident.repair.steps import Choices, NewOutbox, SetMarks
+from trident.states.core import storage
+from trident.states.core.place import Place
+from trident.states.outside.outbox_log import outboxes_of
 
 
 @pytest.fixture
@@ -55,8 +61,58 @@ def test_a_store_that_was_put_back_is_let_in_by_name(world: World, tmp_path: Pat
     assert ledger.words() == sorted(expected.elements()) and world.holds() == (fold(5), fold(5))
 
 
+def test_a_damaged_outbox_is_listed_and_begins_anew(world: World) -> None:
+    pytest.importorskip("httpx")
+    with serving() as server:
+        state = HttpState(server.url, "out", honours_keys=True)
+        world.run(2, made=topology(2, beside=state))
+        newest = max((world.warehouse / "top__out__outbox" / "log").glob("*.json"))
+        newest.write_bytes(newest.read_bytes().replace(b'"schema":1', b'"schema":7'))
+        error = world.ends(world.start(3, topology(3, beside=state)))
+        assert "`trident repair top --accept-outside out --apply`" in str(error) and "out is damaged" in str(error)
+        found = world.dry_run()
+        assert [finding.chosen for finding in found.findings] == [None]
+        shown = report(found, [], False)
+        assert "its outbox is damaged" in shown and "--accept-outside out" in shown and newest.name in shown
+        done = world.repair(apply=True, accept_outside=["out"])
+        assert (len(done.done), done.left) == (2, [])
+        world.run(3, made=topology(3, beside=state))
+        assert Counter(body["word"] for body in server.bodies) == fold(3) and world.dry_run().findings == []
+
+
+def test_an_outbox_without_a_mark_is_found_by_its_folder(tmp_path: Path) -> None:
+    for name in ("top__out__outbox", "top__more__out2__outbox", "other__out3__outbox", "top__out4"):
+        (tmp_path / name / "log").mkdir(parents=True)
+    assert outboxes_of("top", storage.list_names(Place(str(tmp_path)))) == ["out"]
+    (tmp_path / "top__out__outbox" / "log" / f"{7:020d}.json").write_text('{"schema":1')
+    one = outside_facts(Place(str(tmp_path)), "top", "out", None, None)
+    (finding,) = outside_states(GroupFacts("g", None, None, (), outside=(one,)), Choices())
+    assert "no record with a digest" in finding.text and finding.offers[0].steps == (NewOutbox("g", "out"),)
+
+
 @pytest.mark.parametrize(
-    "outbox, found", [(None, False), ((0, 0), True), ((6, 3), True), ((7, 0), True), ((7, 1), False), ((8, 0), False)]
+    "outbox, begun, decision, found",
+    [
+        ((7, 1), (0, 0), None, False),
+        ((8, 0), (0, 0), None, True),
+        ((7, 1), (8, 0), None, True),
+        ((7, 1), (8, 0), (8, 0), False),
+        ((7, 1), (8, 0), (8, 1), True),
+        ((7, 1), (7, 0), None, False),
+    ],
+)
+def test_an_outbox_that_is_ahead_is_found(outbox, begun, decision, found: bool) -> None:
+    mark = TableMark(0, 7, 1, "digest")
+    one = OutsideFacts("mails", mark, outbox, begun)
+    record = GroupRecord("inc", 8, tables={outside_id("mails"): mark})
+    group = GroupFacts("g", record, Decision(*decision, "manifest", 1, "sha") if decision else None, (), outside=(one,))
+    findings = outside_states(group, Choices())
+    steps = (NewOutbox("g", "mails"), SetMarks("g", forget=("outside:mails",)))
+    assert [finding.offers[0].steps for finding in findings] == [steps] * found
+
+
+@pytest.mark.parametrize(
+    "outbox, found", [(None, False), ((0, 0), True), ((6, 3), True), ((7, 0), True), ((7, 1), False)]
 )
 def test_an_outbox_that_lacks_transactions_is_found(outbox: tuple[int, int] | None, found: bool) -> None:
     mark = TableMark(0, 7, 1, "digest")

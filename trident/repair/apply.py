@@ -33,6 +33,7 @@ from trident.repair.steps import (
     AbandonDecision,
     Choices,
     Finding,
+    NewOutbox,
     PutPositions,
     Restore,
     SetMarks,
@@ -51,6 +52,7 @@ from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_lock import table_lock
 from trident.states.keyed.copies import forget_copies
 from trident.states.keyed.log_watch import repair_marker, repaired_to
+from trident.states.outside.outbox_log import OutboxLog, outbox_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -178,6 +180,9 @@ class _Repair:
             return f"the positions of {', '.join(sorted({*step.pins, *step.opaque}))} are in ZooKeeper again"
         if isinstance(step, WriteLedger):
             return write_ledger(step.damage)
+        if isinstance(step, NewOutbox):
+            OutboxLog(outbox_folder(self._warehouse, self._facts.name, step.state)).begin_anew()
+            return f"the record of the outbox of {step.state} begins anew"
         assert isinstance(step, AbandonDecision)
         self._store(step.group).abandon(step.decision)
         return f"the decision of transaction {step.decision.txid} is given up; its next attempt begins anew"

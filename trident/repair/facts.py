@@ -139,14 +139,18 @@ class OutsideFacts:
     """A state outside of the warehouse.
 
     Attributes:
-        mark: ZooKeeper's, of its last transaction.
+        mark: ZooKeeper's, of its last transaction; None: it has none.
         outbox: (txid, attempt id) of the last transaction that its record in the warehouse has, if it has one;
             (0, 0): of none.
+        begun: likewise, of the one that the record has begun and not ended.
+        damage: why the record cannot be read; empty: it can, or there is none.
     """
 
     state: str
-    mark: TableMark
+    mark: TableMark | None
     outbox: tuple[int, int] | None = None
+    begun: tuple[int, int] = (0, 0)
+    damage: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ class GroupFacts:
         pins: tx_id → txid → metadata, as ZooKeeper has them.
         misplaced: positions in ZooKeeper that are not those of the record.
         ledgers: of FileSpouts, that are not as they were written.
-        outside: the states outside of the warehouse of which ZooKeeper has a mark.
+        outside: the states outside of the warehouse of which ZooKeeper has a mark, and outboxes without one.
     """
 
     name: str

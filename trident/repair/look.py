@@ -14,9 +14,9 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from trident.coordinators.errors import StagedFileMissing, TableError, TopologyError, TridentError
+from trident.coordinators.errors import OutboxDamaged, StagedFileMissing, TableError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
-from trident.coordinators.records import GroupRecord, is_outside_id, outside_name
+from trident.coordinators.records import GroupRecord, TableMark, is_outside_id, outside_name
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.zookeeper import ZooKeeper
@@ -57,7 +57,7 @@ from trident.states.keyed.log_watch import (
 )
 from trident.states.keyed.plain_watch import is_our_merge, is_our_publish
 from trident.states.keyed.tables import adopted_version, merged_upto
-from trident.states.outside.outbox_log import OutboxLog, outbox_folder
+from trident.states.outside.outbox_log import OutboxLog, outbox_folder, outboxes_of
 from trident.states.publishing.dead_letters import tables_beside
 
 
@@ -88,6 +88,8 @@ def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Place, name: str) -> To
     wanted = [state for state in (identity or {}).get("states", {}) if state not in states_here]
     others = tuple(_of_others(engine, warehouse, name, wanted))
     groups[0] = replace(groups[0], tables=(*groups[0].tables, *others))
+    outside = (*groups[0].outside, *_unmarked(warehouse, name, groups))
+    groups[0] = replace(groups[0], outside=outside)
     ours = [table for group in groups for table in group.tables if table not in others]
     controls = [table.control for table in ours if table.control]
     epoch = max([greatest_epoch(zk, name), _status_epoch(warehouse, name), *(control.epoch for control in controls)])
@@ -115,6 +117,29 @@ def _of_others(engine: KernelEngine, warehouse: Place, name: str, states: list[s
             control = decode_control(snapshot.path, text) if text is not None else None
             if control is not None and control.topology != name:
                 yield TableFacts(state, role, relative, True, snapshot.table_id, snapshot.version, control)
+
+
+def outside_facts(
+    warehouse: Place, topology: str, state: str, mark: TableMark | None, record: GroupRecord | None
+) -> OutsideFacts:
+    """An outside state, with its outbox if it has one."""
+    folder = outbox_folder(warehouse, topology, state)
+    if not storage.exists(folder):
+        return OutsideFacts(state, mark)
+    try:
+        found = OutboxLog(folder).read()
+    except OutboxDamaged as problem:
+        return OutsideFacts(state, mark, damage=problem.message)
+    life = record.incarnation if record else ""
+    return OutsideFacts(state, mark, found.last_of(life), found.begun_of(life))
+
+
+def _unmarked(warehouse: Place, topology: str, groups: list[GroupFacts]) -> Iterator[OutsideFacts]:
+    """Outboxes of which no group has a mark, as of a first transaction."""
+    marked = {one.state for group in groups for one in group.outside}
+    for state in outboxes_of(topology, storage.list_names(warehouse)):
+        if state not in marked:
+            yield outside_facts(warehouse, topology, state, None, groups[0].record if len(groups) == 1 else None)
 
 
 def _status_epoch(warehouse: Place, name: str) -> int:
@@ -177,11 +202,7 @@ class _Look:
         """States outside of the warehouse; their stores are not asked, an outbox has its marks here."""
         for name, mark in sorted(record.tables.items()) if record else ():
             if is_outside_id(name):
-                state = outside_name(name)
-                folder = outbox_folder(self.warehouse, self.topology, state)
-                marks = [part.mark for part in OutboxLog(folder).read().parts.values()]
-                ours = [(one.txid, one.attempt_id) for one in marks if record and one.incarnation == record.incarnation]
-                yield OutsideFacts(state, mark, max(ours, default=(0, 0)) if storage.exists(folder) else None)
+                yield outside_facts(self.warehouse, self.topology, outside_name(name), mark, record)
 
     def _missing(self, manifest: Manifest) -> dict[str, tuple[str, ...]]:
         missing = {}

@@ -1,29 +1,69 @@
-"""States outside of the warehouse whose stores lack transactions: what a repair can do about them."""
+"""States outside of the warehouse that lack transactions, or whose outbox is ahead or damaged: what a repair can do."""
 
 from __future__ import annotations
 
-from trident.coordinators.records import outside_id
+from trident.coordinators.records import TableMark, outside_id
 from trident.repair.facts import GroupFacts, OutsideFacts
-from trident.repair.steps import Choices, Finding, Offer, SetMarks
+from trident.repair.steps import Choices, Finding, NewOutbox, Offer, SetMarks, Step
 
 _LACKS = "a state outside of the warehouse lacks transactions"
+_AHEAD = "an outbox is ahead of ZooKeeper"
+_DAMAGED = "the record of an outbox is damaged"
 
 
 def outside_states(group: GroupFacts, choices: Choices) -> list[Finding]:
-    """Stores that are said to lack transactions, and outboxes that do: a repair asks no other store."""
-    return [
-        _finding(group.name, one, one.state in choices.accept_outside)
-        for one in group.outside
-        if one.state in choices.accept_outside or _lacks(one)
-    ]
+    """Stores that are said to lack transactions; outboxes that do, are ahead, or damaged. No store is asked."""
+    findings = []
+    for one in group.outside:
+        accepted = one.state in choices.accept_outside
+        if one.damage or _ahead(group, one):
+            findings.append(_anew(group, one, accepted))
+        elif one.mark is not None and (accepted or _lacks(one, one.mark)):
+            findings.append(_finding(group.name, one, one.mark, accepted))
+    return findings
 
 
-def _lacks(one: OutsideFacts) -> bool:
-    return one.outbox is not None and one.outbox < (one.mark.txid, one.mark.attempt_id)
+def _lacks(one: OutsideFacts, mark: TableMark) -> bool:
+    return one.outbox is not None and one.outbox < (mark.txid, mark.attempt_id)
 
 
-def _finding(group: str, one: OutsideFacts, accepted: bool) -> Finding:
-    known = f"transaction {one.mark.txid} attempt {one.mark.attempt_id}"
+def _ahead(group: GroupFacts, one: OutsideFacts) -> bool:
+    """Tells whether an outbox has a transaction that ZooKeeper does not know as decided."""
+    last = max(one.outbox or (0, 0), one.begun)
+    decision = group.decision
+    if group.record is None or (decision is not None and last == (decision.txid, decision.attempt_id)):
+        return False
+    return last[0] >= group.record.current_txid
+
+
+def _anew(group: GroupFacts, one: OutsideFacts, accepted: bool) -> Finding:
+    """Of a record that cannot be gone on with."""
+    if one.damage:
+        title, text = _DAMAGED, one.damage
+        meaning = "a decided transaction that is not finished is sent again as a whole, with the same keys"
+    else:
+        last = max(one.outbox or (0, 0), one.begun)
+        title = _AHEAD
+        text = (
+            f"the outbox of state {one.state} has sent rows of transaction {last[0]} attempt {last[1]}, which "
+            "ZooKeeper does not know as decided: it was put back, or the decision was given up"
+        )
+        meaning = (
+            "the rows that are decided next are all sent, with other keys: of those that were sent some MAY COME TWICE"
+        )
+    meaning = (
+        f"the record of the outbox of state {one.state} begins anew, without a mark and its count of dead letters; "
+        f"{meaning}. Refusals that were not yet in a file of dead letters are lost"
+    )
+    steps: tuple[Step, ...] = (NewOutbox(group.name, one.state),)
+    if one.mark is not None:
+        steps += (SetMarks(group.name, forget=(outside_id(one.state),)),)
+    offer = Offer(("--accept-outside", one.state), meaning, steps)
+    return Finding(title, group.name, text, (offer,), chosen=offer if accepted else None)
+
+
+def _finding(group: str, one: OutsideFacts, mark: TableMark, accepted: bool) -> Finding:
+    known = f"transaction {mark.txid} attempt {mark.attempt_id}"
     if one.outbox is None:
         text = f"ZooKeeper says that state {one.state} has {known}; its store is not asked by this command"
     else:
@@ -31,7 +71,7 @@ def _finding(group: str, one: OutsideFacts, accepted: bool) -> Finding:
         text = f"the outbox of state {one.state} is the older side; found: {has}; expected: {known}"
     meaning = (
         f"ZooKeeper forgets which transaction state {one.state} has, and the next start takes its store as it is: "
-        f"transactions up to {one.mark.txid} that the store lacks are not written to it again, and ARE LOST there. "
+        f"transactions up to {mark.txid} that the store lacks are not written to it again, and ARE LOST there. "
         "A store that has later ones than ZooKeeper is refused as before"
     )
     if one.outbox is not None:

@@ -74,11 +74,10 @@ def _group_lines(group: GroupFacts, incarnation: str | None) -> list[str]:
     for table in group.tables:
         lines.append(f"  {table.path:<20} {_table_text(table, incarnation)}")
     for one in group.outside:
-        outbox = f"; its outbox: transaction {one.outbox[0]} attempt {one.outbox[1]}" if one.outbox else ""
-        lines.append(
-            f"  {one.state:<20} outside of the warehouse; ZooKeeper: transaction {one.mark.txid} attempt "
-            f"{one.mark.attempt_id}{outbox or '; its store is not asked'}"
-        )
+        known = f"transaction {one.mark.txid} attempt {one.mark.attempt_id}" if one.mark else "no transaction"
+        outbox = f"its outbox: transaction {one.outbox[0]} attempt {one.outbox[1]}" if one.outbox else ""
+        outbox = "its outbox is damaged" if one.damage else outbox or "its store is not asked"
+        lines.append(f"  {one.state:<20} outside of the warehouse; ZooKeeper: {known}; {outbox}")
     manifests = ", ".join(f"{one.decision.txid} attempt {one.decision.attempt_id}" for one in group.manifests[-3:])
     lines.append(f"  manifests  {f'of transaction {manifests}' if manifests else 'none'}")
     return lines

@@ -102,7 +102,15 @@ class WriteLedger:
     damage: LedgerDamage
 
 
-Step = Restore | SetMarks | WriteRecord | AbandonDecision | PutPositions | WriteLedger
+@dataclass(frozen=True)
+class NewOutbox:
+    """Begin the record of an outbox anew."""
+
+    group: str
+    state: str
+
+
+Step = Restore | SetMarks | WriteRecord | AbandonDecision | PutPositions | WriteLedger | NewOutbox
 
 
 @dataclass(frozen=True)

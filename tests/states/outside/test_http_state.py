@@ -33,17 +33,25 @@ from trident.coordinators.errors import (
     EnvironmentProblem,
     FieldError,
     ForeignMarks,
+    Halted,
+    OutboxDamaged,
     StaleEpoch,
     StateAway,
     StateBehind,
     TopologyError,
     TridentError,
 )
+from trident.coordinators.records import GroupRecord, TableMark, outside_id
+from trident.coordinators.stored_json import Unreadable
 from trident.states.core import storage
+from trident.states.core.binding import StateBinding
 from trident.states.core.local_storage import LocalFolder
 from trident.states.core.place import Place
 from trident.states.outside import http_sender, http_state, outbox_log
-from trident.states.outside.outbox_log import Letters, Outbox, OutboxLog, PartProgress
+from trident.states.outside.health import OutsideProgress
+from trident.states.outside.kind import OutsideKind
+from trident.states.outside.outbox_log import Begun, Letters, Outbox, OutboxLog, PartProgress
+from trident.states.publishing.outside_publish import OutsidePublisher
 
 ALL = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
 ROWS = OutsideRows("top", StructType().add("id", "long").add("item", "string"))
@@ -287,6 +295,29 @@ def test_a_row_that_is_refused_is_a_dead_letter_once(server, folder, state) -> N
     assert five["row"] == 5 and OutboxLog(folder).read().refused == 2
 
 
+FAR = {
+    "d": (pa.array([0, 3_000_000], pa.date32()), "10183-09-21"),
+    "t": (pa.array([0, 300_000_000_000_000_000], pa.timestamp("us", tz="UTC")), "11476-08-15"),
+    "n": (pa.array([0, 300_000_000_000_000_000], pa.timestamp("us")), "11476-08-15"),
+    "s": (pa.array([{"a": 0}, {"a": 3_000_000}], pa.struct([("a", pa.date32())])), "10183-09-21"),
+    "l": (pa.array([[], [3_000_000]], pa.list_(pa.date32())), "10183-09-21"),
+    "u": (pa.array([b"a", b"b\xff"]).cast(pa.string(), safe=False), "b"),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_row_with_a_value_that_python_has_not_is_not_sent(server, folder, state, name: str) -> None:
+    column, text = FAR[name]
+    batch = pa.record_batch({"id": [1, 2], name: column})
+    for body in (None, name):
+        with pytest.raises(TridentError, match=f"cannot be written as JSON; found: a value that is .* in '{name}'"):
+            opened(state, folder).publish(part(1, settings={"body": body}), iter([batch]))
+    opened(replace(state, dead_letters=True, ordered_by=name), folder).publish(part(1), iter([batch]))
+    (letter,) = letters(folder)
+    assert ids(server) == [1] and letter["row"] == 1 and json.loads(letter["body"])["id"] == 2
+    assert text in json.loads(letter["body"])[name]
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_row_that_cannot_be_json_is_not_sent(server, folder, state, size: int) -> None:
     """It is decided: were there no way past it, no restart would help."""
@@ -475,13 +506,97 @@ def record(epoch: int, txid: int = 0) -> Outbox:
     return Outbox(OutsideMark("inc", epoch, 0, 0), {0: PartProgress(OutsideMark("inc", epoch, txid, 0))})
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
-    progress = PartProgress(OutsideMark("inc", 2, 3, 1), (4, 0, 17), Letters("f.jsonl", ({"row": 1, "body": "ü\n"},)))
-    full = Outbox(OutsideMark("inc", 2, 0, 0), {3: progress}, 5, 1.5)
-    assert Outbox.decode(full.encode("w"), "p") == (full, "w")
-    for torn in (b"", full.encode("w")[:-2], full.encode("w").replace(b'"schema":1', b'"schema":2')):
-        with pytest.raises(TridentError, match="cannot be read: p"):
-            Outbox.decode(torn, "p")
+def full_record() -> Outbox:
+    letters = Letters("f.jsonl", ({"row": 1, "body": "ü\n"},))
+    progress = PartProgress(OutsideMark("inc", 2, 3, 1), Begun(4, 0, 17, "d4"), letters)
+    return Outbox(OutsideMark("inc", 2, 0, 0), {3: progress}, 5, 1.5)
+
+
+def test_a_record_is_read_as_it_was_written_or_not_at_all() -> None:
+    data = full_record().encode("w")
+    assert Outbox.decode(data) == (full_record(), "w") and Outbox.decode(Outbox().encode("w")) == (Outbox(), "w")
+    torn = [data[:at] for at in range(len(data))]
+    changed = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(len(data))]
+    for damaged in (*torn, *changed, data + b" ", data.partition(b'"record":')[2][:-1]):
+        with pytest.raises(Unreadable):
+            Outbox.decode(damaged)
+
+
+@pytest.mark.parametrize(
+    "where, value",
+    [
+        ("schema", 2),
+        ("writer", None),
+        ("fence", {}),
+        ("fence", ["inc", "2", 0, 0]),
+        ("fence", ["inc", 2, 0]),
+        ("parts", []),
+        ("parts", {"x": None}),
+        ("parts", {"0": {"mark": ["inc", 2, True, 1], "begun": None, "letters": None}}),
+        ("parts", {"0": {"mark": None, "begun": None, "letters": None}}),
+        ("parts", {"0": {"mark": ["inc", 2, 3, 1], "begun": [4, 0, 17], "letters": None}}),
+        ("parts", {"0": {"mark": ["inc", 2, 3, 1], "begun": None, "letters": {"file": "../f", "lines": []}}}),
+        ("refused", "5"),
+        ("wait_until", None),
+        ("more", 1),
+    ],
+)
+def test_a_record_of_other_types_is_not_read(where: str, value: Any) -> None:
+    fields = json.loads(full_record().encode("w"))["record"]
+    assert Outbox.decode(outbox_log.sealed(fields)) == (full_record(), "w")
+    with pytest.raises(Unreadable):
+        Outbox.decode(outbox_log.sealed({**fields, where: value}))
+
+
+def newest(folder: Place) -> Path:
+    return max(Path(str(folder / "log")).glob("*.json"))
+
+
+def test_a_damaged_record_stops_the_state_until_it_begins_anew(server, folder, state) -> None:
+    old = opened(state, folder)
+    old.publish(part(1), rows(1))
+    newest(folder).write_bytes(newest(folder).read_bytes().replace(b'"inc",1,1,0', b'"inc",1,2,0'))
+    with pytest.raises(OutboxDamaged, match="state out is damaged.*digest") as caught:
+        opened(state, folder, epoch=2)
+    assert "`trident repair top --accept-outside out --apply`" in str(caught.value)
+    with pytest.raises(OutboxDamaged):
+        old.publish(part(2, known=(1, 0)), rows(2))
+    OutboxLog(folder).begin_anew()
+    opened(state, folder, epoch=2).publish(part(2, epoch=2), rows(2))
+    assert ids(server) == [1, 2]
+    with pytest.raises(StaleEpoch):
+        old.publish(part(3), rows(3))
+
+
+def test_progress_is_of_a_decision_not_of_its_number(server, folder, state) -> None:
+    """ZooKeeper is put back to just before a transaction: the same attempt is decided with other rows."""
+    server.answers = lambda asked: TAKES if asked.number < 2 else Answer(401)
+    one = opened(replace(state, concurrency=1), folder)
+    with pytest.raises(TridentError, match="401"):
+        one.publish(part(43), rows(1, 2, 3, 4))
+    assert OutboxLog(folder).read().parts[0].begun == Begun(43, 0, 2, "d43")
+    server.answers = lambda asked: TAKES
+    again = opened(state, folder, epoch=2)
+    again.publish(part(43, epoch=2, settings={"decision": "another"}), rows(11, 12, 13, 14))
+    assert ids(server) == [1, 2, 11, 12, 13, 14]
+
+
+def test_rows_of_a_transaction_that_zookeeper_does_not_know_stop_the_next_start(server, folder, state) -> None:
+    server.answers = lambda asked: TAKES if asked.number < 2 else Answer(401)
+    one = opened(replace(state, concurrency=1), folder)
+    one.publish(part(42), rows(0))
+    with pytest.raises(TridentError, match="401"):
+        one.publish(part(43), rows(1, 2))
+    binding = StateBinding(state, OutsideKind(), (), ROWS.schema, ())
+
+    def started(current: int) -> OutsidePublisher:
+        made = OutsidePublisher(None, folder.parent, "top", "inc", current, lambda: None, OutsideProgress())
+        made.open([binding], GroupRecord("inc", current, tables={outside_id("out"): TableMark(0, 42, 0, "")}))
+        return made
+
+    with pytest.raises(Halted, match="ZooKeeper is the older side.*found: transaction 43, attempt 0, of which rows"):
+        started(43)
+    started(44)
 
 
 def test_of_two_writers_of_one_number_one_wins_and_the_other_reads_it(folder) -> None:

@@ -144,3 +144,14 @@ def test_a_state_is_named_after_its_topic_and_shows_no_secret() -> None:
     state = KafkaState("h:9092", "orders.out-v2", config={"sasl.password": "secret-word"})
     assert state.name == "orders_out_v2" and "secret-word" not in repr(state)
     state.check_rows(OutsideRows("", StructType()))
+
+
+@pytest.mark.parametrize(
+    "form", [MessageForm((), None, None), MessageForm((), "d", None), MessageForm(("d",), "i", None)]
+)
+def test_a_date_that_python_has_not_is_an_error_that_names_its_field(form: MessageForm) -> None:
+    """Spark has years above 9999."""
+    far = batch(i=[1, 2], d=pa.array([0, 3_000_000], pa.date32()))
+    with pytest.raises(TridentError, match="a row of state s cannot be written as JSON; found: .* in 'd'") as caught:
+        messages(form, far)
+    assert type(caught.value) is TridentError and "10183" not in str(caught.value)

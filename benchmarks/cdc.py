@@ -117,9 +117,9 @@ class _Side:
         from trident import TridentConfig
         from trident.commands.admin import compact
 
-        compact(
-            "cdc", TridentConfig(warehouse=str(self._warehouse), spark_master=self._bench.spark.sparkContext.master)
-        )
+        where = {"zookeeper": self._bench.zookeeper, "zookeeper_root": f"/{self._warehouse.name}"}
+        master = self._bench.spark.sparkContext.master
+        compact("cdc", TridentConfig(warehouse=str(self._warehouse), spark_master=master, **where))
 
     def merged_ms(self) -> float:
         """Milliseconds of the last MERGE, of the log of all transactions that were measured."""

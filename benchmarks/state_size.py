@@ -154,9 +154,9 @@ class _Sized:
         from trident import TridentConfig
         from trident.commands.admin import compact
 
-        compact(
-            "sized", TridentConfig(warehouse=str(self._warehouse), spark_master=self._bench.spark.sparkContext.master)
-        )
+        where = {"zookeeper": self._bench.zookeeper, "zookeeper_root": f"/{self._warehouse.name}"}
+        master = self._bench.spark.sparkContext.master
+        compact("sized", TridentConfig(warehouse=str(self._warehouse), spark_master=master, **where))
         found = self.plain().count()
         if found != self._keys:
             raise AssertionError(f"the table has {found} keys after the MERGE, not {self._keys}")

@@ -245,9 +245,8 @@ def _mark(value: Sequence[Any]) -> OutsideMark:
 
 def _progress(value: Any) -> PartProgress:
     mark, begun, letters = _fields(value, mark=list, begun=(dict, None), letters=(dict, None))
-    of_begun, of_letters = None, None
-    if begun is not None:
-        of_begun = Begun(*_fields(begun, txid=int, attempt_id=int, rows=int, decision=str))
+    kinds, of_letters = {"txid": int, "attempt_id": int, "rows": int, "decision": str}, None
+    of_begun = Begun(*_fields(begun, **kinds)) if begun is not None else None
     if letters is not None:
         file, lines = _fields(letters, file=str, lines=list)
         if "/" in file or not all(isinstance(line, dict) for line in lines):

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,17 +19,21 @@ from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, StateAway, TridentError, described
 from trident.states.core.optional_clients import client_module
 from trident.states.core.urls import without_credentials
+from trident.states.outside.http_transport import DEADLINE, bound
 
 # A request that fails is sent so often, with pauses, before the publication fails, which `trident status` shows.
 _TRIES = 4
 _FIRST_SECS, _PAUSE_SECS = 0.2, 5.0
 # A server that asks for more than this is believed to mean this.
-_ASKED_SECS = 3600.0
+ASKED_SECS = 3600.0
 _CONNECT_SECS = 10.0
 _ANSWER_BYTES, _SHOWN_CHARS = 65_536, 1000
 _LATER = (408, 425, 429)
 # A request with the same key is under way, says the draft of the header's standard; or a conflict, for good.
 _CONFLICT = 409
+# A server may still be at work on a request whose answer was lost, in this process or in the one before: so many
+# timeout_secs long a conflict is believed to be that.
+_CONFLICT_TIMES = 4
 # These say that the url or the credentials are wrong, and nothing of the rows.
 _OF_ALL = (401, 403, 404, 405, 407)
 
@@ -100,7 +104,7 @@ class Target:
     ca: str | None
     certificate: str | None
     private_key: str | None
-    proxy: str | None
+    proxy: str | None = field(repr=False)
     what: str
 
     @property
@@ -156,14 +160,19 @@ class Target:
         """The transport of this process: it keeps connections, follows no redirect, and has no cookies and no log."""
         parts = (self.ca, self.certificate, self.private_key)
         files = tuple((path, os.stat(path).st_mtime_ns) for path in parts if path is not None)
-        at = (os.getpid(), self.url.startswith("https:"), files, self.proxy, self.concurrency)
+        url = urlsplit(self.url)
+        # With state and server: one that hangs takes no connection from another.
+        at = (os.getpid(), self.what, url.scheme, url.hostname, url.port, files, self.proxy, self.concurrency)
         with _lock:
             if at not in _clients:
                 httpx = httpx_module()
                 limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
-                _clients[at] = httpx.HTTPTransport(
-                    verify=self._context() or False, trust_env=False, limits=limits, proxy=self.proxy
-                )
+                verify = self._context() or False
+                try:
+                    made = httpx.HTTPTransport(verify=verify, trust_env=False, limits=limits, proxy=self.proxy)
+                except (httpx.InvalidURL, ValueError):  # not its text: it shows the password
+                    raise ConfigError(f"the proxy of {self.what} cannot be used", expected="http://host:port") from None
+                _clients[at] = bound(made)
             return _clients[at]
 
 
@@ -248,18 +257,26 @@ class Sender:
             if not self._past_refusals:
                 raise TridentError(request.problem, action="set dead_letters=True, then start again")
             return Refusal(request, 0, request.problem)
-        failures = 0
+        failures = conflicts = 0
+        conflict_since = 0.0
         while True:
             self._wait_for_turn()
             status, answer, asked = self._answer(client, request)
             if status in self._target.accepts or 200 <= status < 300:
                 return None
-            failures += 1
-            if status and status < 500 and status not in _LATER and (status != _CONFLICT or failures >= _TRIES):
+            if status == _CONFLICT:
+                conflicts += 1
+                conflict_since = conflict_since if conflicts > 1 else time.monotonic()
+                secs = time.monotonic() - conflict_since
+                refused = conflicts >= _TRIES and secs >= _CONFLICT_TIMES * self._target.timeout_secs
+            else:
+                failures, conflicts = failures + 1, 0
+                refused = 0 < status < 500 and status not in _LATER
+            if refused:
                 return self._refused(request, status, answer)
             said = f"status {status}" if status else answer
             if asked is not None and asked > _PAUSE_SECS:
-                asked = min(asked, _ASKED_SECS)
+                asked = min(asked, ASKED_SECS)
                 raise Waits(
                     f"{self._target.what}: the server at {self._target.shown} asks to wait {asked:.0f} s",
                     asked,
@@ -267,7 +284,9 @@ class Sender:
                 )
             if failures >= _TRIES:
                 raise StateAway(f"{self._target.what}: no answer of {self._target.shown} to a request", found=said)
-            pause = max(asked or 0.0, backoff_secs(failures, _FIRST_SECS, _PAUSE_SECS) * random.uniform(0.5, 1.0))
+            pause = max(
+                asked or 0.0, backoff_secs(conflicts or failures, _FIRST_SECS, _PAUSE_SECS) * random.uniform(0.5, 1.0)
+            )
             if asked is not None:
                 self._not_before = max(self._not_before, time.monotonic() + asked)
             self._stop.wait(pause)
@@ -317,30 +336,41 @@ class Sender:
             content=request.body,
             extensions={"timeout": timeout},
         )
-        deadline = time.monotonic() + secs
+        DEADLINE.begin(secs)
         try:
             response = client.handle_request(sent)
             try:
-                found = b"".join(_begin(response.stream, deadline))
+                found = _begin(response.stream)
             finally:
                 response.close()
         except httpx.LocalProtocolError:
             # Not its text: it may show a header.
             raise TridentError(f"{target.what}: its requests are none of HTTP", expected="other headers") from None
+        except httpx.ProxyError as error:
+            if str(error).startswith(tuple(map(str, _OF_ALL))):
+                raise TridentError(
+                    f"{target.what}: the proxy takes no request of these credentials, or to {target.shown}",
+                    found=str(error),
+                    action="mend proxy=, then start again: the decided rows are sent then",
+                ) from None
+            return 0, f"ProxyError: {_reason(error)}", None
         except httpx.TransportError as error:
             return 0, f"{type(error).__name__}: {_reason(error)}", None
         asked = _asked_secs(response.headers.get("retry-after")) if response.status_code >= 400 else None
         return response.status_code, found.decode("utf-8", "replace")[:_SHOWN_CHARS], asked
 
 
-def _begin(stream: Any, deadline: float) -> Iterator[bytes]:
-    """The beginning of an answer, which the server may send for ever."""
-    size = 0
-    for piece in stream:
-        yield piece
-        size += len(piece)
-        if size >= _ANSWER_BYTES or time.monotonic() > deadline:
-            return
+def _begin(stream: Any) -> bytes:
+    """The beginning of an answer, which the server may send for ever: its status is there by now, and counts."""
+    found = b""
+    try:
+        for piece in stream:
+            found += piece
+            if len(found) >= _ANSWER_BYTES:
+                break
+    except httpx_module().TimeoutException:
+        pass
+    return found
 
 
 def _reason(error: BaseException) -> str:

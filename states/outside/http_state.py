@@ -18,8 +18,9 @@ from trident.coordinators.errors import ConfigError, FieldError, StateAway, Topo
 from trident.states.core.host_bound import is_this_host
 from trident.states.core.names import check_flag, check_name
 from trident.states.core.place import Place
-from trident.states.core.urls import check_server_url, without_credentials
-from trident.states.outside.http_sender import Refusal, Request, Sender, Target, Waits
+from trident.states.core.urls import without_credentials
+from trident.states.outside.http_arguments import check_kinds, check_proxy, check_url
+from trident.states.outside.http_sender import ASKED_SECS, Refusal, Request, Sender, Target, Waits
 from trident.states.outside.json_rows import check_json, objects, values_alone, with_problems
 from trident.states.outside.outbox_log import Letters, OutboxLog
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
@@ -80,10 +81,12 @@ class HttpState(OutsideState):
         rows_per_request: more than 1: a request is a JSON array of so many rows, which is taken or refused as a whole.
         concurrency: requests of a part at a time. With ``ordered_by`` and several rows a request there is one.
         rate: requests a second at most, over all parts; None: no limit.
-        timeout_secs: for an answer.
+        timeout_secs: for a request and its answer, whatever arrives meanwhile. A 409 that stays so for four times this
+            is a refusal.
         ca: a file of certificates of authorities, in place of the usual ones.
         certificate: a file with a certificate for the server to see, and its key or ``private_key=``.
-        proxy: ``http://host:port``; variables such as ``HTTPS_PROXY`` do not count.
+        proxy: ``http://host:port``, perhaps with ``user:password@``, which no text shows; variables such as
+            ``HTTPS_PROXY`` do not count.
         partitions, adopt: as of every OutsideState.
 
     Raises:
@@ -118,15 +121,13 @@ class HttpState(OutsideState):
     calls_user: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_server_url(self.url, _USER, ("http", "https"), expected="https://host/path")
+        check_url(self.url, _USER)
+        check_kinds(self, _USER)
+        if self.proxy is not None:
+            check_proxy(self.proxy, _USER)
         parts = urlsplit(self.url)
-        if not parts.hostname or parts.username or parts.password or not self.url.isascii():
-            raise ConfigError(  # not `found`: it may be the password
-                f"the url of {_USER} cannot be used",
-                expected="https://host/path; credentials as secrets={'Authorization': 'Basic env:VARIABLE'}",
-            )
         last = parts.path.rstrip("/").rpartition("/")[2]
-        usual = re.sub("[^A-Za-z0-9]+", "_", last if re.match("[A-Za-z]", last) else parts.hostname).strip("_")
+        usual = re.sub("[^A-Za-z0-9]+", "_", last if re.match("[A-Za-z]", last) else parts.hostname or "").strip("_")
         object.__setattr__(self, "name", check_name("state", self.name or usual))
         if self.method not in _METHODS:
             raise TopologyError(f"method of {_USER} cannot be used", found=described(self.method), expected=_METHODS)
@@ -205,7 +206,12 @@ class HttpState(OutsideState):
 
     def decided_with(self) -> Mapping[str, Any]:
         """With a part of the keys that no other decision has: a transaction that is decided anew has other rows."""
-        return {"rows_per_request": self.rows_per_request, "body": self.body, "decision": uuid.uuid4().hex[:12]}
+        return {
+            "rows_per_request": self.rows_per_request,
+            "body": self.body,
+            "ordered_by": list(self._lanes),
+            "decision": uuid.uuid4().hex[:12],
+        }
 
     def kept_in(self, folder: Place) -> "HttpState":
         kept = replace(self)
@@ -215,7 +221,7 @@ class HttpState(OutsideState):
 
     def check_store(self, rows: OutsideRows) -> None:
         """Looks whether the client is installed, the secrets are there, and the server takes connections."""
-        self._target().check()
+        self._target(self.decided_with()).check()
 
     def take_over(self, topology: str, incarnation: str, epoch: int) -> Mapping[int, OutsideMark]:
         log = self._log()
@@ -230,7 +236,7 @@ class HttpState(OutsideState):
         return self._log().read().refused if self.dead_letters else 0
 
     def publish(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> None:
-        sending = _Sending(self, self._log(), part, self._target())
+        sending = _Sending(self, self._log(), part, self._target(part.settings))
         sending.run(self._requests(part, batches))
 
     # --- parts
@@ -275,8 +281,13 @@ class HttpState(OutsideState):
             raise ConfigError(f"{what} cannot be used", expected=f"one line of ASCII in {kind}:{where}")
         return f"{word} {value}" if word else value
 
-    def _target(self) -> Target:
-        ordered = bool(self._lanes) and self.rows_per_request > 1
+    def _lanes_of(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """The fields of ``ordered_by`` as decided; a decision of an older release has none, and takes those of now."""
+        return tuple(settings.get("ordered_by", self._lanes))
+
+    def _target(self, settings: Mapping[str, Any]) -> Target:
+        """The server, asked as the requests of a decision are cut, whatever the arguments are by now."""
+        ordered = bool(self._lanes_of(settings)) and settings.get("rows_per_request", 1) > 1
         return Target(
             self.url,
             self.method,
@@ -295,7 +306,7 @@ class HttpState(OutsideState):
     def _requests(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> Iterator[Request]:
         """The requests of a part, the same with the same keys whenever it is published."""
         settings, mark, first = part.settings, part.mark, 0
-        size, body = settings.get("rows_per_request", 1), settings.get("body")
+        size, body, lanes_by = settings.get("rows_per_request", 1), settings.get("body"), self._lanes_of(settings)
         stem = f"{mark.incarnation}-{mark.txid}-{part.state}-{settings.get('decision', '')}-{part.number}"
         waiting: list[tuple[bytes, str]] = []
 
@@ -305,10 +316,18 @@ class HttpState(OutsideState):
             return objects(batch, batch.schema.names, self._what)
 
         def lanes_of(batch: "pa.RecordBatch") -> Sequence[bytes | None]:
-            return objects(batch, self._lanes, self._what)
+            return objects(batch, lanes_by, self._what)
 
         for batch in batches:
-            lanes = with_problems(lanes_of, batch) if self._lanes else [(None, "")] * batch.num_rows
+            names = [*lanes_by, *([body] if body is not None else [])]
+            if missing := [name for name in names if name not in batch.schema.names]:
+                raise FieldError(
+                    f"rows of {self._what} were decided without a field that their requests are made of",
+                    found=", ".join(missing),
+                    expected=batch.schema.names,
+                    action="start with ordered_by= and body= as they were, until these rows are sent",
+                )
+            lanes = with_problems(lanes_of, batch) if lanes_by else [(None, "")] * batch.num_rows
             for (made, problem), (lane, _) in zip(with_problems(made_of, batch), lanes):
                 if size == 1:
                     yield Request(first, 1, f"{stem}-{first}", made or b"", lane, problem)
@@ -344,7 +363,11 @@ class _Sending:
         if settled is None:
             self._put_mark()
             return
-        if (secs := record.wait_until - time.time()) > 0:
+        secs = record.wait_until - time.time()
+        if secs > ASKED_SECS:  # the clock of the machine that wrote it was ahead of this one
+            secs, until = ASKED_SECS, time.time() + ASKED_SECS
+            self._log.update(lambda record: record.waiting(part, until))
+        if secs > 0:
             raise StateAway(f"{what}: the server asks to wait for {secs:.0f} s more")
         self._settled = settled
         rate = self._state.rate and self._state.rate / self._state.partitions

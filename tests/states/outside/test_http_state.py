@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import pickle
 import random
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections import Counter
@@ -183,7 +186,103 @@ def test_so_many_requests_at_once_and_a_second_and_no_more(server, folder, state
     assert max(asked.at for asked in server.asked) - began >= 6 / 20
 
 
+def test_the_order_of_a_decision_stays_when_the_arguments_change(server, folder, state) -> None:
+    """In arrays of two that were decided, rows of one value go one array behind the other."""
+    server.answers = lambda asked: Answer(secs=0.05)
+    batch = pa.record_batch({"id": [1, 2, 3, 4, 5, 6], "item": ["c"] * 6})
+    of_two = {"rows_per_request": 2, "ordered_by": ["item"]}
+    for txid, now in enumerate(({"ordered_by": "item"}, {"ordered_by": "id"}, {"ordered_by": None}), 1):
+        changed = replace(state, rows_per_request=1, **now)
+        opened(changed, folder).publish(part(txid, settings=of_two), iter([batch]))
+    assert server.at_once_max == 1
+    assert [[row["id"] for row in body] for body in server.bodies] == 3 * [[1, 2], [3, 4], [5, 6]]
+    assert replace(state, ordered_by="item").decided_with()["ordered_by"] == ["item"]
+
+
+def test_a_field_that_decided_rows_do_not_have_is_named(server, folder, state) -> None:
+    out = opened(replace(state, ordered_by="customer"), folder)
+    with pytest.raises(FieldError, match="decided without a field.*found: customer; expected: .*'id', 'item'"):
+        out.publish(part(1), rows(1))
+    assert server.asked == []
+
+
 # --- the server is away, or has enough
+
+
+@pytest.mark.parametrize(
+    "piece", [b"HTTP/1.1 102 Processing\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-A: "], ids=["102", "header"]
+)
+def test_a_server_that_sends_a_little_for_ever_is_away(folder, monkeypatch, piece: bytes) -> None:
+    monkeypatch.setattr(http_sender, "_TRIES", 1)
+    ended = threading.Event()
+
+    def drip() -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65_536)
+            connection.sendall(piece)
+            for _ in range(100):  # 5 s
+                time.sleep(0.05)
+                connection.sendall(piece if b"102" in piece else b"x")
+            return
+        ended.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/x"
+        with pytest.raises(StateAway, match="ReadTimeout"):
+            opened(HttpState(url, "out", timeout_secs=0.3), folder).publish(part(1), rows(1))
+        assert ended.wait(4), "the request outlived timeout_secs"
+
+
+def test_a_server_that_hangs_takes_no_connection_of_another(server, folder, state) -> None:
+    server.answers = lambda asked: Answer(secs=60)
+    hanging = opened(replace(state, concurrency=1, timeout_secs=60.0), folder)
+
+    def publish(out: HttpState) -> threading.Thread:
+        def run() -> None:
+            with contextlib.suppress(StateAway):
+                out.publish(part(1), rows(1))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    publish(hanging)
+    assert eventually(lambda: server.at_once == 1, 10)
+    with serving() as other:
+        healthy = HttpState(other.url, "out", concurrency=1, timeout_secs=60.0)
+        publish(opened(healthy, folder.parent / "another__out__outbox")).join(10)
+        assert ids(other) == [1]
+
+
+def test_a_proxy_that_refuses_the_credentials_is_not_waited_for(folder) -> None:
+    def refuse() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=refuse, daemon=True).start()
+        proxy = f"http://me:s3cret@127.0.0.1:{listening.getsockname()[1]}"
+        made = HttpState("https://api.example/x", "out", proxy=proxy, timeout_secs=10.0)
+        with pytest.raises(TridentError, match="the proxy takes no request.*found: 407") as caught:
+            opened(made, folder).publish(part(1), rows(1))
+    assert not isinstance(caught.value, StateAway)
+    assert "s3cret" not in f"{caught.value}{made!r}{made._target({})!r}"
+
+
+def test_a_pause_of_a_clock_that_was_ahead_is_at_most_an_hour(server, folder, state, monkeypatch) -> None:
+    out = opened(state, folder)
+    OutboxLog(folder).update(lambda record: replace(record, wait_until=time.time() + 90_000))
+    for _ in range(2):
+        with pytest.raises(StateAway, match="asks to wait for 3(600|5[0-9][0-9]) s more"):
+            opened(state, folder).publish(part(1), rows(1))
+    now = http_state.time.time
+    monkeypatch.setattr(http_state.time, "time", lambda: now() + 3601)
+    out.publish(part(1), rows(1))
+    assert ids(server) == [1]
 
 
 def test_statuses_that_pass_are_waited_for(server, folder, state) -> None:
@@ -435,13 +534,35 @@ def test_what_says_nothing_of_the_row_is_no_dead_letter(server, folder, state, s
     assert not isinstance(caught.value, StateAway) and letters(folder) == [] and "s3cret" not in str(caught.value)
 
 
-def test_a_conflict_that_stays_is_a_refusal_unless_it_means_that_the_row_is_there(server, folder, state) -> None:
+def test_a_conflict_that_stays_is_a_refusal_unless_it_means_that_the_row_is_there(
+    server, folder, state, monkeypatch
+) -> None:
+    monkeypatch.setattr(http_sender, "_CONFLICT_TIMES", 0.02)  # of 10 s
     server.answers = refusing(1, status=409)
+    began = time.monotonic()
     with pytest.raises(TridentError, match="status 409"):
         opened(state, folder).publish(part(1), rows(1))
-    assert len(server.asked) == http_sender._TRIES
+    asked = len(server.asked)
+    assert asked >= http_sender._TRIES and time.monotonic() - began >= 0.2
     opened(replace(state, accepts=[409]), folder).publish(part(1), rows(1))
-    assert len(server.asked) == http_sender._TRIES + 1
+    assert len(server.asked) == asked + 1
+
+
+@pytest.mark.parametrize("before", ["a time-out", "503 three times", "another process"])
+def test_a_conflict_with_a_request_under_way_is_no_refusal(server, folder, state, monkeypatch, before: str) -> None:
+    """The server is slow with the first request, says 409 to its repeats, and has the row at last."""
+    monkeypatch.setattr(http_sender, "_CONFLICT_TIMES", 1000)
+    first = {"a time-out": 1, "503 three times": 3, "another process": 0}[before]
+
+    def answers(asked: Asked) -> Answer:
+        if asked.number < first:
+            return Answer(taken=True, secs=60) if before == "a time-out" else Answer(503)
+        return Answer(409) if asked.number < first + 5 else TAKES
+
+    server.answers = answers
+    out = opened(replace(state, dead_letters=True, timeout_secs=0.5), folder)
+    out.publish(part(1), rows(1))
+    assert ids(server) == [1] and letters(folder) == []
 
 
 # --- who may send
@@ -732,7 +853,7 @@ def test_secrets_are_read_where_they_are_kept_and_shown_nowhere(
     with pytest.raises(TridentError) as caught:
         made.kept_in(folder).publish(part(3), rows(1))
     stored = [path.read_text() for path in Path(str(folder)).rglob("*") if path.is_file()]
-    for text in (repr(sent), repr(made._target()), str(caught.value), caplog.text, *stored):
+    for text in (repr(sent), repr(made._target(made.decided_with())), str(caught.value), caplog.text, *stored):
         assert "s3cret" not in text
     assert len(letters(folder)) == 1
 
@@ -781,6 +902,25 @@ def test_tls_is_checked_both_ways(certificates, folder) -> None:
         ({"url": "ftp://host/x"}, "the url of an HttpState cannot be used"),
         ({"url": "https:///x"}, "the url of an HttpState cannot be used"),
         ({"url": "https://me:s3cret@host/x"}, "credentials as secrets="),
+        ({"url": None}, "the url of an HttpState cannot be used; expected: https://host/path"),
+        ({"url": "https://host/a b"}, "cannot be used; found: a space in it; expected: https://host/path"),
+        ({"url": "https://host/a#b"}, "cannot be used; found: a #fragment"),
+        (
+            {"proxy": "me:s3cret@host:3128"},
+            "the url of the proxy of an HttpState cannot be used; expected: http://host",
+        ),
+        ({"proxy": "socks4://me:s3cret@host:3128"}, "the proxy of an HttpState cannot be used"),
+        ({"proxy": "http://me:s3cret#@host:3128"}, "the proxy of an HttpState cannot be used"),
+        ({"proxy": "http://me:1/s3cret@host:3128"}, "the proxy of an HttpState cannot be used"),
+        ({"proxy": 5}, "the proxy of an HttpState cannot be used"),
+        ({"accepts": 409}, "accepts of an HttpState cannot be used; found: 409; expected: several statuses"),
+        ({"accepts": None}, "accepts of an HttpState cannot be used; found: None; expected: several statuses"),
+        ({"accepts": "409"}, "accepts of an HttpState cannot be used; found: '409'; expected: several statuses"),
+        ({"ordered_by": 5}, "ordered_by of an HttpState cannot be used; found: 5; expected: a field, or several"),
+        ({"headers": [("X-A", "s3cret")]}, "headers of an HttpState cannot be used; found: a value of type list; exp"),
+        ({"headers": None}, "headers of an HttpState cannot be used; found: a value of type NoneType; expected: a d"),
+        ({"secrets": "s3cret"}, "secrets of an HttpState cannot be used; found: a value of type str; expected: a dict"),
+        ({"ca": 5}, "ca of an HttpState cannot be used; found: 5; expected: the path of a file"),
         ({"method": "GET"}, "method of an HttpState"),
         ({"rows_per_request": 0}, "rows_per_request of an HttpState"),
         ({"concurrency": True}, "concurrency of an HttpState"),

@@ -107,7 +107,8 @@ class KafkaBroker:
     def producer(self, **settings: Any) -> Any:
         from confluent_kafka import Producer
 
-        return Producer({**self._client(), "linger.ms": 5, **settings})
+        # Without idempotence batches that are sent again, as just behind the making of a topic, change their places.
+        return Producer({**self._client(), "linger.ms": 5, "enable.idempotence": True, **settings})
 
     def _client(self) -> dict[str, Any]:
         return {

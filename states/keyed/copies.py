@@ -295,6 +295,10 @@ def own_folder(warehouse: Place) -> Path | None:
     try:
         above.mkdir(mode=0o700, exist_ok=True)
         found = above.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+            # Deleted in use, it was made again with the folders in it: others could read, and put nothing there.
+            above.chmod(0o700)
+            found = above.lstat()
     except OSError as error:
         log.warning("there are no local copies: %s", error)
         return None

@@ -30,7 +30,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "coordinators/stored_json.py": (3, _STORAGE + ", and the embedded server's"),
     "states/core/import_path.py": (1, _MACHINE),
     "states/core/local_copy.py": (9, "a copy beside the workers, which is thrown away when it is doubted"),
-    "states/keyed/copies.py": (3, "the folder of copies on a disk of this host, outside of the warehouse"),
+    "states/keyed/copies.py": (4, "the folder of copies on a disk of this host, outside of the warehouse"),
     "states/core/hdfs_storage.py": (1, _STORAGE + ": drafts"),
     "states/core/object_storage.py": (2, _STORAGE + ": drafts, and large files until they are whole"),
     "states/core/sorted_runs.py": (1, "runs in the folder of such a copy, while it is filled"),

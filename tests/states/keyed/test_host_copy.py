@@ -25,9 +25,10 @@ from trident.coordinators import faults
 from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, StaleCopy, look_up
+from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed import host_copy, state_copy
-from trident.states.keyed.copies import forget_copies, last_repair
+from trident.states.keyed.copies import forget_copies, last_repair, own_folder
 from trident.states.keyed.host_copies import HostCopies
 from trident.states.keyed.sent_copy import SentCopy
 
@@ -363,6 +364,19 @@ def _held(lock: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+@pytest.mark.parametrize(("mode", "taken"), [(0o700, True), (0o755, True), (0o775, False), (0o757, False)])
+def test_a_folder_that_others_may_write_to_is_not_taken_and_one_that_they_may_read_is_closed(
+    tmp_path: Path, monkeypatch, mode: int, taken: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    above = tmp_path / f"trident-copies-{os.getuid()}"
+    above.mkdir()
+    above.chmod(mode)
+    found = own_folder(Place(tmp_path / "warehouse"))
+    assert (found is not None) == taken
+    assert above.stat().st_mode & 0o777 == (0o700 if taken else mode)
 
 
 def test_the_folder_is_deleted_in_use(group, tmp_path, workers, rng, monkeypatch):

@@ -124,9 +124,9 @@ def counts(query: Any) -> dict[str, int]:
 
 # --- the old job, stopped anywhere ----------------------------------------------------------------------
 
-STOPS = [("files", (2, "before")), ("delta", (1, "after"))]
+STOPS = [("files", (2, "before"))]
 if os.environ.get("TRIDENT_MIGRATE"):
-    STOPS += [("files", None), ("files", (2, "after")), ("delta", None)]
+    STOPS += [("files", None), ("files", (2, "after")), ("delta", (1, "after")), ("delta", None)]
 
 
 @pytest.mark.parametrize("kind, stop", STOPS, ids=str)

@@ -136,6 +136,14 @@ class DeltaSpout:
     def position_behind(self, source: SourceOffset, context: SpoutContext) -> Json:
         """Where the stream goes on behind a source's offset (trident.spouts.checkpoint)."""
         what = f"the stream {context.tx_id!r}"
+        if self.changes:
+            raise SourceError(
+                f"{what} reads the change data feed of {self.table}, and a checkpoint does not say that its query did",
+                found="changes=True",
+                expected="a DeltaSpout of the rows that are added",
+                action="start a stream of changes without `trident migrate`, with starting_version=N: the version "
+                "behind the last one that the query read",
+            )
         return range_behind(source, str(self.table), self.ignore_changes, what).to_json()
 
     def check_schema(self, found: "StructType", version: int) -> None:

@@ -40,7 +40,8 @@
     │   ├── SchemaMismatch
     │   ├── ForeignTable         the table belongs to something else
     │   ├── CommitConflict       another commit came first: certainly not committed
-    │   └── StagedFileMissing
+    │   ├── StagedFileMissing
+    │   └── TransactionNotKept   its manifest is not kept, or no longer
     └── Halted                   going on could lose or double data; a person must look
         └── PositionLost         what a source keeps of its position is lost, older or damaged (also a SourceError)
 
@@ -292,6 +293,21 @@ class CommitConflict(TableError):
 
 class StagedFileMissing(TableError):
     """A staged file is not there, or not of its size."""
+
+
+class TransactionNotKept(TableError):
+    """The manifest of a transaction is not kept, or no longer.
+
+    Attributes:
+        txid: the transaction that was asked for.
+        oldest, newest: the transactions between which manifests are kept; None when none is.
+    """
+
+    def __init__(
+        self, message: str, *, txid: int, oldest: int | None = None, newest: int | None = None, **facts: Any
+    ) -> None:
+        super().__init__(message, **facts)
+        self.txid, self.oldest, self.newest = txid, oldest, newest
 
 
 class OutboxDamaged(TableError):

@@ -179,6 +179,19 @@ class TridentConfig(Settings):
         " coordinator that was stopped and wakes up among them.",
     )
 
+    history_retention_txids: int = _setting(
+        1000,
+        whole(0),
+        "Of so many transactions back the manifests are kept: sources' positions, files and changes of all tables, for"
+        " `trident history` and what goes back in time. 0: of none.",
+        unit="transactions",
+    )
+    history_retention_secs: float | None = _setting(
+        None,
+        seconds(zero=False, optional=True),
+        "A manifest that is older is removed, also one of the last `history_retention_txids`. `none`: no such bound.",
+    )
+
     zookeeper: str = _setting(
         "embedded",
         text(pattern=HOSTS, expected='"embedded" or host:port,host:port with an optional /chroot'),

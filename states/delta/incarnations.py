@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
@@ -38,7 +39,7 @@ def incarnations_in(warehouse: Place, topology: str) -> list[IncarnationSign]:
     if found:
         return found
     for group in groups_with_manifests(warehouse, topology):
-        for decision, manifest in ManifestStore(warehouse, topology, group).found()[-1:]:
+        for decision, manifest in islice(ManifestStore(warehouse, topology, group).newest_first(), 1):
             said = halts.attempt_text(decision.txid, decision.attempt_id)
             found.append(IncarnationSign(manifest.incarnation, f"a manifest of batch group {group} of {said}"))
     return found

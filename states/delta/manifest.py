@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from trident.coordinators import faults
@@ -26,6 +28,7 @@ from trident.states.core.binding import StateKind
 from trident.states.core.kinds import stored_kind
 from trident.states.core.names import STREAMS_FOLDER, check_inside
 from trident.states.core.place import Place
+from trident.states.core.side_by_side import side_by_side
 from trident.states.core.staged import StagedFile
 
 WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
@@ -33,6 +36,7 @@ READ = faults.register("manifest.read", "reading the manifest of a decided batch
 CLEAN = faults.register("clean.manifests", "removing manifests that are needed no more")
 _SCHEMA = 1
 _FILE = re.compile(r"\d+-\d+")
+_NAME = re.compile(r"(\d+)-(\d+)(?:-\w+)?\.json")
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,28 @@ def outlives_process(manifest: Manifest) -> bool:
     return any(not table.state_kind.in_process for table in manifest.tables)
 
 
+@dataclass(frozen=True)
+class Retention:
+    """How long the manifests of published transactions are kept: as long as both bounds allow.
+
+    Attributes:
+        txids: of so many transactions back from the last one that has advanced; 0: none is kept.
+        secs: since they were written; None: no bound.
+    """
+
+    txids: int = 0
+    secs: float | None = None
+
+
+NONE_KEPT = Retention()
+
+
+def attempt_of(name: str) -> TransactionAttempt | None:
+    """The attempt of a manifest, by the name of its file; None for any other file, drafts among them."""
+    found = _NAME.fullmatch(name)
+    return TransactionAttempt(int(found[1]), int(found[2])) if found else None
+
+
 class ManifestStore:
     """The manifests of one batch group, under ``<w>/_trident/<topology>/<group>/manifests/<incarnation>``.
 
@@ -133,9 +159,18 @@ class ManifestStore:
 
     Args:
         incarnation: its manifests are written and cleaned up; None to look only.
+        retention: how long those that were decided are kept.
     """
 
-    def __init__(self, warehouse: Place, topology: str, group: str, incarnation: str | None = None) -> None:
+    def __init__(
+        self,
+        warehouse: Place,
+        topology: str,
+        group: str,
+        incarnation: str | None = None,
+        retention: Retention = NONE_KEPT,
+    ) -> None:
+        self.retention = retention
         self._warehouse, self._topology, self._group = Place(warehouse), topology, group
         self._old_folder = self._warehouse / "_trident" / topology / group / "manifests"
         self._incarnation = incarnation
@@ -222,32 +257,66 @@ class ManifestStore:
 
         A torn file, of a process that died while it wrote, was never decided and is left out.
         """
-        manifests = []
-        for path in sorted(_files_in(self._old_folder)):
-            try:
-                data = storage.read(path)
-                manifest = Manifest.decode(data)
-            except (TableError, Unreadable, FileNotFoundError):
-                continue
-            relative, digest = path.relative_to(self._warehouse), hashlib.sha256(data).hexdigest()
-            decision = Decision(manifest.attempt.txid, manifest.attempt.attempt_id, relative, len(data), digest)
-            manifests.append((decision, manifest))
-        return sorted(manifests, key=lambda pair: (pair[0].txid, pair[0].attempt_id))
+        calls = [partial(self._found_or_none, path) for path in _files_in(self._old_folder)]
+        # From a disk that is read at once, a thread more takes longer than the file.
+        all_of_them = side_by_side(calls) if not self._warehouse.is_local else [call() for call in calls]
+        found = (one for one in all_of_them if one is not None)
+        return sorted(found, key=lambda pair: (pair[0].txid, pair[0].attempt_id))
 
-    def clean(self, published_txid: int, keep: TransactionAttempt | None, due: bool = True) -> list[Place]:
-        """Removes manifests up to published_txid but the one kept; returns what is gone.
+    def newest_first(self) -> Iterator[tuple[Decision, Manifest]]:
+        """As :meth:`found`, the latest attempt first; a manifest is read when the caller comes to it."""
+        dated = [(attempt_of(path.name), path) for path in _files_in(self._old_folder)]
+        for _, path in sorted(((attempt, path) for attempt, path in dated if attempt), reverse=True):
+            found = self._found_or_none(path)
+            if found is not None:
+                yield found
+
+    def _found_or_none(self, path: Place) -> tuple[Decision, Manifest] | None:
+        try:
+            return self.read_found(path)
+        except (TableError, Unreadable, FileNotFoundError):
+            return None
+
+    def read_found(self, path: Place) -> tuple[Decision, Manifest]:
+        """Reads a manifest, and says which decision would name it.
+
+        Raises:
+            TableError, Unreadable: it cannot be read; FileNotFoundError: it is gone.
+        """
+        data = storage.read(path)
+        manifest = Manifest.decode(data)
+        relative, digest = path.relative_to(self._warehouse), hashlib.sha256(data).hexdigest()
+        return Decision(manifest.attempt.txid, manifest.attempt.attempt_id, relative, len(data), digest), manifest
+
+    def names(self) -> dict[str, Place]:
+        """The files of this incarnation's manifests, by name; no file is read."""
+        return {name: self._folder / name for name in storage.list_names(self._folder) if attempt_of(name)}
+
+    def clean(
+        self,
+        published_txid: int,
+        keep: TransactionAttempt | None,
+        due: bool = True,
+        empty: Collection[int] = (),
+    ) -> list[Place]:
+        """Removes manifests up to published_txid but those kept; returns what is gone.
 
         Args:
             published_txid: the last advanced transaction.
             due: False: not this time.
             keep: the attempt of ``last_published``, whose manifest stays: it
                 has the positions from which a lost ZooKeeper is rebuilt.
+            empty: transactions that have advanced without a manifest: one that is there was never decided.
         """
         removed = []
         with faults.fault_point(CLEAN):
             for folder in (self._folder, self._old_folder) if due else ():
-                for name in storage.list_names(folder):
+                names = storage.list_names(folder)
+                history = self._history(folder, names, published_txid, empty)
+                for name in names:
                     txid = name.lstrip(".").split("-", 1)[0]  # a draft, of a killed process, begins with a dot
+                    if name in history:
+                        continue
                     if keep is not None and re.fullmatch(rf"{keep.txid}-{keep.attempt_id}(-\w+)?\.json", name):
                         continue
                     path = folder / name
@@ -255,6 +324,33 @@ class ManifestStore:
                         removed.append(path)
             storage.delete_files(removed)
         return removed
+
+    def _history(
+        self, folder: Place, names: Iterable[str], published_txid: int, empty: Collection[int]
+    ) -> Collection[str]:
+        """The manifests that are kept: of each transaction the latest attempt's, which is the one that was decided.
+
+        A decided attempt is the last of its transaction. Only one that advanced without a manifest came behind others
+        that may have one.
+        """
+        if not self.retention.txids:
+            return ()
+        since, latest = published_txid - self.retention.txids, dict[int, TransactionAttempt]()
+        dated = {name: attempt for name in names if (attempt := attempt_of(name)) is not None}
+        for attempt in dated.values():
+            if since < attempt.txid <= published_txid and attempt.txid not in empty:
+                latest[attempt.txid] = max(attempt, latest.get(attempt.txid, attempt))
+        kept = sorted(name for name, attempt in dated.items() if latest.get(attempt.txid) == attempt)
+        if self.retention.secs is None:
+            return set(kept)
+        # By txid they are by age: only the oldest are looked at.
+        by_age = sorted(kept, key=lambda name: dated[name])
+        first = next((at for at, name in enumerate(by_age) if self._is_young(folder / name)), len(by_age))
+        return set(by_age[first:])
+
+    def _is_young(self, path: Place) -> bool:
+        found = storage.stat_file(path)
+        return found is not None and time.time() - found.mtime_ns / 1e9 <= (self.retention.secs or 0.0)
 
     def _may_remove(self, path: Place) -> bool:
         """Of those in the old place only what is of this incarnation, or torn: no later one writes there."""

@@ -21,6 +21,7 @@ CLEAN = faults.register("clean.staged", "removing staged rows that are not neede
 # How long after its attempt was cancelled a task may still write: it ends when its worker next says something.
 _STRAGGLER_SECS = 60.0
 # A store is cleaned up behind so many transactions at once: a look costs a request, and what is left over only space.
+# So are manifests where a history of them is kept, which a look goes through.
 CLEAN_EVERY = 20
 
 
@@ -42,12 +43,20 @@ class Cleaner:
         self._replayed: dict[TransactionAttempt, float] = {}  # when it was cleaned up after
         self._look_again = 0.0  # for files of other attempts, at the earliest
         self._cleaned = 0  # transactions, under this lease
+        self._published: set[TransactionAttempt] = set()  # those known to this process, of late
+        self._empty: set[int] = set()  # transactions that have advanced without a manifest, since the last clean-up
         self._tries_beside: bool | None = None  # whether Spark may try a task a second time beside the first
 
     def published(self, attempt: TransactionAttempt, tables: Iterable[ManifestTable]) -> None:
         """An attempt is published; its rows are needed until it has advanced."""
         self.last_published = attempt
+        self._published.add(attempt)
         self._tables_of[attempt] = tables
+
+    def opened(self, last_published: TransactionAttempt) -> None:
+        """The group is opened; this attempt is the last that was published."""
+        self.last_published = last_published
+        self._published.add(last_published)
 
     def advanced(self, attempt: TransactionAttempt) -> None:
         """Cleans what is left of attempts up to this txid; never another attempt's before that.
@@ -66,7 +75,7 @@ class Cleaner:
 
     def _clean_up_after(self, attempt: TransactionAttempt) -> None:
         due = self._tables.warehouse.is_local or self._cleaned % CLEAN_EVERY == 0
-        self._manifests.clean(attempt.txid, self.last_published, due)
+        self._clean_manifests(attempt, due)
         with faults.fault_point(CLEAN):
             if attempt.attempt_id > 0:
                 self._replayed[attempt], self._look_again = time.monotonic(), 0.0
@@ -78,6 +87,17 @@ class Cleaner:
                 self._drop_published_rows(attempt.txid)
         self._tables_of.pop(attempt, None)
         self._cleaned += 1
+
+    def _clean_manifests(self, attempt: TransactionAttempt, due: bool) -> None:
+        if attempt not in self._published:
+            self._empty.add(attempt.txid)
+        if self._manifests.retention.txids:
+            # Manifests of other attempts go at once, lest one be taken for the one that was decided.
+            due = due and (self._cleaned % CLEAN_EVERY == 0 or attempt.attempt_id > 0 or bool(self._empty))
+        self._manifests.clean(attempt.txid, self.last_published, due, self._empty)
+        if due:
+            self._empty.clear()
+            self._published = {other for other in self._published if other.txid >= attempt.txid}
 
     def _drop_published_rows(self, txid: int) -> None:
         """Rows that waited for their transaction's turn, or were given to states without a table."""

@@ -21,7 +21,7 @@ from trident.states.core.staged import StagedFile
 from trident.states.core.tables import TableSpec
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.log_entries import unchanged as unchanged_tables
-from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
+from trident.states.delta.manifest import NONE_KEPT, Manifest, ManifestStore, ManifestTable, Retention
 from trident.states.delta.staging import StagingTarget
 from trident.states.outside.health import OutsideProgress
 from trident.states.publishing.cleaning import Cleaner
@@ -40,6 +40,7 @@ class DeltaCommitter:
         bindings: the group's states, in the order in which they are published.
         check_fence: raises Deposed when another coordinator leads.
         outside: is told how far states outside of the warehouse are.
+        retention: how long manifests of published transactions are kept.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class DeltaCommitter:
         bindings: Sequence[StateBinding],
         check_fence: Callable[[], None],
         outside: OutsideProgress | None = None,
+        retention: Retention = NONE_KEPT,
     ) -> None:
         self._bindings = {binding.name: binding for binding in bindings}
         self._tables = GroupTables(engine, warehouse, topology, group, incarnation, epoch, check_fence)
-        self._manifests = ManifestStore(warehouse, topology, group, incarnation)
+        self._manifests = ManifestStore(warehouse, topology, group, incarnation, retention)
         led = self._tables.check_fence
         self._outside = OutsidePublisher(
             engine.spark, warehouse, topology, incarnation, epoch, led, outside or OutsideProgress()
@@ -87,7 +89,7 @@ class DeltaCommitter:
             ForeignTable, SchemaMismatch: a table cannot be this state's.
         """
         if record.last_published is not None:
-            self._cleaner.last_published = record.last_published.attempt
+            self._cleaner.opened(record.last_published.attempt)
         self._opener.open(record)
         self._outside.open(self._bindings.values(), record)
 

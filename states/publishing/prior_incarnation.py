@@ -6,6 +6,8 @@ reset` there is nothing to be found: it forgets descriptors and manifests too.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.place import Place
@@ -35,7 +37,7 @@ def check_group_is_new(warehouse: Place, topology: str, group: str, incarnation:
     Raises:
         Halted: there are some: ZooKeeper has forgotten the group.
     """
-    for decision, manifest in reversed(ManifestStore(warehouse, topology, group).found()):
+    for decision, manifest in ManifestStore(warehouse, topology, group).newest_first():
         if manifest.incarnation == incarnation and outlives_process(manifest):
             raise halts.group_forgotten(topology, group, decision)
 
@@ -56,7 +58,7 @@ def traces(engine: KernelEngine, warehouse: Place, topology: str) -> list[str]:
             said = halts.attempt_text(control.txid, control.attempt_id)
             found.append(f"table {descriptor.published_path} has {said} (incarnation {control.incarnation})")
     for group in groups_with_manifests(warehouse, topology):
-        for decision, manifest in ManifestStore(warehouse, topology, group).found()[-1:]:
+        for decision, manifest in islice(ManifestStore(warehouse, topology, group).newest_first(), 1):
             if outlives_process(manifest) and not found:
                 said = halts.attempt_text(decision.txid, decision.attempt_id)
                 found.append(f"a manifest of batch group {group} has {said} (incarnation {manifest.incarnation})")

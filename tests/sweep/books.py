@@ -100,7 +100,7 @@ class Books:
     def leftovers(self) -> list[str]:
         """Files that nobody needs any more, once all is committed."""
         self._mirror.bring()
-        return self.stored.leftovers([f"{name}__log" for name in delta_states(self.kind)], self._txids + 1)
+        return self.stored.leftovers([f"{name}__log" for name in delta_states(self.kind)])
 
     def cleaned(self, within_secs: float, files: bool = True) -> bool:
         """Whether nothing is left, in ZooKeeper and of files, or soon will be.

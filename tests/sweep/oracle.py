@@ -156,14 +156,16 @@ class Stored:
             rows = connection.execute(f'SELECT key, value FROM "{name}"').fetchall()
         return Counter({json.loads(key)["tuple"][0]: json.loads(value)["opaque"][1] for key, value in rows})
 
-    def leftovers(self, states: list[str], current: int) -> list[str]:
+    def leftovers(self, states: list[str]) -> list[str]:
         """Files that nobody needs any more, once everything up to the last transaction has succeeded."""
         found = []
         for name in ["audit", *states]:
             found += [f"{name}/{file}" for file in Table.read(self._warehouse / name).unused()]
         group = self._warehouse / "_trident" / "swept" / "words"
-        manifests = sorted((group / "manifests").glob("*/*.json"))
-        found += [f"manifests/{path.name}" for path in manifests if int(path.name.split("-")[0]) < current - 1]
+        manifests = sorted(path.name for path in (group / "manifests").glob("*/*.json"))
+        # The history: of a transaction the attempt that was decided, and no other one.
+        of_each = Counter(int(name.split("-")[0]) for name in manifests)
+        found += [f"manifests/{name}" for name in manifests if of_each[int(name.split("-")[0])] > 1]
         for kind in ("states", "boundaries"):
             found += _data_files(group / kind)
         return found + _data_files(group.parent / "streams")

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from trident.coordinators.errors import OutboxDamaged, StagedFileMissing, TableError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
-from trident.coordinators.records import GroupRecord, TableMark, is_outside_id, outside_name
+from trident.coordinators.records import Decision, GroupRecord, TableMark, is_outside_id, outside_name
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.zookeeper import ZooKeeper
@@ -149,6 +149,15 @@ def _status_epoch(warehouse: Place, name: str) -> int:
         return 0
 
 
+def _unfinished_since(tables: tuple[TableFacts, ...], record: GroupRecord | None, decision: Decision | None) -> int:
+    """The first transaction that may have to be published, or told, once more."""
+    held = [table.control.txid for table in tables if table.control is not None and table.has_transaction]
+    known = [max(held)] if held else []
+    known += [record.last_published.txid] if record is not None and record.last_published is not None else []
+    known += [decision.txid] if decision is not None else []
+    return min(known, default=0)
+
+
 @dataclass
 class _Look:
     """At one batch group."""
@@ -173,7 +182,12 @@ class _Look:
             found = [one for one in found if one[1].incarnation == record.incarnation]
         misplaced = [*store.misplaced, *misplaced_by_manifest(record, pins, store.partition_values, found)]
         tables = tuple(self._tables(record))
-        manifests = tuple(ManifestFacts(decided, manifest, self._missing(manifest)) for decided, manifest in found)
+        since = _unfinished_since(tables, record, decision)
+        manifests = tuple(
+            # Files of transactions long done may be gone rightly: only of the last ones they are looked for.
+            ManifestFacts(decided, manifest, self._missing(manifest) if decided.txid >= since else {})
+            for decided, manifest in found
+        )
         leftovers: dict[int, int] = {}
         for txid, attempt_id in [*((one.txid, one.attempt_id) for one, _ in found), *self._folders(tables)]:
             leftovers[txid] = max(leftovers.get(txid, 0), attempt_id)

@@ -27,6 +27,7 @@ from trident.states.core.descriptor import load_descriptor
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.manifest import Retention
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.copies import StateCopies, own_folder, settled_repair
@@ -145,6 +146,7 @@ class SparkOpening:
             plan.bindings,
             self._check_fence,
             site.outside[plan.name],
+            Retention(site.config.history_retention_txids, site.config.history_retention_secs),
         )
 
     def check_new(self) -> None:

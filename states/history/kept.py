@@ -1,0 +1,168 @@
+"""The kept manifests of a batch group: sources' positions, files and changes of past transactions.
+
+A kept manifest says of its transaction: which attempt it was and on which it
+built, the metadata from which each stream's batch came (of an opaque source
+where it stood afterwards), and the files that each state was given. The files
+themselves are there as long as their table needs them:
+
+- of an append table until another program's VACUUM, after an OPTIMIZE or a
+  DELETE, removes them;
+- of a keyed state's log until it has dropped them, which it does behind
+  ``snapshot_retention_txids``, and an hour has passed;
+- of states without a table (maps, users' own, outside of the warehouse) until
+  the transaction has advanced: of these the manifest has the counts alone.
+
+Rows that only waited for their transaction's turn (boundaries) go with it.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from trident.coordinators.errors import TableError, TransactionNotKept
+from trident.coordinators.records import Decision
+from trident.coordinators.stored_json import Unreadable
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.place import AnyPath, Place
+from trident.states.delta.incarnations import newest_control
+from trident.states.delta.log_entries import has_log
+from trident.states.delta.manifest import Manifest, ManifestStore, attempt_of
+
+
+class KeptManifests:
+    """The manifests of one batch group, by txid: of each transaction that of the attempt that was decided.
+
+    Reads files alone, without ZooKeeper: a manifest that is newer than what the tables have is not given, since it
+    may not be decided. A transaction that changed nothing has no manifest. For one thread.
+
+    Args:
+        warehouse: its folder or URL.
+        incarnation: the topology's, since its first start or the last reset.
+        upto: the last transaction that is published, where the caller knows it (from ZooKeeper); None: the tables are
+            asked. Of a group without Delta tables they cannot tell of the newest manifest, which is then not given.
+    """
+
+    def __init__(
+        self, warehouse: AnyPath, topology: str, group: str, incarnation: str, upto: int | None = None
+    ) -> None:
+        self._warehouse, self.topology, self.group, self.incarnation = Place(warehouse), topology, group, incarnation
+        self._upto = upto
+        self._store = ManifestStore(self._warehouse, topology, group, incarnation)
+        self._files: dict[int, tuple[Place, ...]] = {}  # of each txid, the latest attempt first
+        self._kept: list[int] = []  # as they were last looked for
+        self._read: dict[Place, tuple[Decision, Manifest] | None] = {}  # the last few; None: it cannot be read
+
+    def txids(self) -> list[int]:
+        """Returns the transactions whose manifests are kept, the oldest first.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
+        files = self._store.names()
+        dated = sorted((attempt_of(name) or TransactionAttempt(0, 0), name) for name in files)
+        self._files = {
+            txid: tuple(files[name] for _, name in reversed(list(group)))
+            for txid, group in groupby(dated, key=lambda each: each[0].txid)
+        }
+        txids = sorted(self._files)
+        if self._upto is not None:
+            txids = [txid for txid in txids if txid <= self._upto]
+        elif txids and not self._is_published(txids[-1]):
+            txids.pop()  # one transaction is decided at a time: of the greatest alone it is not known
+        self._kept = txids
+        return list(txids)
+
+    def read(self, txid: int) -> Manifest:
+        """Returns the manifest of the attempt that was decided.
+
+        Raises:
+            TransactionNotKept: there is none, or no longer: the message says which are kept.
+            TableError: it is there, and cannot be read.
+        """
+        return self.decided(txid)[1]
+
+    def decided(self, txid: int) -> tuple[Decision, Manifest]:
+        """As :meth:`read`, with the decision that named the manifest: its path, size and digest."""
+        if txid not in self._kept and txid not in self.txids():
+            raise self._not_kept(txid)
+        parent = self._parent_of_next(txid)
+        files = [path for path in self._files[txid] if parent is None or attempt_of(path.name) == parent]
+        for path in files:
+            found = self._manifest(path)
+            if found is not None:
+                return found
+        if not files or txid not in self.txids():  # another attempt, which had nothing to publish; or cleaned up since
+            raise self._not_kept(txid)
+        raise TableError(
+            f"the manifest {files[0]} of transaction {txid} cannot be read, or is not that of its name",
+            expected=f"transaction {txid} of {self.topology}/{self.group}, incarnation {self.incarnation}",
+            action="bring it back from a back-up of the warehouse",
+        )
+
+    def _parent_of_next(self, txid: int) -> TransactionAttempt | None:
+        """The attempt on which the next transaction builds, where its manifest is kept too."""
+        for path in self._files.get(txid + 1, ()):
+            found = self._manifest(path)
+            if found is not None:
+                return found[1].parent
+        return None
+
+    def _manifest(self, path: Place) -> tuple[Decision, Manifest] | None:
+        if path not in self._read:
+            while len(self._read) >= 4:
+                del self._read[next(iter(self._read))]
+            self._read[path] = self._read_whole(path)
+        return self._read[path]
+
+    def _read_whole(self, path: Place) -> tuple[Decision, Manifest] | None:
+        """None for one that a process has left half written, or that is another's."""
+        try:
+            decision, manifest = self._store.read_found(path)
+        except (TableError, Unreadable, FileNotFoundError):
+            return None
+        said = (manifest.topology, manifest.group, manifest.incarnation, manifest.attempt)
+        ours = (self.topology, self.group, self.incarnation, attempt_of(path.name))
+        return (decision, manifest) if said == ours else None
+
+    def _is_published(self, txid: int) -> bool:
+        """Tells whether a table has a transaction, or a later one: then it was decided."""
+        for path in self._files[txid]:
+            found = self._manifest(path)
+            if found is None:
+                continue
+            decision, manifest = found
+            for folder in {table.path for table in manifest.tables if table.state_kind.has_table}:
+                table = self._warehouse / folder
+                control = newest_control(table) if has_log(table) else None
+                if control is None or control.incarnation != self.incarnation:
+                    continue
+                if control.txid > txid or control.is_of(decision):
+                    return True
+        return False
+
+    def _not_kept(self, txid: int) -> TransactionNotKept:
+        kept = [other for other in self._kept if other != txid]
+        where = f"transaction {txid} of {self.topology}/{self.group}"
+        if not kept:
+            return TransactionNotKept(
+                f"no manifest of {where} is kept, nor of another transaction",
+                txid=txid,
+                expected=f"some in {self._warehouse / '_trident' / self.topology / self.group / 'manifests'}",
+                action="let the topology run with history_retention_txids above 0",
+            )
+        inside = kept[0] < txid < kept[-1]
+        return TransactionNotKept(
+            f"{where} has no manifest: it changed nothing" if inside else f"no manifest of {where} is kept",
+            txid=txid,
+            oldest=kept[0],
+            newest=kept[-1],
+            found=f"{len(kept)} are kept, of transactions {kept[0]} to {kept[-1]}",
+            action=f"take one of {_near(kept, txid)}; "
+            "history_retention_txids and history_retention_secs say how many are kept",
+        )
+
+
+def _near(kept: list[int], txid: int) -> str:
+    """The nearest transactions that are kept."""
+    nearest = sorted(sorted(kept, key=lambda other: abs(other - txid))[:3])
+    return ", ".join(map(str, nearest))

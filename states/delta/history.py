@@ -7,11 +7,12 @@ found that keeps the control record (RESTORE and TRUNCATE do: docs/semantics.md 
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple
 
 from trident.coordinators.errors import TableError
 from trident.states.core.storage import Signature
@@ -36,9 +37,9 @@ __all__ = [
     "newest_version",
     "only_adds_columns",
     "read_commit",
+    "unbroken",
 ]
 
-_T = TypeVar("_T")
 IsOurs = Callable[[TableCommit], bool]
 """Recognises the commits of the topology that asks."""
 
@@ -141,9 +142,11 @@ def foreign(commit: TableCommit, is_ours: Callable[[TableCommit], bool]) -> str 
 def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
     """The newest table version whose control record has a ``txid`` of at most ``txid``, of those of this incarnation.
 
-    Within one incarnation of the topology control records only grow with the
-    table version, so few entries are read. An append table that was
-    adopted after a reset has records of an earlier one below, whose txids are
+    Within one epoch of one incarnation control records only grow with the
+    table version, so few entries are read. A greater epoch may begin lower: a
+    rollback takes the table back, under an epoch above all that wrote to it
+    before; the newest version counts, for what lies between was taken back. An append table that was
+    adopted after a reset has records of an earlier incarnation below, whose txids are
     other transactions: the newest version says which incarnation it is, and only
     its versions are looked at. An entry never changes, and this process
     remembers it.
@@ -155,36 +158,55 @@ def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
         TableError: there is no log, or it cannot be read.
     """
 
-    def value(marks: _Marks) -> int | None:
-        return _control_of(marks, domain)[0]
+    def told(marks: _Marks) -> _Told | None:
+        for name, control, incarnation, epoch in marks.control:
+            if name == domain:
+                return _Told(control, (incarnation, epoch), incarnation)
+        return None
 
-    return _find(path, txid, value, lambda marks: _control_of(marks, domain))
+    return _find(path, txid, told)
 
 
 def find_version_by_txn(path: str, app: str, txn: int) -> int | None:
     """The newest table version whose ``txn_version`` for ``app`` is at most ``txn``.
 
     A version before the first transaction of ``app`` counts as lower than all.
-    Otherwise as :func:`find_version_by_control`.
+    ``app/GENERATION`` is the same app after a rollback, which begins lower. Otherwise as
+    :func:`find_version_by_control`.
     """
 
-    def value(marks: _Marks) -> int | None:
-        return dict(marks.txns).get(app)
+    def told(marks: _Marks) -> _Told | None:
+        for name, version in marks.txns:
+            if name == app or name.startswith(f"{app}/"):
+                return _Told(version, name, None)
+        return None
 
-    return _find(path, txn, value)
+    return _find(path, txn, told)
 
 
 @dataclass(frozen=True)
 class _Marks:
-    """The remembered part of a log entry: small, unlike the entry."""
+    """The remembered part of a log entry: small, unlike the entry.
 
-    control: tuple[tuple[str, tuple[int, str | None]], ...]
+    Attributes:
+        control: domain, txid, incarnation, epoch.
+    """
+
+    control: tuple[tuple[str, int, str | None, int | None], ...]
     txns: tuple[tuple[str, int], ...]
 
 
-def _control_of(marks: _Marks, domain: str) -> tuple[int | None, str | None]:
-    """The txid, and the incarnation that it is of; (None, None) where the entry does not say."""
-    return dict(marks.control).get(domain, (None, None))
+class _Told(NamedTuple):
+    """A mark by which a version is looked for.
+
+    Attributes:
+        stretch: versions side by side with the same one have marks that only grow.
+        life: versions with another one are not looked at.
+    """
+
+    value: int
+    stretch: Hashable
+    life: Hashable
 
 
 @lru_cache(maxsize=100_000)
@@ -192,7 +214,7 @@ def _marks(path: str, version: int, signature: Signature | None) -> _Marks:
     del signature  # part of the key only: a table made anew at the same path has other entries
     commit = read_commit(path, version)
     control = tuple(
-        (domain, (value["txid"], value.get("incarnation")))
+        (domain, value["txid"], value.get("incarnation"), value.get("epoch"))
         for domain, value in commit.control.items()
         if isinstance(value, dict) and isinstance(value.get("txid"), int)
     )
@@ -202,18 +224,13 @@ def _marks(path: str, version: int, signature: Signature | None) -> _Marks:
 _marks_lock = threading.Lock()
 
 
-def _find(
-    path: str,
-    at_most: int,
-    value: Callable[[_Marks], int | None],
-    published_by: Callable[[_Marks], tuple[int | None, str | None]] | None = None,
-) -> int | None:
-    versions = _unbroken(versions_of(path))
+def _find(path: str, at_most: int, told: Callable[[_Marks], _Told | None]) -> int | None:
+    versions = unbroken(versions_of(path))
     if not versions:
         raise TableError(f"there is no Delta log at {path}")
-    lowest, newest = versions[0], versions[-1]
+    lowest, high = versions[0], versions[-1]
 
-    def in_force(version: int, told: Callable[[_Marks], _T | None]) -> _T | None:
+    def in_force(version: int) -> _Told | None:
         """The mark that holds at a version: its own, or of the newest entry before it."""
         for each in range(version, lowest - 1, -1):
             with _marks_lock:
@@ -222,24 +239,32 @@ def _find(
                 return found
         return None
 
-    def incarnation(marks: _Marks) -> tuple[str | None] | None:
-        txid, found = published_by(marks) if published_by else (None, None)
-        return None if txid is None else (found,)
+    newest = mark = in_force(high)
+    while mark is not None and newest is not None and mark.life == newest.life:
+        if mark.value <= at_most:
+            return high
+        first = _first_of(in_force, lowest, high, mark.stretch)
+        begins = in_force(first)
+        if begins is not None and begins.value <= at_most:
+            return _last_where(first, high, lambda version: _value(in_force(version)) <= at_most)
+        high = first - 1
+        mark = in_force(high)
+    # Without a mark down to version 0 there was none yet; in a log whose beginning is cleaned up there may have been.
+    return high if mark is None and lowest == 0 and high >= 0 else None
 
-    def low_enough(version: int) -> bool:
-        mark = in_force(version, value)
-        # Without a mark down to version 0 there was none yet; in a log whose
-        # beginning is cleaned up there may have been one.
-        return lowest == 0 if mark is None else mark <= at_most
 
-    if low_enough(newest):
-        return newest
-    first = lowest
-    if published_by is not None:
-        this = in_force(newest, incarnation)
-        if in_force(lowest, incarnation) != this:
-            first = _last_where(lowest, newest, lambda version: in_force(version, incarnation) != this) + 1
-    return _last_where(first, newest, low_enough) if low_enough(first) else None
+def _first_of(in_force: Callable[[int], _Told | None], lowest: int, high: int, stretch: Hashable) -> int:
+    """The first version of the stretch that ``high`` is in."""
+
+    def before(version: int) -> bool:
+        found = in_force(version)
+        return found is None or found.stretch != stretch
+
+    return _last_where(lowest, high, before) + 1 if before(lowest) else lowest
+
+
+def _value(mark: _Told | None) -> float:
+    return -math.inf if mark is None else mark.value
 
 
 def _last_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
@@ -250,7 +275,7 @@ def _last_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
     return low
 
 
-def _unbroken(versions: list[int]) -> list[int]:
+def unbroken(versions: list[int]) -> list[int]:
     """The longest tail without a hole; entries below a hole belong to no readable version."""
     start = len(versions) - 1
     while start > 0 and versions[start - 1] == versions[start] - 1:

@@ -1,0 +1,240 @@
+"""The versions of a batch group's Delta tables as of a transaction, from their logs alone: no Spark, no ZooKeeper.
+
+A published table (the log of a keyed state, an append table, a table of dead letters) says in its control records which
+transactions it has; the plain table of a keyed state says in the SetTransaction of its MERGEs up to which transaction
+it is merged. Both only grow with the version within one stretch of a table's life (``states.delta.history``), so a
+handful of entries is read, whatever the log's length: milliseconds for thousands of entries.
+
+The transaction must have advanced, which only ZooKeeper, a kept manifest or a merged plain table tells: one that is
+being published is in some tables and not yet in others.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from trident.coordinators.errors import ForeignTable, TableError
+from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.core.descriptor import StateDescriptor, descriptors_of_group
+from trident.states.core.place import Place
+from trident.states.delta import history
+from trident.states.delta.checkpoints import newest_checkpoint
+from trident.states.delta.kernel_errors import TableMissing
+from trident.states.delta.log_entries import TableCommit, as_text, has_log, read_commit, versions_of
+from trident.states.keyed.compaction import SnapshotUnavailable
+
+
+@dataclass(frozen=True)
+class PublishedVersion:
+    """A version of a table that transactions are published to.
+
+    Attributes:
+        path: the table's folder.
+        version: the newest table version that has no later transaction.
+        control: the control record that holds there: its txid is the last transaction that the table has, at most the
+            wanted one; its floor, of a log, up to where rows were dropped by then.
+    """
+
+    path: Place
+    version: int
+    control: ControlRecord
+
+
+@dataclass(frozen=True)
+class PlainVersion:
+    """A version of the plain table of a keyed state.
+
+    Attributes:
+        path: the table's folder.
+        version: the newest table version that is not merged further than wanted.
+        merged: P: it has the transactions up to this one.
+    """
+
+    path: Place
+    version: int
+    merged: int
+
+
+@dataclass(frozen=True)
+class StateVersions:
+    """The tables of one state as of a transaction.
+
+    Attributes:
+        published: the log of a keyed state, or the append table.
+        plain: None of an append, and where no MERGE has made the table yet.
+    """
+
+    state: StateDescriptor
+    published: PublishedVersion
+    plain: PlainVersion | None
+
+
+def published_as_of(path: Place, topology: str, group: str, incarnation: str, txid: int) -> PublishedVersion:
+    """The newest version of a published table that has no transaction after ``txid``.
+
+    Of a txid above all that the table has this is its newest version.
+
+    Raises:
+        SnapshotUnavailable: what is left of the log does not reach back so far, or the table began later.
+        TableError: there is no table, or its log cannot be read.
+        ForeignTable: it is of another topology, group or incarnation.
+    """
+    log = _Log(path)
+    newest = log.control_at(log.versions[-1])
+    if newest is None:
+        raise log.cleaned(txid)
+    _check_own(path, newest, (topology, group, incarnation))
+    version = history.find_version_by_control(str(path), DOMAIN, txid)
+    control = None if version is None or not log.has(version) else log.control_at(version)
+    if version is None or control is None or control.incarnation != incarnation:
+        raise log.cleaned(txid)
+    return PublishedVersion(path, version, control)
+
+
+def plain_as_of(warehouse: Place, state: StateDescriptor, txid: int) -> PlainVersion | None:
+    """The newest version of a keyed state's plain table merged up to ``txid`` at most; None where there is none.
+
+    Before its first MERGE a table is merged up to the transaction before the state's first.
+
+    Raises:
+        SnapshotUnavailable: what is left of the log does not reach back so far.
+        TableError: the log cannot be read.
+    """
+    path = Place(warehouse) / state.plain_path
+    if not has_log(path):
+        return None
+    log = _Log(path)
+    version = history.find_version_by_txn(str(path), state.merge_app, txid)
+    if version is None or not log.has(version):
+        raise log.cleaned(txid)
+    return PlainVersion(path, version, log.merged_at(version, state))
+
+
+def group_as_of(
+    warehouse: Place, topology: str, group: str, txid: int, incarnation: str | None = None
+) -> Mapping[str, StateVersions]:
+    """All states of a batch group as of one transaction, by their names.
+
+    States that began after it are left out; a state that has left the topology is as it was last. The rows of a keyed
+    state as of ``txid`` are those of ``plain`` with the log's rows of ``plain.merged`` < ``_txid`` ≤ ``txid`` on top.
+
+    Args:
+        txid: one that has advanced.
+        incarnation: of the topology; None: of the descriptors.
+
+    Raises:
+        SnapshotUnavailable: a table no longer has it: ``available`` says from where on it does, if that is known.
+        TableError: there is no such group, or a table is missing or cannot be read.
+        ForeignTable: a table is of another topology, group or incarnation.
+    """
+    warehouse = Place(warehouse)
+    states = descriptors_of_group(warehouse, topology, group)
+    if not states:
+        raise TableError(
+            f"there is no state of batch group {group!r} of topology {topology!r} in {warehouse}",
+            action="check the names and the warehouse",
+        )
+    found = {}
+    for state in states:
+        if state.starts_at - 1 <= txid:
+            whose = incarnation or state.incarnation
+            published = published_as_of(warehouse / state.published_path, topology, group, whose, txid)
+            found[state.name] = _with_plain(warehouse, state, published, txid)
+    return found
+
+
+def _with_plain(warehouse: Place, state: StateDescriptor, published: PublishedVersion, txid: int) -> StateVersions:
+    if not state.state_kind.has_log:
+        return StateVersions(state, published, None)
+    plain = plain_as_of(warehouse, state, txid)
+    # Rows up to the floor are in the plain table alone; up to today's one, for what was dropped since is swept.
+    log = _Log(published.path)
+    now = log.control_at(log.versions[-1]) or published.control
+    if (state.starts_at - 1 if plain is None else plain.merged) < now.floor:
+        raise SnapshotUnavailable(
+            f"transaction {txid} is no longer kept for state {state.name}",
+            txid=txid,
+            available=now.floor,
+            found=f"a log that begins after {now.floor}",
+            action=f"name transaction {now.floor} or a later one; snapshot_retention_txids of a state sets how many "
+            "are kept",
+        )
+    return StateVersions(state, published, plain)
+
+
+class _Log:
+    """The entries that are left of a table's log, as it was when it was listed.
+
+    Attributes:
+        versions: those that have an entry, without those below a hole.
+    """
+
+    def __init__(self, path: Place) -> None:
+        self.path = path
+        self.versions = history.unbroken(versions_of(str(path))) if has_log(path) else []
+        if not self.versions:
+            raise TableMissing(f"there is no Delta table at {path}")
+
+    def has(self, version: int) -> bool:
+        """Tells whether the log says what the table was at a version: from its beginning on, or from a checkpoint."""
+        lowest = self.versions[0]
+        return lowest == 0 or newest_checkpoint(str(self.path), version)[0] >= lowest - 1
+
+    def control_at(self, version: int) -> ControlRecord | None:
+        """The control record that holds at a version; None where the entries that are left up to it have none."""
+        for commit in self._commits_down(version):
+            control = commit.control.get(DOMAIN)
+            if control is not None:
+                return decode_control(self.path, as_text(control) if isinstance(control, (str, Mapping)) else None)
+        return None
+
+    def merged_at(self, version: int, state: StateDescriptor) -> int:
+        """P of a plain table at a version."""
+        for commit in self._commits_down(version):
+            for app, merged in commit.txns.items():
+                if app == state.merge_app or app.startswith(f"{state.merge_app}/"):
+                    return max(merged, state.starts_at - 1)
+        return state.starts_at - 1
+
+    def _commits_down(self, version: int) -> Iterator[TableCommit]:
+        return (read_commit(str(self.path), each) for each in range(version, self.versions[0] - 1, -1))
+
+    def cleaned(self, txid: int) -> SnapshotUnavailable:
+        """The error for a transaction that the log does not reach back to."""
+        oldest = self._oldest()
+        from_on = "" if oldest is None else f"; of transaction {oldest} and later ones it has"
+        return SnapshotUnavailable(
+            f"table {self.path.name} has no version as of transaction {txid}{from_on}",
+            txid=txid,
+            available=oldest,
+            found=f"log entries from version {self.versions[0]} on",
+            expected="the entries, and the checkpoint, of that time",
+            action="name a later transaction; delta.logRetentionDuration of the table sets how long its log is kept",
+        )
+
+    def _oldest(self) -> int | None:
+        """The least transaction of which there is a version of this incarnation."""
+        newest = self.control_at(self.versions[-1])
+        if newest is None:
+            return None
+
+        def is_ours(version: int) -> bool:
+            control = self.control_at(version) if self.has(version) else None
+            return control is not None and control.incarnation == newest.incarnation
+
+        first = bisect_left(self.versions, True, key=is_ours)
+        control = self.control_at(self.versions[first]) if first < len(self.versions) else None
+        return None if control is None else control.txid
+
+
+def _check_own(path: Place, control: ControlRecord, own: tuple[str, str, str]) -> None:
+    found = (control.topology, control.group, control.incarnation)
+    if found != own:
+        raise ForeignTable(
+            f"the table {path} is of another topology, batch group or incarnation",
+            found="/".join(found),
+            expected="/".join(own),
+            action="check the names and the warehouse; `trident reset` begins another incarnation",
+        )

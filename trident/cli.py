@@ -125,7 +125,11 @@ def asked_spark_settings(config: TridentConfig) -> dict[str, str]:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trident-spark")
 def main() -> None:
-    """Exactly-once micro-batches on Spark: run topologies and look after them."""
+    """Exactly-once micro-batches on Spark: run topologies and look after them.
+
+    FILE is a Python file that makes a topology, NAME the name that it has there, TXID the number of a transaction.
+    `trident COMMAND --help` has the options of a command.
+    """
 
 
 @main.command(short_help="Run the topology in FILE until it is stopped.")

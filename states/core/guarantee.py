@@ -22,7 +22,7 @@ class GuaranteeRow:
 
     Attributes:
         name: short, for tests.
-        state: as the README shows it.
+        state: as docs/guarantees.md shows it.
         guarantee: with a transactional or an opaque spout.
         better: how its user has exactly once with this kind of state, if that is possible.
     """

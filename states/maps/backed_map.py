@@ -47,7 +47,7 @@ def non_transactional(
 
 
 def transactional(name: str, backing: Backing, *, cache_size: int = 0, partitions: int = 1) -> BackedMapState:
-    """A map that stores the txid beside each value and skips one that it has: see the table in the README.
+    """A map that stores the txid beside each value and skips one that it has: see the table in docs/guarantees.md.
 
     Arguments and errors: :class:`BackedMapState`.
     """

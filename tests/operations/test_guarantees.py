@@ -1,4 +1,4 @@
-"""The guarantee table: what the README shows, what the matrix asserts, and what building a topology says, are one."""
+"""The guarantee table: the page shows, the matrix asserts and building a topology says the same."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ from trident.states.core.kinds import kind_of_state
 from trident.states.keyed.delta_map import KEYED
 from trident.states.maps.backing_maps import MemoryBackingMap
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXACT = Guarantee.EXACTLY_ONCE
 
 
-def readme_tables(heading: str) -> list[list[list[str]]]:
-    """The tables under a heading of the README: lines of cells, without their markup."""
-    section = README.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+def tables_of(page: str, heading: str) -> list[list[list[str]]]:
+    """The tables under a heading of a page: lines of cells, without their markup."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     tables: list[list[list[str]]] = []
     above = ""
     for line in section.splitlines():
@@ -54,16 +55,17 @@ def readme_tables(heading: str) -> list[list[list[str]]]:
     return tables
 
 
-# --- the README ----------------------------------------------------------------------------
+# --- the pages -----------------------------------------------------------------------------
 
 
-def test_the_readme_shows_the_table() -> None:
-    (shown,) = readme_tables("What is guaranteed")
+def test_the_page_shows_the_table() -> None:
+    (shown,) = tables_of("guarantees.md", "What is guaranteed")
     assert [tuple(line) for line in shown] == table()
 
 
-def test_the_spouts_and_states_of_the_readme_can_be_imported_and_are_of_the_kind_it_says() -> None:
-    spouts, states = readme_tables("Spouts and states")
+def test_the_spouts_and_states_of_the_pages_can_be_imported_and_are_of_the_kind_they_say() -> None:
+    (spouts,) = tables_of("spouts.md", "Those that are there")
+    (states,) = tables_of("states.md", "Those that are there")
     kinds = {name: kind for names, kind, _ in spouts[1:] for name in names.split(", ")}
     found = {name: getattr(trident, name, None) or getattr(trident.testing, name, None) for name in kinds}
     assert [name for name, spout in found.items() if spout is None] == []

@@ -308,7 +308,8 @@ def test_a_file_with_columns_is_planned_without_a_jvm_and_pysparks_own_are_expla
         ("wrong", "trident", 'F.col("m") > 0'),
     ):
         Path(tmp_path, f"{name}.py").write_text(FILE.format(home=home, condition=condition))
-    blocks = re.findall(r"```python\n(.*?)```", Path(__file__).parents[2].joinpath("README.md").read_text(), re.DOTALL)
+    page = Path(__file__).parents[2].joinpath("docs", "stream-api.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     Path(tmp_path, "readme.py").write_text(README + next(block for block in blocks if "functions as F" in block))
     script = """
 from pyspark import SparkContext

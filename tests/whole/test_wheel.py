@@ -66,9 +66,9 @@ def files_of(folder: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution, unpacked; made without the network."""
-    pytest.importorskip("setuptools")  # new environments of Python 3.12 and later have none
+    pytest.importorskip("setuptools", minversion="77")  # pyproject.toml has its licence as text
     copy, unpacked = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for name in ("trident", "states", "coordinators"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -105,6 +105,13 @@ def test_all_modules_are_installed_and_no_top_level_name_but_trident(installed: 
     assert {one.name for one in libraries.iterdir()} - {"libraries.pth", "__pycache__"} == {"trident"}
     for ours, theirs in (("trident", "."), ("states", "states"), ("coordinators", "coordinators")):
         assert files_of(ROOT / ours) == files_of(libraries / "trident" / theirs)
+    assert (libraries / "trident" / "py.typed").exists() and (libraries / "trident" / "__init__.pyi").exists()
+
+
+def test_the_licence_goes_with_the_package(source: Path) -> None:
+    assert (source / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    told = (source / "PKG-INFO").read_text(encoding="utf-8")
+    assert "License-Expression: Apache-2.0\n" in told and "License-File: LICENSE\n" in told
 
 
 def test_a_cluster_is_sent_the_same_framework_from_the_wheel_as_from_this_checkout(

@@ -1,6 +1,6 @@
 """The table of guarantees: which spout and which state are exactly once together (docs/semantics.md 5).
 
-The README shows it, a topology is checked against it when it is built, and
+docs/guarantees.md shows it, a topology is checked against it when it is built, and
 the matrix test asserts each of its cells, the bad ones too.
 """
 

@@ -1,0 +1,127 @@
+"""Pages that are made from code are up to date, pages with programs print what they say, and the README is a page."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests import pages
+from tests.page_runner import PageRun
+from trident import errors
+
+ROOT = pages.ROOT
+
+
+@pytest.mark.parametrize("name", pages.PAGES)
+def test_a_page_that_is_made_is_up_to_date(name: str) -> None:
+    there, made = pages.made(name)
+    assert there == made, "write it anew: python -m tests.pages"
+
+
+# --- what is made --------------------------------------------------------------------------------
+
+
+def test_every_command_says_whole_sentences() -> None:
+    commands = dict(pages.commands())
+    assert "trident run" in commands and "trident dead-letters list" in commands
+    for name, command in commands.items():
+        for text in (command.short_help or "", (command.help or "").strip()):
+            assert re.match(r"[A-Z]", text) and text.endswith("."), f"{name}: {text!r}"
+
+
+def test_every_error_has_a_cause_and_a_remedy() -> None:
+    remedies = pages.remedies((ROOT / "docs" / "errors.md").read_text(encoding="utf-8"))
+    assert set(remedies) == set(errors.__all__) - {"TridentError"}
+    assert [name for name, remedy in remedies.items() if len(remedy.split()) < 3] == []
+
+
+def test_a_new_error_gets_an_empty_remedy_and_the_others_keep_theirs() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    less = "\n".join(line for line in page.splitlines() if not line.startswith("| `HalfRead`"))
+    assert pages.error_page(less) == pages.error_page(page)
+    emptied = re.sub(r"^(\| `ConfigError` .*\| )[^|]+\|$", r"\1 |", page, flags=re.MULTILINE)
+    assert pages.remedies(pages.error_page(emptied))["ConfigError"] == ""
+
+
+def test_every_word_of_the_glossary_has_a_meaning() -> None:
+    words = pages.words()
+    assert len(words) > 30 and ("txid") in dict(words)
+    assert [word for word, meaning in words if not meaning] == []
+
+
+# --- the README ----------------------------------------------------------------------------------
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_at_most_900_words() -> None:
+    assert len(README.split()) <= 900
+
+
+def sentences(page: str) -> list[str]:
+    """The sentences of a page's prose: without code, tables and headings."""
+    prose = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^(\||#|    ).*$", "", prose, flags=re.MULTILINE)
+    prose = re.sub(r"\]\([^)]*\)", "]", prose)
+    parts = [part for paragraph in re.split(r"\n\s*\n|^- ", prose, flags=re.MULTILINE) for part in [paragraph]]
+    return [one for part in parts for one in re.split(r"(?<=[.!?:])\s+", part.strip()) if one]
+
+
+def test_the_readme_has_short_sentences() -> None:
+    lengths = [len(one.split()) for one in sentences(README)]
+    assert len(lengths) > 30 and sum(lengths) / len(lengths) <= 18
+    assert max(lengths) <= 40
+
+
+def test_the_readme_has_what_a_stranger_looks_for() -> None:
+    for word in ("pip install", "Kafka", "kill -9", "make demo", "make test", "docs/glossary.md", "LICENSE"):
+        assert word in README, word
+
+
+# Figures of the README's table, in its order: the row of docs/benchmarks.md that each is from.
+FIGURES = [
+    "foreachBatch + MERGE",
+    "ours, 1 in flight",
+    "ours, 4 in flight",
+    "Structured Streaming, RocksDB, 20,000 keys: sums, merged into a table",
+    "reducer, 20,000 keys",
+    "reducer, 8,000,000 keys",
+]
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    rows = [line for line in README.split("## Why not foreachBatch")[1].splitlines() if re.search(r"^\|.*\d ms", line)]
+    named = re.compile(r"\b[\d,.]*\d\b (?:words|rows|keys)")
+    figures = [one for row in rows for one in re.findall(r"\d[\d,.]*\d", named.sub("", row))]
+    assert len(figures) == len(FIGURES), figures
+    for figure, row in zip(figures, FIGURES):
+        (found,) = re.findall(rf"^\| {re.escape(row)} \| ([\d,.]+) ms", measured, re.MULTILINE)
+        assert float(figure.replace(",", "")) == float(found.replace(",", "")), row
+    (small,) = re.findall(r"1,000 rows takes (\S+) ms", README)
+    assert f"| transaction: 1,000 rows, append, kept | {small} ms" in measured
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/spouts.md", "docs/states.md"])
+@pytest.mark.filterwarnings("ignore::trident.NotExactlyOnceWarning")
+def test_the_programs_of_a_page_print_what_it_says(
+    name: str,
+    spark: SparkSession,
+    zk_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRIDENT_ZOOKEEPER", zk_server)
+    monkeypatch.setenv("TRIDENT_ZOOKEEPER_ROOT", f"/pages-{uuid.uuid4().hex}")
+    run = PageRun(ROOT / name, lambda: capsys.readouterr().out)
+    run.run()
+    assert run.compared

@@ -161,6 +161,7 @@ def test_where_it_begins(spark, tmp_path):
         run = Run(DeltaSpout(table.path, begin, poll_interval_secs=0), spark, tmp_path)
         run.begin_all()
         assert sum((run.rows(txid) for txid in run.pins), Counter()) == expected, begin
+        assert [pin["files"] for pin in run.pins.values()] == {2: [1], "latest": [0], 3: []}[begin]
     third = table.add(3)
     run.begin_all()
     assert run.rows(max(run.pins)) == third
@@ -168,6 +169,20 @@ def test_where_it_begins(spark, tmp_path):
     assert run.coordinator.is_ready(1)
     with pytest.raises(SourceError, match="has no version 9 yet"):
         run.coordinator.initialize_transaction(1, None, None)
+
+
+def test_the_latest_version_is_that_of_the_first_start_over_restarts(spark, tmp_path):
+    """Also where no version came between the two, so that there was no batch with rows."""
+    table = Table(spark, tmp_path / "t")
+    table.add(1)
+    latest = DeltaSpout(table.path, "latest", poll_interval_secs=0)
+    run = Run(latest, spark, tmp_path)
+    run.begin_all()
+    behind = table.add(2)
+    run.restart(latest)
+    behind += table.add(3)
+    run.begin_all()
+    assert sum((run.rows(txid) for txid in run.pins), Counter()) == behind
 
 
 def test_a_version_that_removes_rows_ends_the_topology_or_is_left_out_as_a_whole(start, spark, tmp_path, warehouse):

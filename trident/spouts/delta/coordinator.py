@@ -131,7 +131,11 @@ class DeltaCoordinator(BatchCoordinator):
                 planned = self._planned.get(txid - 1)
                 if planned is None and self._planned:
                     return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
-                return any(True for _ in self._waiting(planned or self._first()))
+                begins = planned or self._first()
+                # Where the stream begins is written down at once, before it could be another place.
+                if planned is None and self._spout.starting_version == "latest":
+                    return True
+                return any(True for _ in self._waiting(begins))
             except SourceError:
                 return True  # it is raised again when the transaction begins, where it counts
 

@@ -39,6 +39,8 @@ def range_behind(source: SourceOffset, table: str, ignore_changes: bool, what: s
     place = Place(version, 0 if index in _BEFORE_ALL else index + 1)
     if index >= _BEHIND_ALL:
         place = Place(version + 1, 0)
-    info = DeltaChanges(table).info()
     snapshot = version if starting else -1
-    return Range(info.table_id, snapshot, place, place, info.version, ignore_changes, rows=0)
+    # Of the offset, not of the table as it is now: asked again, behind further commits, it is the same position. The
+    # coordinator reads by the version that it finds, if that is a later one; the offset's may not be there yet.
+    read_at = max(0, version - 1)
+    return Range(DeltaChanges(table).info().table_id, snapshot, place, place, read_at, ignore_changes, rows=0)

@@ -19,7 +19,7 @@ from trident.states.delta.evolution import add_columns, enable_change_feed
 from trident.states.delta.kernel import TableMissing, TableSnapshot
 from trident.states.delta.log_entries import has_log
 from trident.states.keyed.adoption import adopt
-from trident.states.keyed.tables import ADOPTED
+from trident.states.keyed.tables import ADOPTED, adopted_version
 from trident.states.publishing.dead_letters import kind_beside, same_name, tables_beside
 from trident.states.publishing.group_tables import GroupTables, columns_text
 
@@ -174,14 +174,24 @@ class TableOpener:
         )
 
     def _adopt_plain(self, binding: StateBinding, control: ControlRecord) -> bool:
-        """A keyed state whose log is about to be made takes over the plain table that is there, where it is to."""
+        """Tells whether the plain table of a keyed state whose log is about to be made has rows from before the state.
+
+        It takes the table over where it is to. A start that was killed behind that has done so, whatever the state says
+        now.
+        """
         plain = binding.state_kind.plain_table(binding)
-        if plain is None or not getattr(binding.state, "adopt", False):
+        if plain is None:
             return False
         tables = self._tables
-        state = StateDescriptor.of(binding, tables.topology, tables.group, tables.incarnation, control.starts_at)
         path = tables.warehouse / plain.path
-        found = adopt(tables.engine, path, binding, plain, control, state.merge_app, tables.engine_info)
+        if getattr(binding.state, "adopt", False):
+            state = StateDescriptor.of(binding, tables.topology, tables.group, tables.incarnation, control.starts_at)
+            found = adopt(tables.engine, path, binding, plain, control, state.merge_app, tables.engine_info)
+        else:
+            there = tables.engine.load(str(path)) if has_log(path) else None
+            if there is None or adopted_version(there.schema_json) is None:
+                return False
+            found = decode_control(path, there.control(DOMAIN))
         self._check_owner(path, found)
         return True
 

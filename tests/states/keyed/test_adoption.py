@@ -174,6 +174,23 @@ def test_an_adoption_that_is_killed_runs_again(
     assert counts(spark, tmp_path / "counts") == {"a": 10, "b": 21, None: 5}
 
 
+def test_an_adoption_that_is_killed_holds_where_the_next_start_does_not_ask_for_it(
+    spark: SparkSession, engine: KernelEngine, tmp_path: Path
+) -> None:
+    """Killed behind the adoption and before the log: the log that is made then knows that it has not all rows."""
+    table(spark, tmp_path / "counts")
+    faults.arm("delta.commit:do_then_fail:2")
+    with pytest.raises((InjectedFault, TableError)):
+        adopting(engine, tmp_path).open()
+    faults.disarm()
+    group = Group(KernelEngine(spark), tmp_path, [map_binding()], epoch=2).open()
+    assert live(spark, tmp_path) == dict(OLD)
+    shutil.rmtree(tmp_path / "counts")
+    with pytest.raises(TableError, match="is gone.*the rows with which it was adopted"):
+        Group(engine, tmp_path, [map_binding()], epoch=3, record=group.record).open()
+    assert not (tmp_path / "counts").exists()
+
+
 def test_a_table_whose_keys_cannot_be_read_is_adopted_at_the_next_start(spark, engine, tmp_path: Path) -> None:
     table(spark, tmp_path / "counts")
     faults.arm("adopt.look:fail_before:1")

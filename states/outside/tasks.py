@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,12 +47,16 @@ class Answer:
     def result(self, what: str) -> Any:
         """Returns the value that the call gave.
 
+        Args:
+            what: the state, for the message of an error that does not name it.
+
         Raises:
             StaleEpoch, StateBehind, ForeignMarks, StateAway, TridentError: as the call did.
         """
         if not self.problem:
             return json.loads(self.text)
-        raise _KINDS[self.problem](f"{what}: {self.text}")
+        is_named = re.match(rf"{re.escape(what)}\b", self.text)  # the state's own errors begin with it
+        raise _KINDS[self.problem](self.text if is_named else f"{what}: {self.text}")
 
     @property
     def gravity(self) -> int:

@@ -343,6 +343,21 @@ def test_of_many_answers_the_gravest_is_raised() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("state out (topic 't') cannot send", "state out (topic 't') cannot send"),
+        ("state out: away", "state out: away"),
+        ("no such table", "state out: no such table"),
+        ("state outer refuses", "state out: state outer refuses"),
+    ],
+)
+def test_an_error_names_its_state_once(text: str, said: str) -> None:
+    with pytest.raises(StateAway) as caught:
+        Answer(0, "away", text).result("state out")
+    assert caught.value.message == said
+
+
 def test_rows_only_and_upserts_where_it_takes_them(ledger) -> None:
     stream = TridentTopology("t").new_stream("s", FixedBatchSpout("word string, n long", [[]]))
     with pytest.raises(TopologyError, match="persistent_aggregate needs a state with one value per key"):

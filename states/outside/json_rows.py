@@ -37,7 +37,7 @@ def check_json(kind: Any, what: str) -> None:
 def values_alone(batch: pa.RecordBatch, name: str, what: str) -> Sequence[bytes | None]:
     """A field's values: binary as it is, text as UTF-8, other types as JSON; None for null."""
     column = batch.column(name)
-    values = [row[name] for row in _as_python(batch.select([name]), what)]
+    values = [row[name] for row in as_python(batch.select([name]), what)]
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return values
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -56,7 +56,7 @@ def objects(batch: pa.RecordBatch, names: Sequence[str], what: str) -> Sequence[
     rows = batch.select(list(names))
     plain = {name: make for name in names if (make := _plain(rows.schema.field(name).type)) is not None}
     found = []
-    for row in _as_python(rows, what):
+    for row in as_python(rows, what):
         for name, make in plain.items():
             if row[name] is not None:
                 row[name] = make(row[name])
@@ -83,14 +83,14 @@ def with_problems(
     return found
 
 
-def _as_python(rows: pa.RecordBatch, what: str) -> list[dict[str, Any]]:
+def as_python(rows: pa.RecordBatch, what: str, form: str = "JSON") -> list[dict[str, Any]]:
     """The rows; an error names the fields with a value that Python has not, and shows nothing of it."""
     try:
         return rows.to_pylist()
     except (OverflowError, ValueError):  # UnicodeDecodeError is one, too
         wrong = [name for name in rows.schema.names if not _is_python(rows.column(name))]
         raise TridentError(
-            f"a row of {what} cannot be written as JSON",
+            f"a row of {what} cannot be written as {form}",
             found=f"a value that is out of range, or not UTF-8, in {', '.join(map(repr, wrong))}",
             expected="times of the years 1 to 9999, and text in UTF-8",
         ) from None

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from trident.coordinators.errors import FieldError, TopologyError, TridentError
 from trident.states.core.tables import DELETED_COLUMN
-from trident.states.outside.json_rows import check_json, objects, values_alone
+from trident.states.outside.json_rows import as_python, check_json, objects, values_alone
 from trident.states.outside.port import OutsideRows
 
 _HEADERS = ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>")
@@ -78,7 +78,7 @@ class MessageForm:
                     f"a row of {what} has no key", found="null", expected="a key in each row of an Upsert"
                 )
             gone = batch.column(DELETED_COLUMN).to_pylist() if upserts else [False] * len(keys)
-            headers = batch.column(self.headers).to_pylist() if self.headers else [None] * len(keys)
+            headers = self._headers_of(batch, self.headers, what) if self.headers else [None] * len(keys)
             for key, value, deleted, found in zip(keys, self._values(batch, what), gone, headers):
                 yield Message(key, None if deleted else value, None if found is None else _headers(found, what))
 
@@ -91,6 +91,9 @@ class MessageForm:
         if self.value is not None:
             return values_alone(batch, self.value, what)
         return objects(batch, self._of_object(batch.schema.names), what)
+
+    def _headers_of(self, batch: pa.RecordBatch, name: str, what: str) -> Sequence[Any]:
+        return [row[name] for row in as_python(batch.select([name]), what, "headers of Kafka")]
 
     def _of_object(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name not in (self.headers, DELETED_COLUMN)]

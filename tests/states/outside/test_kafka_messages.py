@@ -72,6 +72,17 @@ def test_a_field_alone_goes_as_it_is_and_several_as_an_object() -> None:
     assert one.value == b'{"k":"a","b":"/w==","n":1}' and one.key == b"1"
 
 
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_headers_that_are_not_utf_8_are_refused_by_name(part: str) -> None:
+    text = pa.array([b"b\xff"]).cast(pa.string(), safe=False)
+    usual = pa.array(["x"])
+    pairs = pa.StructArray.from_arrays([text if name == part else usual for name in ("key", "value")], ["key", "value"])
+    rows = batch(n=[1], h=pa.ListArray.from_arrays([0, 1], pairs))
+    said = "state s cannot be written as headers of Kafka; found: .*not UTF-8, in 'h'"
+    with pytest.raises(TridentError, match=said):
+        messages(MessageForm((), "n", "h"), rows)
+
+
 def test_an_upsert_is_a_changelog_with_tombstones() -> None:
     rows = batch(k=["a", "b"], n=[1, None], **{DELETED_COLUMN: [False, True]})
     form = MessageForm(("k",), None, None)

@@ -375,7 +375,7 @@ def doctor(cluster: bool, conf: tuple[str, ...], settings: tuple[str, ...]) -> N
 
 @main.group("dead-letters", short_help="List what was given up, or try it again.")
 def dead_letters() -> None:
-    """Messages that were given up, and skipped transactions: list them, or have messages tried again."""
+    """Messages and requests that were given up, and skipped transactions: list them, or have messages tried again."""
 
 
 @dead_letters.command("list", short_help="Show the dead letters of NAME.")
@@ -384,10 +384,10 @@ def dead_letters() -> None:
 @_warehouse_option
 @_command
 def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
-    """Show the dead letters of topology NAME, the oldest first."""
-    from trident.commands.dead_letters import dead_letters
+    """Show the dead letters of topology NAME, the oldest first; behind them those of each HttpState."""
+    from trident.commands.dead_letters import dead_letters, refused_by_servers
 
-    found = dead_letters(name, _config(settings))
+    found: list[Any] = [*dead_letters(name, _config(settings)), *refused_by_servers(name, _config(settings))]
     for letter in found:
         click.echo(json.dumps(dataclasses.asdict(letter), default=str) if as_json else letter.line())
     if not found and not as_json:

@@ -410,7 +410,9 @@ class _Sending:
         before, part = self._settled, self._part
         letters = None
         if refused:
-            name = f"{part.mark.incarnation}-{part.mark.txid:020d}-{part.number:04d}-{before:012d}.jsonl"
+            # Of the decision: another one of the same number has other rows, and dead letters of its own.
+            of = f"{part.mark.incarnation}-{part.mark.txid:020d}-{part.settings.get('decision', '')}"
+            name = f"{of}-{part.number:04d}-{before:012d}.jsonl"
             letters = Letters(name, tuple(self._letter(one) for one in refused))
         self._log.update(lambda record: record.settled(part, before, rows, done, letters))
         self._log.keep_letters()

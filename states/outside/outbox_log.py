@@ -23,8 +23,8 @@ from trident.states.outside.port import OutsideMark, OutsidePart
 
 _NAME = re.compile(r"(\d{20})\.json")
 _DRAFT = re.compile(r"\.(\d{20})\.[0-9a-f]+\.tmp")
-_KEPT = 20
-_SCHEMA = 1
+_KEPT, _SCHEMA = 20, 1
+REFUSED_FOLDER = "refused"
 _SEALED = re.compile(rb'\{"digest":"([0-9a-f]{64})","record":(.*)\}', re.DOTALL)
 
 
@@ -288,7 +288,7 @@ class OutboxLog:
     """
 
     def __init__(self, folder: Place) -> None:
-        self._folder, self._log, self._refused = folder, folder / "log", folder / "refused"
+        self._folder, self._log, self._refused = folder, folder / "log", folder / REFUSED_FOLDER
         self._known: tuple[int, Outbox] | None = None
 
     def make(self) -> None:

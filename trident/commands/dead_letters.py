@@ -21,6 +21,7 @@ from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS, MESSAGES
 from trident.states.delta.whole_files import require_whole_log
+from trident.states.outside.outbox_letters import RefusedRequest, refused_requests
 from trident.states.publishing.dead_letters import tables_beside
 
 if TYPE_CHECKING:
@@ -97,6 +98,18 @@ def dead_letters(
         DeadLetter(**row.asDict(), replay=_replayed(replays.get((row.stream, row.message), []), row.txid))
         for row in sorted(rows, key=lambda row: (row.txid, row.given_up_at))
     ]
+
+
+def refused_by_servers(name: str, config: TridentConfig | None = None) -> list[RefusedRequest]:
+    """The dead letters of a topology's HttpStates, by state, the oldest first. It may be running.
+
+    Those are decided rows, which no replay sends again.
+
+    Raises:
+        TopologyError: the warehouse knows no such topology.
+        OutboxDamaged, TableError: what is kept of them is not as it was written.
+    """
+    return refused_requests(_warehouse(name, as_config(config)), name)
 
 
 def _replayed(replays: list[tuple[float, str]], txid: int) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from pyspark.sql.types import StructType
 
 from tests import store_servers
@@ -31,6 +32,9 @@ from tests.states.outside.http_server import TAKES, Answer, Asked, Server, servi
 from tests.zk_fixtures import eventually
 from tests.zk_security import Certificates
 from trident import HttpState, OutsideMark, OutsidePart, OutsideRows
+from trident.cli import main
+from trident.commands.dead_letters import refused_by_servers
+from trident.config import TridentConfig
 from trident.coordinators.errors import (
     ConfigError,
     EnvironmentProblem,
@@ -41,6 +45,7 @@ from trident.coordinators.errors import (
     StaleEpoch,
     StateAway,
     StateBehind,
+    TableError,
     TopologyError,
     TridentError,
 )
@@ -392,6 +397,55 @@ def test_a_row_that_is_refused_is_a_dead_letter_once(server, folder, state) -> N
     assert (two["row"], two["status"], two["answer"], two["txid"]) == (2, 422, "no such item", 1)
     assert json.loads(two["body"]) == {"id": 2, "item": "item 2"} and two["key"] == "inc-1-out-d1-0-2"
     assert five["row"] == 5 and OutboxLog(folder).read().refused == 2
+
+
+def test_two_decisions_of_one_number_have_dead_letters_of_their_own(server, folder, state) -> None:
+    """ZooKeeper is put back to just before a transaction, which is decided anew: the first one's letter stays."""
+    server.answers = refusing(1, 2)
+    opened(replace(state, dead_letters=True), folder).publish(part(1), rows(1))
+    OutboxLog(folder).begin_anew()
+    again = opened(replace(state, dead_letters=True), folder, epoch=2)
+    again.publish(part(1, epoch=2, settings={"decision": "another"}), rows(2))
+    assert sorted(one["key"] for one in letters(folder)) == ["inc-1-out-another-0-0", "inc-1-out-d1-0-0"]
+
+
+def test_dead_letters_are_listed_from_their_files_and_from_the_record(server, folder, state, monkeypatch) -> None:
+    """By `trident dead-letters list`, each once, also those that a crash has kept from their file."""
+    config = TridentConfig(warehouse=str(folder.parent))
+    storage.make_warehouse(folder.parent)
+    storage.make_folder(folder.parent / "_trident" / "top", folder.parent)
+    assert refused_by_servers("top", config) == []
+    server.answers = refusing(1, 3)
+    out = opened(replace(state, dead_letters=True), folder)
+    out.publish(part(1), rows(1, 2))
+
+    def crash(*args: Any) -> None:
+        raise OSError("crash")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write", crash)
+        with pytest.raises(OSError, match="crash"):
+            out.publish(part(2), iter([pa.record_batch({"id": [3, 4], "item": [0.0, float("nan")]})]))
+    found = refused_by_servers("top", config)
+    assert [(one.txid, one.row, one.status, one.key) for one in found] == [
+        (1, 0, 422, "inc-1-out-d1-0-0"),
+        (2, 0, 422, "inc-2-out-d2-0-0"),
+        (2, 1, 0, "inc-2-out-d2-0-1"),
+    ]
+    assert found[0].line() == "out: a row of transaction 1 given up, inc-1-out-d1-0-0: status 422: no such item"
+    assert (json.loads(found[0].body), found[0].body_form) == ({"id": 1, "item": "item 1"}, "text")
+    assert "cannot be written as JSON" in found[2].line() and "status" not in found[2].line()
+    listed = CliRunner().invoke(main, ["dead-letters", "list", "top", "--warehouse", config.warehouse])
+    assert (listed.exit_code, listed.stdout.splitlines()) == (0, [one.line() for one in found]), listed.output
+    asked = ["dead-letters", "list", "top", "--json", "--warehouse", config.warehouse]
+    told = [json.loads(line) for line in CliRunner().invoke(main, asked).stdout.splitlines()]
+    assert [{**one, "state": "out"} for one in letters(folder)] == told[:1]
+    OutboxLog(folder).keep_letters()
+    assert refused_by_servers("top", config) == found
+    (file, *_) = sorted(Path(str(folder / "refused")).glob("*.jsonl"))
+    file.write_bytes(file.read_bytes().replace(b'"txid":1', b'"txid":"1"'))
+    with pytest.raises(TableError, match="a file of dead letters of state out is damaged"):
+        refused_by_servers("top", config)
 
 
 FAR = {

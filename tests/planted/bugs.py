@@ -867,6 +867,24 @@ PLANTED: dict[str, Caught] = {
     "230-outbox-letters-not-finished": pure(
         "assert ", "http_state.py::test_a_crash_about_a_dead_letter_leaves_it_once[before the file]"
     ),
+    "243-outbox-progress-is-of-a-number": pure(
+        "assert ", "http_state.py::test_progress_is_of_a_decision_not_of_its_number"
+    ),
+    "244-outbox-record-digest-not-compared": pure(
+        "DID NOT RAISE",
+        "http_state.py::test_a_record_is_read_as_it_was_written_or_not_at_all",
+        "http_state.py::test_a_damaged_record_stops_the_state_until_it_begins_anew",
+    ),
+    "245-outbox-conflict-is-a-refusal-at-once": pure(
+        "assert |Error",
+        "http_state.py::test_a_conflict_with_a_request_under_way_is_no_refusal[another process]",
+        "http_state.py::test_a_conflict_that_stays_is_a_refusal_unless_it_means_that_the_row_is_there",
+    ),
+    "246-outbox-request-has-no-deadline": pure(
+        "did not match",
+        "http_state.py::test_a_server_that_sends_a_little_for_ever_is_away[102]",
+        "http_state.py::test_a_server_that_sends_a_little_for_ever_is_away[header]",
+    ),
     "197-kafka-early-end-believed-without-the-leader": pure(
         "assert ",
         "kafka_consumer.py::test_an_early_end_is_believed_only_when_it_is_answered_again_and_the_leader_says_so[True]",

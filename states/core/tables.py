@@ -19,6 +19,8 @@ HIDDEN_COLUMNS = (TXID_COLUMN, UPTO_COLUMN, DELETED_COLUMN)
 # do not know them refuse the table, and any Delta reader shall read it. Statistics for all columns: the
 # hidden txid is the last one, and readers use those of the first 32 unless told.
 CHANGE_FEED = "delta.enableChangeDataFeed"
+# The names of the key columns, as JSON: in a table with the feed, whose readers tell by them what became of a key.
+KEYS = "trident.keys"
 PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.enableDeletionVectors": "false",
@@ -26,9 +28,14 @@ PROPERTIES = {
 }
 
 
-def plain_properties(change_feed: bool) -> Mapping[str, str]:
+def plain_properties(change_feed: bool, keys: Sequence[str]) -> Mapping[str, str]:
     """The properties of a keyed state's plain table."""
-    return {**PROPERTIES, CHANGE_FEED: "true"} if change_feed else PROPERTIES
+    return {**PROPERTIES, **feed_properties(keys)} if change_feed else PROPERTIES
+
+
+def feed_properties(keys: Sequence[str]) -> Mapping[str, str]:
+    """Of a plain table with a change data feed: that it has one, and the state's keys."""
+    return {CHANGE_FEED: "true", KEYS: json.dumps(list(keys))}
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trident.coordinators.errors import CommitConflict, SchemaMismatch
 from trident.states.core.control import DOMAIN, decode_control
-from trident.states.core.tables import CHANGE_FEED, HIDDEN_COLUMNS, nullable_type
+from trident.states.core.tables import HIDDEN_COLUMNS, feed_properties, nullable_type
 from trident.states.delta import history
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
 
@@ -70,22 +70,24 @@ def add_columns(engine: KernelEngine, path: str, wanted_schema_json: str) -> Tab
     )
 
 
-def enable_change_feed(engine: KernelEngine, path: str) -> TableSnapshot:
+def enable_change_feed(engine: KernelEngine, path: str, keys: Sequence[str]) -> TableSnapshot:
     """Gives a table of ours Delta's change data feed, unless it has it: in one commit, as :func:`add_columns`.
+
+    Args:
+        keys: of the state, which are written down for readers of the feed.
 
     Raises:
         ForeignTable: the table has no control record.
         CommitConflict: other commits came first each time.
     """
+    wanted = feed_properties(keys)
     for attempt in range(_TRIES):
         snapshot = engine.load(path)
-        if snapshot.properties.get(CHANGE_FEED) == "true":
+        if wanted.items() <= snapshot.properties.items():
             return snapshot
         control = decode_control(path, snapshot.control(DOMAIN))
         try:
-            return engine.set_properties(
-                snapshot, {CHANGE_FEED: "true"}, {DOMAIN: control.encode()}, f"trident/{control.incarnation}"
-            )
+            return engine.set_properties(snapshot, wanted, {DOMAIN: control.encode()}, f"trident/{control.incarnation}")
         except (CommitConflict, CommitOutcomeUnknown) as error:
             log.info("the change data feed of %s met %s; reading the table again", path, error)
             time.sleep(0.01 * 2**attempt)

@@ -97,7 +97,7 @@ class KeyedKind(TableKind):
 
     def plain_table(self, binding: StateBinding) -> TableSpec:
         schema = table_schema(kept_schema(binding.schema, binding.merging), UPTO_COLUMN)
-        return TableSpec(binding.name, schema, (), plain_properties(binding.state.change_feed))
+        return TableSpec(binding.name, schema, (), plain_properties(binding.state.change_feed, binding.keys))
 
     def published_path(self, name: str) -> str:
         return f"{name}__log"

@@ -100,7 +100,7 @@ def open_plain(engine: KernelEngine, state: StateDescriptor, plain: str, log_pat
                 plain,
                 plain_schema_json(state),
                 (),
-                plain_properties(state.change_feed),
+                plain_properties(state.change_feed, state.keys),
                 {DOMAIN: first.encode()},
                 f"trident/{state.incarnation}",
             )

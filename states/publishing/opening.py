@@ -145,7 +145,7 @@ class TableOpener:
             found = self._tables.plains.open(descriptor, record.tables, path, control.starts_at)
             self._check_schema(self._tables.warehouse / plain.path, found, plain)
             if CHANGE_FEED in plain.properties:
-                enable_change_feed(self._tables.engine, str(self._tables.warehouse / plain.path))
+                enable_change_feed(self._tables.engine, str(self._tables.warehouse / plain.path), binding.keys)
 
     def _add_columns(self, binding: StateBinding, spec: TableSpec, path: Place) -> TableSnapshot:
         """The topology has been given further fields for this state: old rows have nulls there.

@@ -13,12 +13,16 @@ import pytest
 from pyspark.sql import functions as F
 
 from tests import source_helpers
+from tests.keyed_helpers import Group
 from tests.running.test_query import WAIT_SECS
 from tests.running.test_query import start as start_made
 from tests.spouts.delta.test_delta_spout import Run
+from tests.states.keyed.test_change_feed import binding
+from tests.states.keyed.test_file_merge import by_delta, by_whom, compactor_of
 from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology, Upsert
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.spouts.delta.spout import DeltaSpout
+from trident.states.delta.kernel import KernelEngine
 
 start, warehouse = start_made, source_helpers.warehouse
 COLUMNS = pa.schema([("n", pa.int64()), ("p", pa.string())])
@@ -30,7 +34,7 @@ class Table:
 
     def __init__(self, path: Path, configuration: dict[str, str] = FEED) -> None:
         self.path = path
-        deltalake.DeltaTable.create(str(path), COLUMNS, configuration=configuration)
+        deltalake.DeltaTable.create(str(path), COLUMNS, configuration=configuration, raise_if_key_not_exists=False)
         self.changes: dict[int, Counter] = {}
 
     @property
@@ -88,6 +92,64 @@ def test_each_change_is_in_one_batch_over_restarts_and_the_table_comes_first(spa
     behind.begin_all()
     assert sum((rows(behind, txid) for txid in behind.pins), Counter()) == table.changes[4] + table.changes[6]
     assert all(row[4] is not None for txid in behind.pins for row in behind.rows(txid))
+
+
+def test_versions_come_in_their_order_within_a_batch(spark, tmp_path) -> None:
+    """Of a key that is inserted and changed in one batch an Upsert takes the change, whichever file is larger."""
+    table = Table(tmp_path / "t")
+    for first in (0, 10_000):
+        table.add(*range(first, first + 10_000))
+        table.update(first, "a", "b")
+        table.delete(first, "b")
+    for size in (1, 1 << 30):  # Spark partitions: one, and several
+        run = Run(table.spout(starting_version=1), spark, tmp_path)
+        run.begin_all()
+        (pin,) = run.pins.values()
+        emitted = run.emitter.emit_batch((1, 0), {**pin, "bytes": size})
+        assert (emitted.partitions == 1) == (size == 1)
+        versions = [row["_commit_version"] for row in emitted.data.collect()]
+        assert versions == sorted(versions) and set(versions) == set(range(1, 7))
+
+
+@pytest.mark.parametrize("versions", [1, 100], ids=["a version a batch", "all in one batch"])
+def test_a_key_that_is_gone_is_not_deleted_again(spark, tmp_path, versions: int) -> None:
+    """By repeated deletes of an Upsert by a sequence, whichever MERGE writes them; nor is one that was never there."""
+    made = Group(spark, KernelEngine(spark), tmp_path, binding(kept_txids=0))
+    merges: list[list[tuple]] = [
+        [("a", 1, "x", False), (None, 1, "y", False)],
+        [("a", 2, None, True), ("z", 2, None, True)],
+        [("a", 3, None, True), ("z", 3, None, True), (None, 3, None, True)],
+        [("a", 4, "back", False), ("z", 4, None, True)],
+        [("a", 5, None, True), (None, 5, None, True)],
+    ]
+    for txid, changed in enumerate(merges, 1):
+        made.publish(txid, {"s": changed})
+        compactor = by_delta(compactor_of(made, "s")) if txid == 3 else compactor_of(made, "s")
+        compactor.merge_once(txid, force=True)
+        assert by_whom(made, "s") == ("delta" if txid == 3 else "native")
+    run = Run(DeltaSpout(tmp_path / "s", 0, changes=True, max_files=versions, poll_interval_secs=0), spark, tmp_path)
+    run.begin_all()
+    found = sum((run.rows(txid) for txid in run.pins), Counter())
+    assert Counter(row[:4] for row in found.elements()) == Counter(
+        [
+            ("a", 1, "x", "insert"),
+            (None, 1, "y", "insert"),
+            ("a", 1, "x", "update_preimage"),
+            ("a", 2, None, "delete"),
+            (None, 1, "y", "update_preimage"),
+            (None, 3, None, "delete"),
+            ("a", 4, "back", "update_postimage"),
+            ("a", 4, "back", "update_preimage"),
+            ("a", 5, None, "delete"),
+        ]
+    )
+    assert all(pin["keys"] == ["k"] for pin in run.pins.values())
+
+
+def test_keys_that_no_keyed_state_has_written_are_an_error(tmp_path) -> None:
+    table = Table(tmp_path / "t", {**FEED, "trident.keys": '"n"'})
+    with pytest.raises(SourceError, match=r"trident.keys of the Delta table .* is not as a keyed state writes it"):
+        table.spout().output_schema  # noqa: B018 (it reads the log)
 
 
 def test_versions_without_the_feed_and_files_that_are_gone_are_errors(spark, tmp_path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.keyed_helpers import Group, Native, keyed
 from tests.states.keyed.test_file_merge import by_delta, by_whom, compactor_of, table
 from trident.coordinators import faults
-from trident.states.core.tables import CHANGE_FEED
+from trident.states.core.tables import CHANGE_FEED, KEYS
 from trident.states.delta.evolution import enable_change_feed
 from trident.states.delta.kernel import KernelEngine
 
@@ -26,7 +26,7 @@ def engine(spark):
     return KernelEngine(spark)
 
 
-def binding(change_feed: bool = True):
+def binding(change_feed: bool = True, kept_txids: int = 2):
     """An Upsert by a sequence, which forgets deleted keys soon: MERGEs insert, update, delete, and leave rows alone."""
     return keyed(
         "s",
@@ -35,7 +35,7 @@ def binding(change_feed: bool = True):
         Native("upsert by q"),
         "sequenced",
         sequence="q",
-        deleted_retention_txids=2,
+        deleted_retention_txids=kept_txids,
         change_feed=change_feed,
     )
 
@@ -116,8 +116,9 @@ def test_a_table_that_is_there_gets_the_feed_and_both_merges_write_it_from_then_
     group.publish(1, {"s": [("a", 1, "x", False)]})
     old = compactor_of(group, "s")
     old.merge_once(1, force=True)
-    given = enable_change_feed(engine, str(tmp_path / "s"))
-    assert given.properties[CHANGE_FEED] == "true" and enable_change_feed(engine, given.path).version == given.version
+    given = enable_change_feed(engine, str(tmp_path / "s"), ["k"])
+    assert given.properties[CHANGE_FEED] == "true" and given.properties[KEYS] == '["k"]'
+    assert enable_change_feed(engine, given.path, ["k"]).version == given.version
     group.publish(2, {"s": [("a", 2, "y", False)]})
     old.merge_once(2, force=True)  # it looks at the table, not at the setting
     assert by_whom(group, "s") == "native"

@@ -64,6 +64,7 @@ class Range:
         ignore_changes: whether versions that remove rows count as empty.
         files, bytes, rows: how many; rows -1: not known. Of changes a version is one file.
         changes: whether the rows behind the snapshot are those of the table's change data feed.
+        keys: of such changes the names of the key columns, if the table says them.
     """
 
     table_id: str
@@ -76,14 +77,12 @@ class Range:
     bytes: int = 0
     rows: int = field(default=-1, metadata={MAY_BE_MISSING: True})
     changes: bool = field(default=False, metadata={MAY_BE_MISSING: True})
+    keys: tuple[str, ...] = field(default=(), metadata={MAY_BE_MISSING: True})
 
     def to_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = {**vars(self), "begin": list(self.begin), "end": list(self.end)}
-        if self.rows < 0:
-            del values["rows"]
-        if not self.changes:
-            del values["changes"]
-        return values
+        values = {**vars(self), "begin": list(self.begin), "end": list(self.end), "keys": list(self.keys)}
+        left_out = {"rows": self.rows < 0, "changes": not self.changes, "keys": not self.keys}
+        return {name: value for name, value in values.items() if not left_out.get(name)}
 
     @classmethod
     def read(cls, metadata: Json) -> "Range":
@@ -100,6 +99,7 @@ class DeltaCoordinator(BatchCoordinator):
         if spout.changes:
             check_feed(info.change_feed, spout.table, info.version)
         self._table_id, self._newest = info.table_id, info.version
+        self._keys = info.keys if spout.changes else ()
         self._stamp = self._log.stamp(info.version)
         spout.check_schema(info.schema, info.version)
         self._read_at = info.version  # files of earlier versions are read with that schema too
@@ -298,6 +298,7 @@ class DeltaCoordinator(BatchCoordinator):
             bytes=size,
             rows=rows,
             ignore_changes=self._spout.ignore_changes,
+            keys=self._keys,
         )
 
     def _fits(self, taken: int, size: int, files: int) -> bool:

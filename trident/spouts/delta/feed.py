@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
@@ -18,10 +19,11 @@ from trident.states.core.tables import DELETED_COLUMN, HIDDEN_COLUMNS, UPTO_COLU
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-CHANGE_TYPE = "_change_type"
+CHANGE_TYPE, _VERSION = "_change_type", "_commit_version"
+_WAS_THERE = "__trident_was_there"
 FEED_COLUMNS = (
     StructField(CHANGE_TYPE, StringType(), True),
-    StructField("_commit_version", LongType(), True),
+    StructField(_VERSION, LongType(), True),
     StructField("_commit_timestamp", TimestampType(), True),
 )
 
@@ -39,18 +41,35 @@ def as_inserts(rows: "DataFrame", version: int, time_ms: int) -> "DataFrame":
     return rows.select("*", *[value.alias(name) for name, value in told.items()])
 
 
-def told(rows: "DataFrame", schema: StructType) -> "DataFrame":
+def told(rows: "DataFrame", schema: StructType, keys: Sequence[str] = ()) -> "DataFrame":
     """Changes with the wanted columns.
 
-    Of an Upsert by a sequence a deleted key is a row of the table: here it is deleted, once, and nothing else is told
-    of such rows.
+    Of an Upsert by a sequence a deleted key is a row of the table: here it is deleted, and nothing else is told of such
+    rows.
+
+    Args:
+        keys: the table's: a key that was gone before is not told again, by another delete. Without them it is, since a
+            change does not say which row it was made of.
     """
     if {UPTO_COLUMN, DELETED_COLUMN} <= set(rows.columns):
-        gone = F.coalesce(F.col(DELETED_COLUMN), F.lit(False))
-        deletes = gone & (F.col(CHANGE_TYPE) == "update_postimage")
+        gone, kind = F.coalesce(F.col(DELETED_COLUMN), F.lit(False)), F.col(CHANGE_TYPE)
+        deletes = gone & (kind == "update_postimage")
+        if keys:
+            # A key is in a version once: as it was, and as it is.
+            of_key = Window.partitionBy(*[F.col(backquoted(key)) for key in keys], _VERSION)
+            was_there = F.max((kind == "update_preimage") & ~gone).over(of_key)
+            rows = rows.withColumn(_WAS_THERE, was_there)
+            deletes = deletes & F.col(_WAS_THERE)
         rows = rows.where(~gone | deletes)
-        rows = rows.withColumn(CHANGE_TYPE, F.when(gone, F.lit("delete")).otherwise(F.col(CHANGE_TYPE)))
+        rows = rows.withColumn(CHANGE_TYPE, F.when(gone, F.lit("delete")).otherwise(kind))
     return rows.select([F.col(backquoted(name)) for name in schema.names])
+
+
+def in_order(changes: "DataFrame", partitions: int) -> "DataFrame":
+    """Changes version by version, in so many Spark partitions: Delta reads them by the sizes of their files."""
+    if partitions == 1:
+        return changes.coalesce(1).sortWithinPartitions(_VERSION)
+    return changes.repartitionByRange(partitions, _VERSION).sortWithinPartitions(_VERSION)
 
 
 def require_files(table: str, changes: Iterable[Change]) -> None:

@@ -16,9 +16,10 @@ from urllib.parse import unquote
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import SourceError, TableError
+from trident.coordinators.stored_json import Unreadable, parse_stored, shown
 from trident.states.core import storage
 from trident.states.core.storage import Signature
-from trident.states.core.tables import CHANGE_FEED
+from trident.states.core.tables import CHANGE_FEED, KEYS
 from trident.states.delta.log_entries import (
     entry_of,
     entry_signature,
@@ -79,12 +80,14 @@ class TableInfo:
         table_id: another one after the table was dropped and created again.
         schema: without Delta's own metadata, every field nullable.
         change_feed: whether its versions from here on have their changes written down.
+        keys: of a keyed state's table with such a feed the names of its key columns; none: they are not known.
     """
 
     version: int
     table_id: str
     schema: "StructType"
     change_feed: bool = False
+    keys: tuple[str, ...] = ()
 
 
 class DeltaChanges:
@@ -177,7 +180,9 @@ class DeltaChanges:
             raise SourceError(
                 f"the Delta table {self.table} is managed by a catalog", found=managed[0], expected="a table by path"
             )
-        return TableInfo(version, str(found.metadata["id"]), schema_of(found.metadata), has_feed(found.metadata))
+        metadata = found.metadata
+        keys = _keys_of(metadata, self.table)
+        return TableInfo(version, str(metadata["id"]), schema_of(metadata), has_feed(metadata), keys)
 
     def cleaned(self, version: int, why: str) -> SourceError:
         """The error for a log entry that is needed and gone."""
@@ -256,6 +261,22 @@ def schema_of(metadata: Mapping[str, Any]) -> "StructType":
     """The schema in a ``metaData`` action, its fields nullable and without Delta's own metadata."""
     schema = StructType.fromJson(json.loads(metadata["schemaString"]))
     return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
+
+
+def _keys_of(metadata: Mapping[str, Any], table: str) -> tuple[str, ...]:
+    text = (metadata.get("configuration") or {}).get(KEYS)
+    try:
+        found = parse_stored(text or "[]")
+    except Unreadable as problem:
+        found = problem
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise SourceError(
+            f"the property {KEYS} of the Delta table {table} is not as a keyed state writes it",
+            found=shown(str(text)),
+            expected="a JSON array of names",
+            action=f"ALTER TABLE … UNSET TBLPROPERTIES ('{KEYS}'), and start the state's topology: it sets it again",
+        )
+    return tuple(found)
 
 
 def has_feed(metadata: Mapping[str, Any]) -> bool:

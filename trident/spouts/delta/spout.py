@@ -17,7 +17,7 @@ from trident.spouts import arguments as spout_arguments
 from trident.spouts.checkpoint import DELTA, SourceOffset
 from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same
-from trident.spouts.delta.feed import FEED_COLUMNS, as_inserts, require_files, shown_schema, told
+from trident.spouts.delta.feed import FEED_COLUMNS, as_inserts, in_order, require_files, shown_schema, told
 from trident.spouts.delta.frames import DeltaFrames
 from trident.spouts.delta.imported import range_behind
 from trident.spouts.delta.log import DeltaChanges, differences
@@ -182,21 +182,22 @@ class DeltaEmitter(Emitter):
             return Emitted([], partitions=1)
         frame: "DataFrame"
         if planned.changes:
-            frame = told(self._changes(planned), self._spout.output_schema)
-            return Emitted(frame, partitions=partitions_for(planned.bytes, self._cores))
+            return self._told(planned)
         frame = self._frames.frame(self._files(planned), max(planned.read_at, self._read_at))
         if self._spout.given_schema is not None:
             frame = frame.select([frame[backquoted(name)] for name in self._spout.output_schema.names])
         return Emitted(frame, partitions=partitions_for(planned.bytes, self._cores))
 
-    def _changes(self, planned: Range) -> "DataFrame":
+    def _told(self, planned: Range) -> Emitted:
         begin, last = planned.begin.version, planned.end.version - 1
+        partitions, schema = partitions_for(planned.bytes, self._cores), self._spout.output_schema
         if begin == planned.snapshot:
             rows = self._frames.frame(self._files(planned), max(planned.read_at, self._read_at))
-            return as_inserts(rows, begin, self._frames.time_ms(begin))
+            return Emitted(told(as_inserts(rows, begin, self._frames.time_ms(begin)), schema), partitions=partitions)
         self._frames.forget_listed()
         require_files(self._spout.table, (self._log.read(version) for version in range(begin, last + 1)))
-        return self._frames.changes(begin, last)
+        changes = told(self._frames.changes(begin, last), schema, planned.keys)
+        return Emitted(in_order(changes, partitions) if begin < last else changes, partitions=partitions)
 
     def _files(self, planned: Range) -> Any:
         begin, end = planned.begin, planned.end

@@ -9,7 +9,7 @@ how their rows combine.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
@@ -22,6 +22,7 @@ from trident.states.core.binding import COMBINE, SEQUENCED, WHOLE_VALUES, StateK
 from trident.states.core.kinds import all_kinds, stored_kind
 from trident.states.core.names import check_name, other_owner
 from trident.states.core.place import AnyPath, Place
+from trident.states.core.retention import Retention
 from trident.states.core.storage import Signature
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class StateDescriptor:
         merging: how log rows become the value of a key: "combine", "last" or "sequenced"
             (see :class:`trident.states.core.binding.StateBinding`).
         ordered_by, sequence, deleted_retention_txids: as of the binding.
+        earlier_retentions: (the last transaction with it, txids) of each other retention before: see ``retention``.
         history_by, history_end: as of the binding.
         change_feed: whether the plain table is made with Delta's change data feed.
     """
@@ -71,6 +73,7 @@ class StateDescriptor:
     change_feed: bool = field(default=False, metadata={MAY_BE_MISSING: True})
     history_by: str = field(default="", metadata={MAY_BE_MISSING: True})
     history_end: str = field(default="", metadata={MAY_BE_MISSING: True})
+    earlier_retentions: tuple[tuple[int, int], ...] = field(default=(), metadata={MAY_BE_MISSING: True})
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -88,6 +91,14 @@ class StateDescriptor:
                 f"state {self.name} cannot be described",
                 found=f"{self.merging} by {self.sequence!r}",
                 expected="a sequence that is one of its values, and of a sequenced state only",
+            )
+        lasts = [last for last, _ in self.earlier_retentions]
+        kept = [self.deleted_retention_txids, *(txids for _, txids in self.earlier_retentions)]
+        if lasts != sorted({*lasts}) or min(kept) < 0:
+            raise TableError(
+                f"state {self.name} cannot be described",
+                found=f"deleted keys kept for {kept} transactions, up to {lasts}",
+                expected="numbers of transactions, one behind the other",
             )
         object.__setattr__(self, "keys", tuple(self.keys))
         object.__setattr__(self, "value_fields", tuple(self.value_fields))
@@ -116,6 +127,26 @@ class StateDescriptor:
             history_by=binding.history_by,
             history_end=binding.history_end,
         )
+
+    def going_on(self, warehouse: AnyPath, first: int) -> StateDescriptor:
+        """The descriptor of a start whose first transaction this is: its retention counts from there on.
+
+        Raises:
+            TableError: the descriptor that is there cannot be read.
+        """
+        try:
+            there = load_descriptor(warehouse, self.name)
+        except FileNotFoundError:
+            return self
+        own = ("topology", "group", "incarnation", "starts_at")
+        if any(getattr(there, name) != getattr(self, name) for name in own):
+            return self
+        return replace(self, earlier_retentions=there.retention.changed(self.deleted_retention_txids, first).earlier)
+
+    @property
+    def retention(self) -> Retention:
+        """For how long deleted keys hold against older changes, as of each transaction."""
+        return Retention(self.deleted_retention_txids, self.earlier_retentions)
 
     @property
     def state_kind(self) -> StateKind:

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from trident.coordinators.errors import TableError
+from trident.states.core.retention import FOR_GOOD, Retention
 
 
 class ViewsDisagree(TableError):
@@ -105,32 +106,13 @@ class ReadAgain(enum.Enum):
 READ_AGAIN: Final = ReadAgain.READ_AGAIN
 
 
-# --- rows of deleted keys -----------------------------------------------------------------------
-#
-# A deleted key is forgotten by stretches of as many transactions as it is kept: a change of stretch n does not meet the
-# rows of keys that were deleted in stretch n - 2 or before. So two rows tell by their txids alone, and each reader and
-# each MERGE, early or late, gives one answer. Within a stretch changes merge in any order; over its end they do not.
-
-
-def forgotten_below(txid: int, kept_txids: int) -> int:
-    """Rows of deleted keys with a lesser txid do not hold against a change of this transaction.
-
-    Args:
-        kept_txids: of the state; 0: deleted keys are kept for good.
-    """
-    return txid - txid % kept_txids - kept_txids if kept_txids else 0
-
-
-def stretches(after: int, upto: int, kept_txids: int) -> list[tuple[int, int]]:
-    """The transactions ``after < txid <= upto`` in parts, in each of which changes merge in any order."""
-    if not kept_txids:
-        return [(after, upto)]
-    ends = [*range(after + kept_txids - after % kept_txids - 1, upto, kept_txids), upto]
-    return [(low, high) for low, high in zip([after, *ends], ends) if low < high]
-
-
 def plan_merge(
-    log: LogView, table: TableView, advanced_txid: int, every: int, force: bool = False, kept_txids: int = 0
+    log: LogView,
+    table: TableView,
+    advanced_txid: int,
+    every: int,
+    force: bool = False,
+    retention: Retention = FOR_GOOD,
 ) -> MergePlan | None:
     """The MERGE that is due, if one is.
 
@@ -141,7 +123,7 @@ def plan_merge(
             last advanced transaction could not go back behind it.
         every: merge when at least this many transactions wait (transactions ≥ 1).
         force: merge whatever there is, for ``stop()`` and ``trident compact``.
-        kept_txids: as for :func:`stretches`: what is behind the first of them is left to the next MERGE.
+        retention: of the state's deleted keys: what is behind the first of its stretches is left to the next MERGE.
 
     Raises:
         ViewsDisagree: the log does not reach from P on (its floor is above P,
@@ -162,7 +144,7 @@ def plan_merge(
     waiting = upto - after
     if waiting <= 0 or (waiting < every and not force):
         return None
-    return MergePlan(after, stretches(after, upto, kept_txids)[0][1], log.table_version, table.table_version)
+    return MergePlan(after, retention.stretches(after, upto)[0][1], log.table_version, table.table_version)
 
 
 # A MERGE is put off until this many times as many transactions, or as much time, have passed as the state asks for,

@@ -159,7 +159,7 @@ class Compactor:
         if planned is None or not (force or self._pays(planned[0], planned[1], waited)):
             return None
         report = self.merge(*planned)
-        if not self.state.deleted_retention_txids:
+        if not self.state.retention.forgets:
             return report
         # A MERGE ends where a stretch of transactions does.
         while report.p_new < advanced and (planned := self.plan(advanced)) is not None:
@@ -193,7 +193,7 @@ class Compactor:
                     advanced,
                     self._settings.merge_every_txids,
                     force,
-                    self.state.deleted_retention_txids,
+                    self.state.retention,
                 )
             except ViewsDisagree as error:
                 # Merged and dropped by another compactor between our two looks, unless it stays so.

@@ -202,9 +202,9 @@ class FileMerge:
         if reason is not None:
             raise CannotMerge(reason)
         aggregator = None if state.merging in WHOLE_VALUES else state.aggregator
-        schema, kept = arrow_schema(state.schema), state.deleted_retention_txids
+        schema = arrow_schema(state.schema)
         adopted = adopted_version(plain.schema_json) is not None
-        return RowMerge(schema, tuple(state.keys), aggregator, state.sequence, kept, adopted)
+        return RowMerge(schema, tuple(state.keys), aggregator, state.sequence, state.retention, adopted)
 
     def _why_not(self, state: StateDescriptor, plain: TableSnapshot) -> str | None:
         if not plain.takes_python_entries:

@@ -26,7 +26,6 @@ from trident.states.delta.file_rows import rows_of, wanted_rows
 from trident.states.delta.key_order import positions_in_order
 from trident.states.delta.log_tables import LogSnapshot, LogTables
 from trident.states.keyed.asked_keys import AskedKeys, asked_keys
-from trident.states.keyed.compaction import forgotten_below
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.copy_combine import Uncombinable, arrow_schema, combine_of
 from trident.states.keyed.log_merge import combiner_of, doubled, fold_of, is_sequenced, keeps_last, native_merge
@@ -257,7 +256,7 @@ def _combined(state: StateDescriptor, keys: AskedKeys, rows: pa.Table, aggregato
     if keeps_last(state):
         gone = rows.column(DELETED_COLUMN).to_pylist()
         newest = {code: some[-1] for code, some in of_key.items()}
-        if state.deleted_retention_txids:
+        if state.retention.forgets:
             newest = {code: _in_turn(state, some, places, gone) for code, some in of_key.items()}
         found = {code: values[at] for code, at in newest.items() if not gone[at]}
     else:
@@ -268,9 +267,10 @@ def _combined(state: StateDescriptor, keys: AskedKeys, rows: pa.Table, aggregato
 def _in_turn(state: StateDescriptor, in_order: Sequence[int], txids: Sequence[int], gone: Sequence[bool | None]) -> int:
     """The row of a key that counts, where keys that were deleted long before some of the rows are forgotten."""
     places = {at: place for place, at in enumerate(in_order)}
+    retention = state.retention
     first, *later = sorted(in_order, key=txids.__getitem__)
     for at in later:
-        forgotten = gone[first] and txids[first] < forgotten_below(txids[at], state.deleted_retention_txids)
+        forgotten = gone[first] and txids[first] < retention.below(txids[at])
         if forgotten or places[at] > places[first]:
             first = at
     return first

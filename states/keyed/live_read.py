@@ -106,7 +106,7 @@ def _merge(state: StateDescriptor, files: StoredFiles) -> RowMerge | None:
     aggregator = None if state.merging in WHOLE_VALUES else (state.aggregator or "")
     if why_not(schema, keys, aggregator) is not None:
         return None
-    return RowMerge(schema, keys, aggregator, state.sequence, state.deleted_retention_txids)
+    return RowMerge(schema, keys, aggregator, state.sequence, state.retention)
 
 
 def _parts(state: StateDescriptor, files: StoredFiles, merge: RowMerge, count: int) -> list[LivePart] | None:

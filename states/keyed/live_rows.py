@@ -17,7 +17,6 @@ from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.file_rows import rows_of, wanted_rows
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.keyed.compaction import stretches
 from trident.states.keyed.merge_rows import NotMergeable, RowMerge
 
 # Of one part's log in memory; merging takes a few times as much.
@@ -157,7 +156,7 @@ class LivePart:
                 log's rows are more bytes than a task is to hold.
         """
         merge = self.merge
-        parts = stretches(self.after, self.upto, merge.kept_txids)
+        parts = merge.retention.stretches(self.after, self.upto)
         log = self._log_rows()
         try:
             # Of each part of the transactions; and of all of them, for their keys.

@@ -24,8 +24,8 @@ from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.names import backquoted
 from trident.states.core.native import NATIVE, NativeMerge
 from trident.states.core.plain_values import frozen, python_values
+from trident.states.core.retention import Retention, Span
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
-from trident.states.keyed.compaction import forgotten_below, stretches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -218,13 +218,27 @@ def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame"
     else:
         # The table has no transaction; it is older than each that waits in the log.
         old = base.select(*fields, F.lit(False).alias(DELETED_COLUMN), F.lit(0).cast("bigint").alias(TXID_COLUMN))
-    kept = state.deleted_retention_txids
-    many = len(stretches(*span, kept)) > 1
-    if kept and not many:
-        old = old.where(~(deleted() & (quoted(TXID_COLUMN) < forgotten_below(span[1], kept))))
+    retention = state.retention
+    many = len(retention.stretches(*span)) > 1
+    if retention.forgets and not many:
+        old = old.where(~(deleted() & (quoted(TXID_COLUMN) < retention.below(span[1]))))
     both = old.unionByName(rows.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN)))
     newest = _in_turn(state, both) if many else newest_log(state, both)
     return newest.where(~deleted()).select(*fields)
+
+
+def _below(retention: Retention, txid: "Column") -> "Column":
+    """``retention.below`` of a column."""
+    *earlier, now = retention.spans()
+    found = _below_in(now, txid)
+    for span in reversed(earlier):
+        found = F.when(txid <= F.lit(span.last), _below_in(span, txid)).otherwise(found)
+    return found
+
+
+def _below_in(span: Span, txid: "Column") -> "Column":
+    floor = F.lit(span.floor).cast("bigint")
+    return F.greatest(floor, txid - txid % span.txids - span.txids) if span.txids else floor
 
 
 def _in_turn(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
@@ -236,8 +250,7 @@ def _in_turn(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
     found = rows.groupBy(*keys).agg(all_rows.alias(TXID_COLUMN)).where(F.size(TXID_COLUMN) > 0)
 
     def later(a: "Column", b: "Column") -> "Column":
-        kept = state.deleted_retention_txids
-        forgotten = F.coalesce(a[gone], F.lit(False)) & (a[txid] < b[txid] - b[txid] % kept - kept)
+        forgotten = F.coalesce(a[gone], F.lit(False)) & (a[txid] < _below(state.retention, b[txid]))
         is_later = F.struct(b[sequence], b[txid]) > F.struct(a[sequence], a[txid])
         return F.when(forgotten | is_later, b).otherwise(a)
 

@@ -21,7 +21,6 @@ from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.keyed.change_rows import ChangeWriter
-from trident.states.keyed.compaction import forgotten_below
 from trident.states.keyed.merge_io import InFile, Spill, batches, opened, reading, shaped, spill_folder, written
 from trident.states.keyed.merge_rows import NotInOrder, RowMerge
 from trident.states.keyed.merge_sizes import Sizes, runs
@@ -74,8 +73,8 @@ class MergeJob:
     @property
     def forgets(self) -> bool:
         """Tells whether it is the first behind which more rows of deleted keys are forgotten."""
-        kept = self.merge.kept_txids
-        return forgotten_below(self.upto, kept) > forgotten_below(self.after, kept)
+        retention = self.merge.retention
+        return retention.below(self.upto) > retention.below(self.after)
 
 
 @dataclass(frozen=True)

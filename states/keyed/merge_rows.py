@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.states.core.retention import FOR_GOOD, Retention
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.key_order import positions_in_order
-from trident.states.keyed.compaction import forgotten_below
 
 # So many partial values of half a bigint have a sum that is a bigint.
 _HALF_BITS = 32
@@ -45,7 +45,7 @@ class RowMerge:
         aggregator: the stored name of the native aggregator; None where the last value counts.
         sequence: of whole values the column by which the greatest (sequence, txid) counts; "" where the newest does.
             Then the table's rows have their ``_deleted`` and ``_txid``, and those of deleted keys are kept.
-        kept_txids: for how long (``compaction.forgotten_below``).
+        retention: for how long.
         adopted: whether the table has rows that no MERGE has written, from before the first transaction.
     """
 
@@ -53,7 +53,7 @@ class RowMerge:
     keys: tuple[str, ...]
     aggregator: str | None
     sequence: str = ""
-    kept_txids: int = 0
+    retention: Retention = FOR_GOOD
     adopted: bool = False
 
     @property
@@ -87,14 +87,14 @@ class RowMerge:
 
     def forgotten(self, rows: Any, txid: int) -> Any:
         """Tells of rows of the table, a table or a batch, which do not hold against changes of a transaction."""
-        old = pc.less(rows.column(TXID_COLUMN), forgotten_below(txid, self.kept_txids))
+        old = pc.less(rows.column(TXID_COLUMN), self.retention.below(txid))
         return pc.and_(pc.fill_null(rows.column(DELETED_COLUMN), False), pc.fill_null(old, False))
 
     def reduced(self, rows: pa.Table) -> pa.Table:
         """One row per key of log rows, sorted by key: as ``log_schema`` has them, without the txid but for a sequence.
 
         Args:
-            rows: of the transactions that are merged, of one of ``compaction.stretches``; of one transaction in the
+            rows: of the transactions that are merged, of one of the retention's stretches; of one transaction in the
                 order of its files.
 
         Raises:

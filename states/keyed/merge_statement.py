@@ -14,7 +14,7 @@ from trident.states.core.names import backquoted
 from trident.states.core.native import NativeMerge
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.kernel_errors import java_causes
-from trident.states.keyed.compaction import MergePlan, forgotten_below, guard_condition
+from trident.states.keyed.compaction import MergePlan, guard_condition
 from trident.states.keyed.log_merge import deleted, is_sequenced, keeps_last, quoted, same_key
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def merge_into(
         hidden = {backquoted(name): quoted(name, "s") for name in (DELETED_COLUMN, TXID_COLUMN)}
         merge = merge.whenMatchedUpdate(~_stays(state, plan), {**changed, **hidden})
         merge = merge.whenNotMatchedInsert(values={**added, **hidden})
-        kept = state.deleted_retention_txids
-        if forgotten_below(plan.upto, kept) > forgotten_below(plan.after, kept):
+        if state.retention.below(plan.upto) > state.retention.below(plan.after):
             merge = merge.whenNotMatchedBySourceDelete(_forgotten(state, plan))
     elif keeps_last(state):
         # Delta computes conditions for rows without a match too, so that nothing may raise here: a deleted row
@@ -102,7 +101,7 @@ def _stays(state: StateDescriptor, plan: MergePlan) -> "Column":
 
 def _forgotten(state: StateDescriptor, plan: MergePlan) -> "Column":
     """True of a row of a deleted key that does not hold against changes of these transactions; never null."""
-    bound = forgotten_below(plan.upto, state.deleted_retention_txids)
+    bound = state.retention.below(plan.upto)
     return deleted("t") & F.coalesce(quoted(TXID_COLUMN, "t") < bound, F.lit(False))
 
 

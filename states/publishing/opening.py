@@ -136,9 +136,9 @@ class TableOpener:
             snapshot = self._add_columns(binding, spec, path)
         self._check_schema(path, snapshot, spec)
         if binding.state_kind.is_described:
-            StateDescriptor.of(
-                binding, self._tables.topology, self._tables.group, self._tables.incarnation, control.starts_at
-            ).save(self._tables.warehouse)
+            tables = self._tables
+            state = StateDescriptor.of(binding, tables.topology, tables.group, tables.incarnation, control.starts_at)
+            state.going_on(tables.warehouse, record.current_txid).save(tables.warehouse)
         plain = binding.state_kind.plain_table(binding)
         if plain is not None:
             descriptor = load_descriptor(self._tables.warehouse, binding.name)

@@ -43,7 +43,7 @@ class Upsert:
             with a null there fails. It is stored with the other values. For a DeltaMapState (docs/cdc.md).
         deleted_retention_txids: with ``sequence_by``: a deleted key holds against older changes of so many
             transactions behind its delete. It is forgotten before twice as many: then any change of it counts.
-            None: for good. It may be changed at each start, and counts for the transactions that no MERGE has merged.
+            None: for good. It may be changed at each start, and counts from that start's first transaction on.
         history: with ``sequence_by``: the state keeps each change, and a read gives each key's periods (SCD type 2):
             the values from ``valid_from``, the sequence of their change, to ``valid_to``, that of the next one or of
             the delete; null: they are valid now. Whole reads only, ``query.snapshot`` and ``trident.read``.

@@ -17,6 +17,7 @@ from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
+from trident.states.core.retention import Retention
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed import live_read, live_rows
 from trident.states.keyed.file_merge import ordered_folders
@@ -136,7 +137,7 @@ def test_transactions_that_are_merged_or_come_later_are_left_out(tmp_path: Path)
 
 def test_a_deleted_key_is_forgotten_between_two_stretches_of_the_log(tmp_path: Path) -> None:
     schema = pa.schema([("k", TEXT), ("s", pa.int64()), ("v", TEXT)])
-    table = Live(tmp_path, RowMerge(schema, ("k",), None, "s", 10), Sizes(rows_min=2, rows_max=2, files=100))
+    table = Live(tmp_path, RowMerge(schema, ("k",), None, "s", Retention(10)), Sizes(rows_min=2, rows_max=2, files=100))
     gone = [(5, (key, 9, None, True)) for key in ("a", "b", "c", "d")]
     table.merged([table.log([*gone, (5, ("e", 1, "here", False))])], 8)
     log = table.log(

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from tests import store_servers
 from trident.states.core import storage
 from trident.states.core.place import Place
+from trident.states.core.retention import Retention
 from trident.states.keyed import merge_files, merge_io
 from trident.states.keyed.merge_files import Abandoned, FileMerger, MergeFailed, MergeJob
 from trident.states.keyed.merge_io import FileUnreadable, InFile, written
@@ -228,7 +229,7 @@ def optimized(table: Table) -> dict[str, InFile]:
 
 def test_a_file_is_written_anew_when_enough_of_its_rows_are_of_forgotten_keys(tmp_path: Path) -> None:
     schema = pa.schema([("k", pa.int64()), ("s", pa.int64())])
-    table = Table(tmp_path, RowMerge(schema, ("k",), None, "s", 10), Sizes(rows_min=100, rows_max=100))
+    table = Table(tmp_path, RowMerge(schema, ("k",), None, "s", Retention(10)), Sizes(rows_min=100, rows_max=100))
     few, many = [7], [*range(110, 200)]
     rows = [(5, (key, 1, True if key in (*few, *many) else None)) for key in range(300)]
     table.merged([table.log(rows)], 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.group_helpers import Group as OpenedGroup
 from tests.keyed_helpers import Group, Native, as_map, keyed
 from trident.coordinators.errors import TableError
+from trident.coordinators.records import GroupRecord
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.place import Place
+from trident.states.core.retention import Retention
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed import log_merge, snapshot
-from trident.states.keyed.compaction import forgotten_below, stretches
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.file_merge import CannotMerge, FileMerge
 from trident.states.keyed.key_reads import KeyReader
@@ -67,12 +70,19 @@ def model_of_ties(batches: Sequence[Sequence[Change]]) -> dict[Any, tuple[int, s
     return {key: (one.sequence, one.value) for key, (_, _, one) in found.items() if not one.deleted}
 
 
-def model_that_forgets(batches: Sequence[Sequence[Change]], kept: int) -> dict[Any, tuple[int, str | None]]:
-    """The same where a deleted key is forgotten at the end of the part of so many transactions behind its own."""
+def model_that_forgets(
+    batches: Sequence[Sequence[Change]], kept: int, changed: Mapping[int, int] | None = None
+) -> dict[Any, tuple[int, str | None]]:
+    """The same where a deleted key is forgotten at the end of the part of so many transactions behind its own.
+
+    Args:
+        changed: transaction → how many from there on; 0: deleted keys are kept for good.
+    """
     found: dict[Any, tuple[int, Change]] = {}
     for txid, batch in enumerate(batches, 1):
+        kept = (changed or {}).get(txid, kept)
         for key, (gone, one) in list(found.items()):
-            if one.deleted and txid // kept - gone // kept >= 2:
+            if one.deleted and kept and txid // kept - gone // kept >= 2:
                 del found[key]
         for change in batch:
             if change.key not in found or change.sequence >= found[change.key][1].sequence:
@@ -110,7 +120,7 @@ def folded(
     """The state behind batches, which are transactions 1, 2, …, when MERGEs end with the given ones and the last."""
     base, done = merge.table_schema.empty_table(), 0
     for wanted in sorted({*merges, len(batches)} - {0}):
-        for after, upto in stretches(done, wanted, merge.kept_txids):
+        for after, upto in merge.retention.stretches(done, wanted):
             waiting = {txid: of_each_key(batches[txid - 1]) for txid in range(after + 1, upto + 1)}
             base = merge.overlaid(base, merge.reduced(log_rows(waiting)), after, upto)
             assert base.schema == merge.table_schema
@@ -163,17 +173,42 @@ def test_of_changes_with_the_same_sequence_the_later_transactions_counts(data: s
 def test_a_deleted_key_holds_for_its_retention_and_is_forgotten_behind_it(data: st.DataObject, kept: int) -> None:
     batches = cut(data.draw, data.draw(histories(ties=True)))
     expected = model_that_forgets(batches, kept)
-    merge = replace(MERGE, kept_txids=kept)
+    merge = replace(MERGE, retention=Retention(kept))
     for merges in data.draw(st.lists(st.lists(st.integers(0, len(batches)), max_size=4), min_size=2, max_size=2)):
         assert folded(batches, merges, merge) == expected
 
 
+@settings(max_examples=HISTORIES // 4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), kept=st.integers(0, 4))
+def test_another_retention_counts_from_its_start_on_whatever_was_merged(data: st.DataObject, kept: int) -> None:
+    """A key that was forgotten stays so when the retention is raised, also before a MERGE has dropped its row."""
+    batches = cut(data.draw, data.draw(histories(ties=True)))
+    changed = data.draw(st.dictionaries(st.integers(1, len(batches)), st.integers(0, 4), max_size=3))
+    retention = Retention(kept)
+    for first, txids in sorted(changed.items()):
+        retention = retention.changed(txids, first)
+    merge = replace(MERGE, retention=retention)
+    expected = model_that_forgets(batches, kept, changed)
+    for merges in data.draw(st.lists(st.lists(st.integers(0, len(batches)), max_size=4), min_size=2, max_size=2)):
+        assert folded(batches, merges, merge) == expected
+
+
+def test_a_retention_with_which_no_transaction_began_leaves_no_trace() -> None:
+    """Starts one behind the other; and one at an earlier transaction, for ZooKeeper was put back."""
+    raised = Retention(2).changed(5, 7)
+    assert raised == Retention(5, ((6, 2),)) and raised.changed(5, 9) == raised
+    assert raised.changed(2, 7) == Retention(2) and raised.changed(9, 7) == Retention(9, ((6, 2),))
+    assert raised.changed(9, 4) == Retention(9, ((3, 2),)) and Retention(2).changed(5, 1) == Retention(5)
+    assert [raised.below(txid) for txid in (5, 6, 7, 14, 15)] == [2, 4, 4, 5, 10]
+    assert Retention(2).changed(0, 7).forgets and not Retention().changed(0, 7).forgets
+
+
 @given(after=st.integers(0, 60), length=st.integers(1, 60), kept=st.integers(1, 20))
 def test_no_late_change_within_the_retention_meets_a_forgotten_key(after: int, length: int, kept: int) -> None:
-    parts = stretches(after, after + length, kept)
+    parts = Retention(kept).stretches(after, after + length)
     assert [txid for low, high in parts for txid in range(low + 1, high + 1)] == [*range(after + 1, after + length + 1)]
     for low, high in parts:
-        bounds = {forgotten_below(txid, kept) for txid in range(low + 1, high + 1)}
+        bounds = {Retention(kept).below(txid) for txid in range(low + 1, high + 1)}
         assert len(bounds) == 1, "one part, one answer"
         assert kept <= min(txid - bound for txid in range(low + 1, high + 1) for bound in bounds), "kept long enough"
         assert high - bounds.pop() < 2 * kept, "and forgotten before twice as long"
@@ -273,7 +308,7 @@ def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
 def test_every_reader_and_both_merges_forget_a_deleted_key_at_the_same_transaction(
     spark, engine, tmp_path, rng, monkeypatch, way
 ):
-    keys, kept = ["a", "b", "c", "d", None], 2
+    keys, kept, changed = ["a", "b", "c", "d", None], 2, {5: 3}
     group = Group(spark, engine, tmp_path, binding_of("string", kept))
     if way == "by Spark":
         only_spark(monkeypatch)
@@ -286,9 +321,13 @@ def test_every_reader_and_both_merges_forget_a_deleted_key_at_the_same_transacti
     keys += ["late", "gone"]
     pins, compactor = StatePins(), Compactor(spark, engine, tmp_path, group.descriptor("s"))
     for txid, batch in enumerate(batches, 1):
+        if txid in changed:
+            raised = replace(group.descriptor("s"), deleted_retention_txids=changed[txid]).going_on(tmp_path, txid)
+            raised.save(tmp_path)
+            compactor = Compactor(spark, engine, tmp_path, raised)
         publish(group, txid, batch)
         if txid in (7, 9):
-            expected = model_that_forgets(batches[:txid], kept)
+            expected = model_that_forgets(batches[:txid], kept, changed)
             assert everywhere(group, txid, keys, pins) == [expected] * 4, "the log on top of the table"
         if txid in (2, 6, 9):
             compactor.merge_once(txid, force=True)
@@ -297,6 +336,24 @@ def test_every_reader_and_both_merges_forget_a_deleted_key_at_the_same_transacti
     assert expected["late"] == (3, "late")
     table = deltalake.DeltaTable(str(tmp_path / "s")).to_pyarrow_table().to_pylist()
     assert "gone" not in {row["k"] for row in table}, "MERGEs drop the rows of forgotten keys"
+
+
+def test_a_start_with_another_retention_keeps_those_before_it(engine, tmp_path) -> None:
+    def start(kept: int, epoch: int, record: GroupRecord | None) -> GroupRecord:
+        return OpenedGroup(engine, tmp_path, [binding_of("string", kept)], epoch, record).open().record
+
+    record = start(2, 1, None)
+    assert load_descriptor(tmp_path, "s").retention == Retention(2)
+    fifth = replace(record, current_txid=5)
+    start(4, 2, fifth)
+    assert load_descriptor(tmp_path, "s").retention == Retention(4, ((4, 2),))
+    start(4, 3, replace(record, current_txid=8))
+    start(0, 4, replace(record, current_txid=9))
+    assert load_descriptor(tmp_path, "s").retention == Retention(0, ((4, 2), (8, 4)))
+    path = tmp_path / "_trident/states/s.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "earlier_retentions": [[4, 2], [3, 4]]}))
+    with pytest.raises(TableError, match="one behind the other"):
+        load_descriptor(tmp_path, "s")
 
 
 def test_a_descriptor_says_the_sequence_and_one_that_does_not_fit_is_refused(spark, engine, tmp_path):

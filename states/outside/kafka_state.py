@@ -91,6 +91,7 @@ class KafkaState(OutsideState):
 
     takes_upserts: ClassVar[bool] = True
     calls_user: ClassVar[bool] = False
+    forgets_marks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         KafkaSettings(self.bootstrap, self.config, self.secrets, _USER, _OURS)
@@ -180,6 +181,17 @@ class KafkaState(OutsideState):
         if ours and before != stored:
             producer.write(stored, iter(()), False)
         return mark
+
+    def renew(self, topology: str, incarnation: str, epoch: int) -> None:
+        way = self._way(topology)
+        with way.consumer() as consumer:
+            parts = sorted(way.marks(consumer, range(way.count(consumer))))
+        for part in parts:
+            # Anew: a task may have written the part since this process has, so that what it knows of it is old.
+            with _PRODUCERS.of(way, part, anew=True, keep=self._connection is None) as producer:
+                stored = producer.stored
+                if stored is not None and (stored.mark.incarnation, stored.mark.epoch) == (incarnation, epoch):
+                    producer.write(stored, iter(()), False)
 
     def publish(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> None:
         way, rows = self._way(part.topology), _Counted(self._form.messages(batches, part.upserts, self._what))

@@ -177,6 +177,7 @@ class OutsideState(ABC):
         calls_user: whether its methods call code of the user's, which must not run in the coordinator's process. A
             class that is not this framework's is taken to do so.
         exactly_once: whether the store has each row once; else one may be there again after a failure.
+        forgets_marks: whether the store forgets marks that are not written for days: ``renew`` is called then.
     """
 
     name: str
@@ -184,6 +185,7 @@ class OutsideState(ABC):
     adopt: bool = False
     takes_upserts: ClassVar[bool] = False
     calls_user: ClassVar[bool] = True
+    forgets_marks: ClassVar[bool] = False
 
     @property
     def exactly_once(self) -> bool:
@@ -249,6 +251,14 @@ class OutsideState(ABC):
             StateBehind: the store has lost transactions; nothing was written.
             StateAway: the store does not answer, or it is not known whether it has written.
         """
+
+    def renew(self, topology: str, incarnation: str, epoch: int) -> None:
+        """Writes the marks of this coordinator again, as they are: for a store that forgets old ones (forgets_marks).
+
+        Called between transactions of the batch group, some times a day, whether or not they have rows for the state.
+        One that fails is called again later, and stops nothing.
+        """
+        return
 
 
 def is_frameworks(state: Any) -> bool:

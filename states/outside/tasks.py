@@ -107,6 +107,20 @@ class TakeOver:
         return [[part, dataclasses.asdict(mark)] for part, mark in found.items()]
 
 
+@dataclass(frozen=True)
+class Renew:
+    """Writes the store's marks again."""
+
+    state: OutsideState
+    topology: str
+    incarnation: str
+    epoch: int
+
+    def __call__(self, number: int) -> Any:
+        self.state.renew(self.topology, self.incarnation, self.epoch)
+        return None
+
+
 def marks_of(answer: Any) -> dict[int, OutsideMark]:
     """The marks of a TakeOver, from its result."""
     return {int(part): OutsideMark(**mark) for part, mark in answer}

@@ -169,6 +169,7 @@ class DeltaCommitter:
         first = decision.attempt in self._decided_here
         published, tables = self._publisher.publish(decision, record, first)
         self._cleaner.published(decision.attempt, tables)
+        self._outside.renew(self._bindings.values())
         return published
 
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from trident.states.outside.tasks import (
     Call,
     CheckStore,
     Publish,
+    Renew,
     TakeOver,
     Task,
     answer_of,
@@ -32,8 +35,13 @@ from trident.states.outside.tasks import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+
 PUBLISH_OUTSIDE = faults.register("publish.outside", "giving a decided batch to a state outside of the warehouse")
 OPEN_OUTSIDE = faults.register("open.outside", "looking at a state outside of the warehouse, and taking it over")
+RENEW_OUTSIDE = faults.register("renew.outside", "writing the marks of a state outside of the warehouse again")
+# How often marks are written again that their store would forget: Kafka does so after a week, unless it is told to.
+_RENEWED_SECS = 6 * 3600.0
 # A transaction of at most this size is published from the coordinator's process; a larger one by tasks.
 _DRIVER_ROWS_MAX = 10_000
 _DRIVER_BYTES_MAX = 2_000_000
@@ -59,7 +67,7 @@ class OutsidePublisher:
         self._spark, self._warehouse = spark, warehouse
         self._topology, self._incarnation, self._epoch = topology, incarnation, epoch
         self._check_fence, self._progress = check_fence, progress
-        self._opened: set[str] = set()
+        self._opened: dict[str, float] = {}  # state → when all of its marks were written last
 
     def open(self, bindings: Iterable[StateBinding], record: GroupRecord) -> None:
         """Looks at each store, closes it to older coordinators, and compares its mark with ZooKeeper's record.
@@ -99,7 +107,7 @@ class OutsidePublisher:
             if known is not None and found != (known.txid, known.attempt_id):
                 self._check_fence()
                 raise halts.outside_is_behind(self._topology, name, last.text if last else "no transaction", known)
-        self._opened.add(name)
+        self._opened[name] = time.monotonic()
         if decided is None:
             self._progress.has(name, last.txid if last else 0, self._dead_letters(binding))
 
@@ -178,6 +186,29 @@ class OutsidePublisher:
                     raise
                 self._check_fence()
                 raise halts.outside_is_behind(self._topology, binding.name, error.message, rows.known) from error
+
+    def renew(self, bindings: Iterable[StateBinding]) -> None:
+        """Has marks written again that are old, in stores that forget them; between transactions.
+
+        An error is logged: marks that are not renewed are missed only where the store has forgotten them.
+
+        Raises:
+            Deposed: another coordinator leads, whose marks they are.
+        """
+        for binding in bindings:
+            name, state = binding.name, binding.state
+            if not isinstance(state, OutsideState) or not state.forgets_marks or name not in self._opened:
+                continue
+            if time.monotonic() - self._opened[name] < _RENEWED_SECS:
+                continue
+            self._check_fence()
+            self._opened[name] = time.monotonic()
+            call = Renew(self._state(binding), self._topology, self._incarnation, self._epoch)
+            try:
+                (answer,) = _answers(self._spark, state, call, 1, True, RENEW_OUTSIDE)
+                answer.result(f"state {name}")
+            except Exception as error:  # Spark's, too
+                log.warning("the marks of state %s were not written again: %s", name, error)
 
     def _tried(self, state: str, txid: int | None, action: Callable[[], Any]) -> Any:
         self._progress.begins(state, txid)

@@ -299,6 +299,7 @@ ELSEWHERE = {
     "publish.memory": "test_query.py",
     "publish.outside": "test_outside.py",
     "open.outside": "test_outside.py",
+    "renew.outside": "test_outside.py",
     "standby.stage": "test_warm_up.py",
     "repair.step": "test_contradictions.py",
     "repair.restore": "test_contradictions.py",

@@ -200,6 +200,30 @@ def test_a_part_that_has_no_mark_is_closed_too(state, monkeypatch) -> None:
         more.publish(part(1, number=1), rows("zombie"))
 
 
+def test_marks_are_written_again_as_they_are_by_their_coordinator_alone(kafka, state, monkeypatch) -> None:
+    """Before the cluster forgets them; also those of parts that tasks have written since this process has."""
+    more = replace(state, partitions=2)
+    more.take_over("top", "inc", 1)
+    more.publish(part(1), rows("a1"))
+    mine = kafka_state._PRODUCERS
+    another_process(monkeypatch)
+    more.publish(part(2), rows("a2"))
+    monkeypatch.setattr(kafka_state, "_PRODUCERS", mine)
+    written, write = [], PartProducer.write
+
+    def noted(self: PartProducer, stored: Any, *more: Any) -> None:
+        written.append(stored.mark)
+        write(self, stored, *more)
+
+    monkeypatch.setattr(PartProducer, "write", noted)
+    more.renew("top", "inc", 1)
+    assert written == [OutsideMark("inc", 1, 2, 0), OutsideMark("inc", 1, 0, 0)]
+    more.publish(part(3, known=(2, 0)), rows("a3"))
+    for incarnation, epoch in (("inc", 0), ("next", 1)):
+        more.renew("top", incarnation, epoch)
+    assert len(written) == 3 and values(kafka, state.topic) == [b"a1", b"a2", b"a3"]
+
+
 # --- SIGKILL
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import deltalake
 import pyarrow as pa
@@ -22,6 +23,7 @@ from trident import Count, DeltaAppend, FixedBatchSpout, OutsideMark, OutsidePar
 from trident.coordinators import faults
 from trident.coordinators.errors import (
     ConfigError,
+    Deposed,
     ForeignMarks,
     Halted,
     StaleEpoch,
@@ -41,6 +43,7 @@ from trident.states.core.place import Place, warehouse_place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.outside.kind import OUTSIDE
 from trident.states.outside.tasks import Answer
+from trident.states.publishing import outside_publish
 
 BATCHES = [[("a",), ("b",)], [("c",)], [], [("a",), ("d",)]]
 ALL = ["a", "a", "b", "c", "d"]
@@ -154,6 +157,51 @@ def test_it_is_published_behind_the_tables_by_tasks_and_once(engine, ledger, tmp
     published = group.committer.publish(decision, group.record)
     assert state.words() == ["a", "b"] and outside_id("ledger") in published.marks
     assert os.getpid() not in state.processes(), "code that is not the framework's runs on executors"
+
+
+@dataclass(frozen=True)
+class Forgetful(LedgerState):
+    """Notes in a file who has had its marks written again; on executors."""
+
+    forgets_marks: ClassVar[bool] = True
+
+    def renew(self, topology: str, incarnation: str, epoch: int) -> None:
+        with Path(f"{self.path}.renewed").open("a") as file:
+            file.write(f"{topology} {incarnation} {epoch}\n")
+
+    def renewed(self) -> list[str]:
+        path = Path(f"{self.path}.renewed")
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def test_marks_that_a_store_forgets_are_written_again_also_without_rows(engine, tmp_path, monkeypatch) -> None:
+    """Not with each transaction; and neither one that fails nor a coordinator that was replaced is in the way."""
+    state = Forgetful(str(tmp_path / "ledger.db"))
+
+    def deposed() -> None:
+        raise Deposed("another coordinator leads")
+
+    group = Group(engine, place(tmp_path / "w"), [append_binding(), bound(state)]).open()
+    group.commit(1, ["a"])
+    assert state.renewed() == [], "it was opened a moment ago"
+    monkeypatch.setattr(outside_publish, "_RENEWED_SECS", 0.0)
+
+    def without_rows(txid: int) -> Any:
+        attempt = TransactionAttempt(txid, 0)
+        staged = {**group.staged(attempt, ["b"]), "ledger": []}
+        return group.committer.prepare(attempt, None, ProcessedBatch(staged), group.record).decision
+
+    decision = without_rows(2)
+    faults.arm("renew.outside:fail_before:1")
+    group.committer.publish(decision, group.record)
+    assert faults.unfired() == [] and state.renewed() == []
+    group.advance(decision, group.committer.publish(decision, group.record))
+    assert state.renewed() == ["top inc 1"] and state.words() == ["a"]
+    monkeypatch.setattr(group.committer._outside, "_check_fence", deposed)
+    decision = without_rows(3)
+    with pytest.raises(Deposed):
+        group.committer.publish(decision, group.record)
+    assert state.renewed() == ["top inc 1"]
 
 
 def test_the_number_of_parts_is_that_of_the_decision(engine, ledger, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from tests.kafka_fixtures import KafkaBroker
 from tests.kills.compare import Stores, key_of
 from tests.kills.coordinator import DRAIN_SECS
 from tests.kills.topology import HALVES, IN_PARTITIONS, OUT_PARTITIONS, TOPICS, TOPOLOGY, tables
+from tests.long_runs import exit_code_of, parser_of
 from tests.postgres_fixtures import PostgresServer, server_programs
 from tests.soak import measure
 from tests.states.outside.http_server import Server
@@ -272,38 +272,26 @@ class Kills:
         EmbeddedZooKeeper.stop(self.folder / "zookeeper")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.kills", description=__doc__.splitlines()[0])
-    parser.add_argument("--messages", type=int, default=1_000_000, help="of both groups together")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    parser.add_argument("--max-rows", type=int, default=4_000, help="messages of a transaction, at most")
-    parser.add_argument("--folder", type=Path, default=None, help="a new folder; kept when the run fails")
-    given = parser.parse_args()
-    folder = (given.folder or Path(tempfile.mkdtemp(prefix="trident-kills-"))).resolve()
-    folder.mkdir(exist_ok=True)
-    again = f"python -m tests.kills --messages {given.messages} --kills {given.kills} --seed {given.seed}"
-    again += f" --max-rows {given.max_rows}"
-    print(f"seed {given.seed}, folder {folder}", flush=True)
+def killed(folder: Path, given: argparse.Namespace) -> tuple[list[str], str]:
     kills = Kills(folder, given.seed, given.messages // 2, given.kills, given.max_rows)
     try:
         kills.run()
         problems = kills.problems()
-    except BaseException:
-        print(f"FAILED; everything is in {folder}; again: {again}", flush=True)
-        raise
     finally:
         kills.end()
-    if problems:
-        print("\n".join(["FAILED", *problems, f"everything is in {folder}; again: {again}"]), flush=True)
-        return 1
     took = time.monotonic() - kills.began
     done = ", ".join(f"{count} of {kind}" for kind, count in sorted(kills.done.items()))
     lives = kills.coordinator.lives if kills.coordinator else 0
-    print(f"exact: {2 * kills.messages} messages, {kills.kills} kills ({done}), {lives} lives, {took:.0f} s")
-    print("none lost, none doubled, all states at the same transaction")
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0
+    exact = f"exact: {2 * kills.messages} messages, {kills.kills} kills ({done}), {lives} lives, {took:.0f} s"
+    return problems, f"{exact}\nnone lost, none doubled, all states at the same transaction"
+
+
+def main() -> int:
+    parser = parser_of("tests.kills", __doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000, help="of both groups together")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--max-rows", type=int, default=4_000, help="messages of a transaction, at most")
+    return exit_code_of("tests.kills", parser.parse_args(), killed)
 
 
 if __name__ == "__main__":

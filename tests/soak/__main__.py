@@ -19,16 +19,15 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.long_runs import exit_code_of, parser_of
 from tests.soak import measure
 from tests.soak.bounds import broken_bounds
 from tests.soak.coordinator import DRAIN_SECS, SESSION_SECS, TOPOLOGY
@@ -291,38 +290,25 @@ class Soak:
         EmbeddedZooKeeper.stop(self.folder / "w" / "_trident" / "zookeeper")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    parser.add_argument("--kill-every-secs", type=float, default=4.0)
-    parser.add_argument("--quiet", type=float, default=0.4, help="share of the time in which coordinators live")
-    parser.add_argument("--folder", type=Path, default=None, help="a new folder; kept when the run fails")
-    given = parser.parse_args()
-    folder = (given.folder or Path(tempfile.mkdtemp(prefix="trident-soak-"))).resolve()
-    folder.mkdir(exist_ok=True)
-    again = f"python -m tests.soak --minutes {given.minutes:g} --seed {given.seed}"
-    again += f" --kill-every-secs {given.kill_every_secs:g}"
-    print(f"seed {given.seed}, folder {folder}", flush=True)
+def soaked(folder: Path, given: argparse.Namespace) -> tuple[list[str], str]:
     soak = Soak(folder, given.seed, given.minutes, given.kill_every_secs, given.quiet)
     try:
         soak.run()
         soak.drain()
         final = soak.totals()
         problems = soak.feeder.compare() + broken_bounds(soak.records, final, folder)
-    except BaseException:
-        print(f"FAILED; everything is in {folder}; again: {again}", flush=True)
-        raise
     finally:
         soak.end()
     print(json.dumps(final))
-    if problems:
-        print("\n".join(["FAILED", *problems, f"everything is in {folder}; again: {again}"]), flush=True)
-        return 1
-    print(f"exact: {final['lines']} lines and {final['orders']} orders, 0 lost, 0 doubled", flush=True)
-    if given.folder is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 0
+    return problems, f"exact: {final['lines']} lines and {final['orders']} orders, 0 lost, 0 doubled"
+
+
+def main() -> int:
+    parser = parser_of("tests.soak", __doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--kill-every-secs", type=float, default=4.0)
+    parser.add_argument("--quiet", type=float, default=0.4, help="share of the time in which coordinators live")
+    return exit_code_of("tests.soak", parser.parse_args(), soaked)
 
 
 if __name__ == "__main__":

@@ -8,40 +8,23 @@ Prints each transaction behind its publication. Ends with 3 when it is refused a
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
-from typing import Any
 
 import pyarrow as pa
 
+from tests.states.outside.coordinating import taken_over, waited
 from trident import KafkaState, OutsideMark, OutsidePart
-from trident.coordinators.errors import StaleEpoch, StateAway
 
 PARTS, KEYS = 2, 5
 
 
 def main(brokers: str, topic: str, epoch: int, txids: int) -> None:
     state = KafkaState(brokers, topic, key="k", value="v", name="out", partitions=PARTS)
-    marks = waited(lambda: state.take_over("top", "inc", epoch))
-    if any(mark.epoch != epoch for mark in marks.values()):
-        sys.exit(3)
-    first = max(mark.txid for mark in marks.values())  # perhaps not in all parts
-    for txid in range(max(1, first), txids + 1):
+    for txid in range(taken_over(state, epoch), txids + 1):
         for number in range(PARTS):
             part = OutsidePart("top", "out", number, OutsideMark("inc", epoch, txid, 0))
             rows = {"k": [f"{number}-{key}" for key in range(KEYS)], "v": [str(txid)] * KEYS}
             waited(lambda part=part, rows=rows: state.publish(part, iter([pa.record_batch(rows)])))
         print(txid, flush=True)
-
-
-def waited(action: Callable[[], Any]) -> Any:
-    while True:
-        try:
-            return action()
-        except StateAway:
-            time.sleep(0.05)
-        except StaleEpoch:
-            sys.exit(3)
 
 
 if __name__ == "__main__":

@@ -160,6 +160,33 @@ class Context(SpoutContext):
         super().__init__(spark, "t", "rows", folder, "life", {"max_spout_pending": 3})
 
 
+class Tail(Letters):
+    """What comes from now on."""
+
+    def simpleStreamReader(self, schema):  # noqa: N802
+        return TailReader(self.options["folder"])
+
+
+class TailReader(LettersReader):
+    def initialOffset(self):  # noqa: N802
+        return {"at": available(self.folder)}
+
+
+def test_a_source_that_begins_now_begins_at_the_first_start_over_restarts(folder):
+    """Also where nothing came between the two, so that there was no batch with rows."""
+    spout = DataSourceSpout(Tail, {"folder": folder}, poll_interval_secs=0)
+    context = SpoutContext(None, "t", "letters", folder, "life")
+    first = spout.get_coordinator(context)
+    assert first.is_ready(1)
+    pin = first.initialize_transaction(1, None, None)
+    assert pin == {"start": {"at": 3}, "end": {"at": 3}} and not first.is_ready(2)
+    (folder / "available").write_text("5")
+    again = spout.get_coordinator(context)
+    again.resume(1, pin)
+    assert again.is_ready(2)
+    assert again.initialize_transaction(2, pin, None) == {"start": {"at": 3}, "end": {"at": 5}}
+
+
 def test_commit_waits_for_success_and_a_pin_is_read_again_by_a_fresh_process(spark, folder):
     def parts():
         spout = DataSourceSpout(Letters, {"folder": folder}, poll_interval_secs=0)

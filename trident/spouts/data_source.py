@@ -48,6 +48,8 @@ class DataSourceSpout:
     ``SimpleDataSourceStreamReader`` reads on the driver. ``commit(end)`` is called only once
     the transaction that ends there has succeeded; after a crash perhaps not for that
     offset but for a later one. Of a source with both readers the first is taken, as Spark does.
+    ``initialOffset`` counts as it is at the first start, also where that is "now": the first batch, perhaps empty,
+    keeps it.
 
     Where the reader takes a read limit (``latestOffset(start, limit)``) it is given its own
     default one, or ``read_limit``; of ReadMaxRows, ReadMaxFiles and ReadMaxBytes
@@ -192,7 +194,10 @@ class DataSourceCoordinator:
             if start is None and self._ends:
                 return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
             try:
-                start = self._first() if start is None else start
+                if start is None:
+                    # Where it begins is written down at once: the source may say "now", and later be elsewhere.
+                    self._first()
+                    return True
                 return self._look(start) != start
             except SourceError as error:
                 # It comes again when the transaction begins: there it counts, and ends the topology at the cap.

@@ -62,6 +62,10 @@ class NotExclusive(OSError):
     """The storage cannot give a name to one of two alone."""
 
 
+class CannotLink(OSError):
+    """A file cannot have a second name there: another file system, or one without links."""
+
+
 class OutcomeUnknown(OSError):
     """The storage did not answer, and whether the name is ours could not be found out, or may yet change."""
 
@@ -238,6 +242,21 @@ class LocalStorage:
 
     def hold(self, folder: AnyPath) -> LocalFolder:
         return LocalFolder(local(folder))
+
+    def link(self, path: AnyPath, other: AnyPath) -> None:
+        """Gives a file a second name, which is free, in a folder that is there; no byte is written again.
+
+        Raises:
+            FileExistsError: the name is taken.
+            FileNotFoundError: the file is gone, or the folder.
+            CannotLink: the names are on two file systems, or this one has no links.
+        """
+        try:
+            os.link(local(path), local(other))
+        except OSError as error:
+            if error.errno in (*_NO_LINKS, errno.EXDEV):
+                raise CannotLink(error.errno, error.strerror, local(path)) from error
+            raise
 
     def lock(self, path: AnyPath, anchor: AnyPath, shared: bool = False, timeout_secs: float | None = None) -> BinaryIO:
         path = local(path)

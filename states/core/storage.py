@@ -7,6 +7,7 @@ name is an absolute path or a URL.
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import threading
@@ -21,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from trident.coordinators.errors import TableError
 from trident.states.core.local_storage import AnyPath as AnyPath
 from trident.states.core.local_storage import Appending as Appending
+from trident.states.core.local_storage import CannotLink as CannotLink
 from trident.states.core.local_storage import LocalStorage, Stat
 from trident.states.core.local_storage import LockHeld as LockHeld
 from trident.states.core.local_storage import NotExclusive as NotExclusive
@@ -213,7 +215,7 @@ class Storage(Protocol):
         """
 
 
-LOCAL: Storage = LocalStorage()
+LOCAL = LocalStorage()
 
 
 def storage_for(path: AnyPath) -> Storage:
@@ -355,6 +357,17 @@ def lock(
     path: AnyPath, anchor: AnyPath, shared: bool = False, timeout_secs: float | None = None
 ) -> AbstractContextManager[object]:
     return storage_for(path).lock(path, anchor, shared, timeout_secs)
+
+
+def link(path: AnyPath, other: AnyPath) -> None:
+    """As ``LocalStorage.link``; a file of a store has one name alone.
+
+    Raises:
+        CannotLink: one of the two is in a store, or they are on two file systems.
+    """
+    if storage_for(path) is not LOCAL or storage_for(other) is not LOCAL:
+        raise CannotLink(errno.EXDEV, "a store gives a file one name alone", os.fspath(path))
+    LOCAL.link(path, other)
 
 
 # --- made of these --------------------------------------------------------------------------------

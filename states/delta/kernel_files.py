@@ -145,6 +145,32 @@ def replace_entry(
     return _lines([_json(info), _json(_txn(txn)), *moved])
 
 
+def clone_entry(
+    protocol: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    adds: Sequence[Mapping[str, Any]],
+    txn: tuple[str, int] | None,
+    control: Mapping[str, str],
+    engine_info: str,
+) -> bytes:
+    """The log entry that begins a table with the files, the schema and the properties of another one.
+
+    Args:
+        protocol, metadata: of the other table, the metadata with this one's own id.
+        adds: the bodies of its ``add`` actions.
+    """
+    actions: list[dict[str, Any]] = [_commit_info("CLONE", engine_info), {"protocol": protocol}, {"metaData": metadata}]
+    if txn is not None:
+        actions.append(_txn(txn))
+    for domain, text in control.items():
+        actions.append({"domainMetadata": {"domain": domain, "configuration": text, "removed": False}})
+    added = ({"add": {key: body[key] for key in _ADDED if body.get(key) is not None}} for body in adds)
+    return _lines([*map(_json, actions), *(_json({"add": {**one["add"], "dataChange": True}}) for one in added)])
+
+
+_ADDED = ("path", "partitionValues", "size", "modificationTime", "stats")
+
+
 def _commit_info(operation: str, engine_info: str, **more: Any) -> dict[str, Any]:
     info = {
         "timestamp": time.time_ns() // 1_000_000,

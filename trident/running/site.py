@@ -19,6 +19,7 @@ from trident.running.storage_failures import FailureExplainer, written_folders
 from trident.running.warehouse_place import WarehousePlace
 from trident.spouts.contracts import PartitionedTridentSpout, SpoutContext, SpoutKind
 from trident.spouts.executors import BatchSpoutExecutor, SpoutExecutor, TridentSpoutExecutor, is_batch_spout
+from trident.spouts.given_batches import GivenBatchesHost, GivenExecutor, load_given
 from trident.spouts.host import RecoverySpouts, TridentSpoutHost
 from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExecutor, PartitionedTridentSpoutExecutor
 from trident.spouts.rich import is_rich_spout
@@ -199,10 +200,13 @@ class SparkOpening:
 
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
         executors: dict[str, SpoutExecutor] = {}
-        host = TridentSpoutHost(executors)
+        given = load_given(self._site.warehouse, self._site.topology, self._plan.name, self._term.incarnation)
+        host = TridentSpoutHost(executors) if given is None else GivenBatchesHost(executors, given)
         try:
             for tx_id in self._plan.spouts:
-                executors[tx_id] = self._executor(tx_id)
+                executors[tx_id] = executor = self._executor(tx_id)
+                if given is not None and executor.pins:
+                    executors[tx_id] = GivenExecutor(executor, tx_id, given)
                 _resume(executors[tx_id], store.pins.get(tx_id, {}), store.opaque_metadata.get(tx_id, {}))
         except BaseException:  # the recovery may be tried again: no open spout may stay beside it
             host.close()

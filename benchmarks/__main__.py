@@ -42,6 +42,7 @@ NAMES = (
     "kafka-out",
     "postgres-out",
     "cdc",
+    "fork",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

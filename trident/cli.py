@@ -20,6 +20,7 @@ import click
 
 from trident.commands.exit_codes import (
     EXIT_BAD_INPUT,
+    EXIT_DIFFERENT,
     EXIT_HALT,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
@@ -304,6 +305,71 @@ def migrate(
     topology, file_config = load_topology(file)
     config = _config(settings, file_config) if file_config is not None else given
     _say(run_migrate(checkpoint, topology, config, doubt, without_state=without_state, force=force))
+
+
+_source_option = click.option("--source", metavar="FOLDER", help="NAME's warehouse, as --set warehouse=….")
+
+
+@main.command("fork", short_help="Make a topology of its own as of a transaction of NAME.")
+@click.argument("name", callback=_name)
+@click.option("--at", multiple=True, required=True, metavar="TXID", help="Its last transaction; or GROUP=TXID of each.")
+@click.option("--as", "as_name", required=True, metavar="NAME2", callback=_name, help="The name of the fork.")
+@click.option("--warehouse", "target", required=True, metavar="FOLDER", help="The fork's own, new or empty.")
+@click.option("--until-kept", is_flag=True, help="No transaction begins behind the last batch that it is given.")
+@click.option("--copy", "may_copy", is_flag=True, help="Copy the data where a file cannot have a second name.")
+@_source_option
+@_zookeeper_option
+@_command
+def fork_(
+    name: str,
+    at: tuple[str, ...],
+    as_name: str,
+    target: str,
+    until_kept: bool,
+    may_copy: bool,
+    source: str | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Make NAME2, a topology as NAME was behind transaction TXID, which then is given the same batches.
+
+    NAME is only read, and may run. Interrupted, run it again: it goes on.
+    """
+    from trident.commands.fork import fork_to
+
+    given = (*settings, *([f"warehouse={source}"] if source is not None else []))
+    _say(fork_to(name, at, as_name, target, _config(given), until_kept, may_copy))
+
+
+@main.command("diff", short_help="Say where NAME and its fork NAME2 first part.")
+@click.argument("name", callback=_name)
+@click.argument("other", metavar="NAME2", callback=_name)
+@click.option("--txid", "txids", metavar="N[..M]", help="Compare these transactions; else all that both have.")
+@click.option("--group", help="Their batch group, when they have several.")
+@click.option("--json", "as_json", is_flag=True, help="The comparison as JSON.")
+@click.option("--warehouse", "target", required=True, metavar="FOLDER", help="NAME2's warehouse.")
+@_source_option
+@_command
+def diff_(
+    name: str,
+    other: str,
+    txids: str | None,
+    group: str | None,
+    as_json: bool,
+    target: str,
+    source: str | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Compare NAME and NAME2 transaction by transaction: where they first part, in which table, key and values.
+
+    Exit code 1 when they differ.
+    """
+    from trident.commands.fork import diff_of
+
+    given = (*settings, *([f"warehouse={source}"] if source is not None else []))
+    text, differ = diff_of(name, other, target, _config(given), txids, group, as_json)
+    click.echo(text)
+    if differ:
+        sys.exit(EXIT_DIFFERENT)
 
 
 @main.command(short_help="Find contradictions in NAME, and mend them.")

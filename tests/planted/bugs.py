@@ -29,6 +29,7 @@ SUITES = {
     "test_kafka_answers": "Kafka",
     "test_kafka_consumer": "Kafka",
     "test_migrate": "taken over",
+    "test_fork": "time travel",
     "test_outside": "states outside",
     "test_kafka_state": "states outside",
     "test_http_state": "states outside",
@@ -888,5 +889,9 @@ PLANTED: dict[str, Caught] = {
     "197-kafka-early-end-believed-without-the-leader": pure(
         "assert ",
         "kafka_consumer.py::test_an_early_end_is_believed_only_when_it_is_answered_again_and_the_leader_says_so[True]",
+    ),
+    "241-pins-of-an-attempt-that-was-not-decided": spark(
+        "is not that of the attempt that was decided",
+        "fork.py::test_the_pins_are_those_of_the_attempts_that_were_decided",
     ),
 }

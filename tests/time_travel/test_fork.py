@@ -1,0 +1,446 @@
+"""Forks of a real topology: the same batches, the same rows, an original that is left as it was, kills anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from tests.topology_helpers import starter
+from tests.zk_fixtures import connected
+from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology, Upsert
+from trident.cli import main
+from trident.config import TridentConfig
+from trident.coordinators import faults
+from trident.coordinators.errors import (
+    ConfigError,
+    CoordinationError,
+    SourceError,
+    TableError,
+    TopologyError,
+    TransactionNotKept,
+    TridentError,
+)
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.spouts.given_batches import load_given
+from trident.states.core.control import ControlRecord
+from trident.states.core.place import Place
+from trident.states.delta.manifest import Manifest
+from trident.time_travel import fork_plan
+from trident.time_travel.diff import diff
+from trident.time_travel.fork_record import load_fork
+from trident.time_travel.forking import Forked, fork
+
+TXIDS = int(os.environ.get("TRIDENT_FORK", "6"))
+AT, NEW = 2, 3
+LETTERS = "abcdefgh"
+
+
+def split(line: str) -> Iterator[str]:
+    yield from line.split()
+
+
+def split_wrongly(line: str) -> Iterator[str]:
+    """The bug: of a line with a g, which only some have, the words g count twice."""
+    yield from (word for each in line.split() for word in ([each, each] if each == "g" else [each]))
+
+
+def line_of(number: int) -> str:
+    """A line of some letters; g is in line 9, and then in each 20th."""
+    words = [LETTERS[(number * step) % 6] for step in (1, 2, 5)] + (["g"] if number % 20 == 9 else [])
+    return " ".join(words)
+
+
+def words(name: str, folder: Path, function: Any = split, rows: int = 1_000_000) -> TridentTopology:
+    topology = TridentTopology(name)
+    spout = FileSpout(folder, min_rows=min(rows, 1_000), max_rows=rows, poll_interval_secs=0.05)
+    found = topology.new_stream("lines", spout).flat_map(function, "word string")
+    found.partition_persist(DeltaAppend("said"))
+    counts = DeltaMapState("counts", merge_every_txids=4, merge_interval_secs=600.0)
+    counted = found.group_by("word").persistent_aggregate(counts, Count(), "count")
+    counted.new_values_stream().partition_persist(DeltaMapState("seen"), "word, count", Upsert("word"))
+    return topology
+
+
+def digest_of_folder(folder: Path) -> str:
+    """Of every name and byte below; but for ZooKeeper's own data, which its sessions change."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def digest_of_znodes(zk: ZooKeeper, path: str) -> str:
+    found = zk.get(path)
+    below = [digest_of_znodes(zk, f"{path}/{name}") for name in sorted(zk.children(path))]
+    data = (found[0], found[1].znode_version) if found else None
+    return hashlib.sha256(repr((path, data, below)).encode()).hexdigest()
+
+
+@dataclass
+class Original:
+    """A topology that has run and was stopped, with batches that no other run would cut alike."""
+
+    spark: SparkSession
+    folder: Path
+    zookeeper: str
+    root: str
+
+    @property
+    def warehouse(self) -> Path:
+        return self.folder / "warehouse"
+
+    @property
+    def input(self) -> Path:
+        return self.folder / "in"
+
+    @property
+    def config(self) -> TridentConfig:
+        return TridentConfig(
+            warehouse=str(self.warehouse),
+            zookeeper=self.zookeeper,
+            zookeeper_root=self.root,
+            zookeeper_session_timeout_secs=4,
+        )
+
+    def feed(self, first: int, count: int) -> None:
+        self.input.mkdir(exist_ok=True)
+        for number in range(first, first + count):
+            draft = self.folder / "draft"
+            draft.write_text(line_of(number) + "\n")
+            os.utime(draft, (1_700_000_000 + number, 1_700_000_000 + number))
+            draft.rename(self.input / f"{number:05d}.txt")
+
+    def run(self, warehouse: Path, topology: TridentTopology, **settings: Any) -> dict[str, dict[str, Any]]:
+        """Runs all that is there; returns what the keyed states hold then, and how often each word was said."""
+        settings = {"max_spout_pending": 1, **settings}
+        with starter(self.spark, self.zookeeper, self.root, self.folder, **settings) as start:
+            query = start.run(topology, warehouse=str(warehouse))
+            held: dict[str, dict[str, Any]] = {
+                "counts": {row["word"]: row["count"] for row in query.snapshot("counts").collect()},
+                "seen": {row["word"]: row["count"] for row in query.snapshot("seen").collect()},
+                "said": dict(Counter(row["word"] for row in query.snapshot("said").collect())),
+            }
+            query.stop(compact=False)
+        return held
+
+    def digests(self) -> tuple[str, str]:
+        with connected(self.zookeeper, self.root) as zk:
+            return digest_of_folder(self.warehouse), digest_of_znodes(zk, zk.path("words"))
+
+    def fork(self, name: str, at: int = AT, **options: Any) -> Forked:
+        return fork("words", at, name, str(self.folder / name), self.config, **options)
+
+
+@pytest.fixture(scope="module")
+def original(spark: SparkSession, zk_server: str, tmp_path_factory: pytest.TempPathFactory) -> Original:
+    """Of TXIDS transactions, of one to three files each; some files more are there, which it has not read."""
+    made = Original(spark, tmp_path_factory.mktemp("original"), zk_server, "/test-fork")
+    number = 0
+    with starter(spark, zk_server, made.root, made.folder, max_spout_pending=1) as start:
+        made.input.mkdir()
+        query = start(words("words", made.input))
+        for txid in range(1, TXIDS + 1):
+            count = 1 + txid % 3
+            made.feed(number, count)
+            number += count
+            query.process_all_available(90)
+        query.stop(compact=False)
+    made.feed(number, NEW)
+    return made
+
+
+def counted(lines: range) -> dict[str, int]:
+    return dict(Counter(word for number in lines for word in line_of(number).split()))
+
+
+def lines_up_to(txid: int) -> range:
+    return range(sum(1 + each % 3 for each in range(1, txid + 1)))
+
+
+# --- the same batches -------------------------------------------------------------------------------------
+
+
+def test_a_fork_with_the_same_code_does_the_same_and_leaves_its_original_as_it_was(original: Original) -> None:
+    before = original.digests()
+    made = original.fork("again")
+    assert original.digests() == before
+    assert made.cost.linked > 0 and made.cost.copied == 0
+    target = Path(str(made.warehouse))
+    held = original.run(target, words("again", original.input))
+    every = range(len(lines_up_to(TXIDS)) + NEW)
+    assert held["counts"] == held["said"] == held["seen"] == counted(every), "behind its batches it reads on"
+    found = diff("words", "again", str(target), original.config)
+    assert (found.first, found.last, found.behind, found.parting) == (AT + 1, TXIDS, 0, None)
+    assert original.digests() == before, "nor by the fork's running"
+    again = original.fork("again")
+    assert again.was_whole and "nothing was done" in again.lines()[0]
+
+
+def test_a_bug_in_new_code_is_named_with_its_transaction_and_its_key(original: Original) -> None:
+    made = original.fork("mended", until_kept=True)
+    target = str(made.warehouse)
+    held = original.run(Path(target), words("mended", original.input, split_wrongly))
+    right = counted(lines_up_to(TXIDS))
+    assert held["said"] == held["counts"] == {**right, "g": 2 * right["g"]}, "it stops behind the kept batches"
+    asked = ["diff", "words", "mended", "--warehouse", target]
+    said = CliRunner().invoke(main, asked)
+    first = next(txid for txid in range(AT + 1, TXIDS + 1) if "g" in counted(lines_of(txid)))
+    assert said.exit_code == 1, said.output
+    assert f"they part at transaction {first}\n" in said.output
+    assert "table counts: 1 keys differ" in said.output and "key {'word': 'g'}" in said.output
+    assert "words: {'count': 1}, and holds {'count': 1} then" in said.output
+    assert "mended: {'count': 2}, and holds {'count': 2} then" in said.output
+    before = CliRunner().invoke(main, [*asked, "--txid", f"{AT + 1}..{first - 1}"])
+    assert (before.exit_code, before.output.splitlines()[-1]) == (0, "no difference")
+    as_json = json.loads(CliRunner().invoke(main, [*asked, "--json"]).output)["parting"]
+    assert (as_json["txid"], as_json["table"], as_json["parts"][0]["key"]) == (first, "counts", {"word": "g"})
+    assert as_json["tables"] == ["counts", "said", "seen"]
+
+
+def lines_of(txid: int) -> range:
+    return range(len(lines_up_to(txid - 1)), len(lines_up_to(txid)))
+
+
+def test_a_fork_is_made_while_its_original_runs(original: Original, spark: SparkSession) -> None:
+    shutil.copytree(original.folder, copy := original.folder.with_name("running"))
+    own = replace(original, folder=copy, root="/test-fork-running")
+    for name in ("warehouse", "in"):
+        shutil.rmtree(copy / name)
+    own.input.mkdir()
+    with starter(spark, own.zookeeper, own.root, copy, max_spout_pending=1) as start:
+        query = start(words("words", own.input))
+        for txid in range(1, 5):
+            own.feed(txid, 1)
+            query.process_all_available(90)
+        made = own.fork("beside", at=2)
+        own.feed(5, 1)
+        query.process_all_available(90)
+        query.stop(compact=False)
+    until = made.record.groups["lines"].until
+    assert until == 4
+    held = own.run(Path(str(made.warehouse)), words("beside", own.input))
+    assert held["counts"] == counted(range(1, 6))
+    assert diff("words", "beside", str(made.warehouse), own.config).parting is None
+
+
+def test_the_pins_are_those_of_the_attempts_that_were_decided(original: Original) -> None:
+    """An attempt that had its manifest and was not decided leaves it, with the batch that it would have had."""
+    shutil.copytree(original.folder, copy := original.folder.with_name("attempts"))
+    own = replace(original, folder=copy)
+    (folder,) = (copy / "warehouse" / "_trident" / "words" / "lines" / "manifests").iterdir()
+    for txid in (AT, AT + 2):
+        decided = Manifest.decode((folder / f"{txid}-0.json").read_bytes())
+        spouts = {"lines": {**decided.spouts["lines"], "metadata": {"other": "batch"}}}
+        other = replace(decided, attempt=decided.attempt._replace(attempt_id=3), spouts=spouts)
+        (folder / f"{txid}-3.json").write_bytes(other.encode())
+    made = own.fork("decided")
+    given = load_given(made.warehouse, "decided", "lines", made.record.incarnation)
+    assert given is not None and given.batches.keys() == set(range(AT + 1, TXIDS + 1))
+    for txid, streams in given.batches.items():
+        decided = Manifest.decode((folder / f"{txid}-0.json").read_bytes())
+        assert streams == {"lines": decided.spouts["lines"]["metadata"]}
+
+
+# --- killed anywhere --------------------------------------------------------------------------------------
+
+# point:entries: of the first and of the last entry.
+POINTS = [
+    *("fork.record:2", "given.write:1", "clone.file:6", "clone.entry:5", "fork.manifest:1", "descriptor.write:3"),
+    *("fork.stream:1", "fork.zookeeper:1", "zk.record:1"),
+]
+
+
+@pytest.mark.parametrize("outcome", ["fail_before", "do_then_fail"])
+def test_a_fork_that_failed_anywhere_goes_on_when_it_is_made_again(original: Original, outcome: str) -> None:
+    before = original.digests()
+    whole = tables_of(original.fork(f"whole_{outcome}"))
+    for point, _, entries in (each.partition(":") for each in POINTS):
+        for nth in {1, int(entries)}:
+            name = f"f_{outcome}_{point.replace('.', '_')}_{nth}"
+            faults.arm(f"{point}:{outcome}:{nth}")
+            try:
+                with suppress(TridentError):  # a lost answer of ZooKeeper is asked for again
+                    original.fork(name)
+                assert not faults.unfired(), point
+            finally:
+                faults.disarm()
+            made = original.fork(name)
+            assert tables_of(made) == whole
+            assert original.fork(name).was_whole
+    assert original.digests() == before
+
+
+def tables_of(made: Forked) -> dict[str, list[str]]:
+    """The tables of a fork: the names of their files, and their first entries without what is its own."""
+    root, found = Path(str(made.warehouse)), {}
+    for entry in sorted(root.glob("*/_delta_log/*.json")):
+        text = entry.read_text()
+        for own in (made.record.incarnation, made.record.name, *map(made.record.table_id, (entry.parts[-3],))):
+            text = text.replace(own, "OWN")
+        actions = [json.loads(line) for line in text.splitlines()]
+        kept = [action for action in actions if "commitInfo" not in action and "txn" not in action]
+        for action in kept:
+            if "domainMetadata" in action:
+                control = json.loads(action["domainMetadata"].pop("configuration"))
+                action["control"] = {key: value for key, value in control.items() if key != "digest"}
+        files = [action["add"]["path"] for action in kept if "add" in action]
+        assert all((root / entry.parts[-3] / path).stat().st_nlink > 1 for path in files)
+        found[entry.parts[-3]] = [json.dumps(action, sort_keys=True) for action in kept]
+    return found
+
+
+KILLS = POINTS if "TRIDENT_FORK" in os.environ else ["clone.entry:3"]
+
+
+@pytest.mark.parametrize("point", KILLS)
+def test_a_fork_that_was_killed_goes_on_when_it_is_made_again(original: Original, point: str) -> None:
+    """With SIGKILL; in the long form behind each piece of I/O, and the fork runs like one that was never killed."""
+    point, _, nth = point.partition(":")
+    name = f"killed_{point.replace('.', '_')}"
+    target = original.folder / name
+    asked = [sys.executable, "-m", "trident.cli", "fork", "words", "--at", str(AT), "--as", name]
+    settings = {"zookeeper_root": original.root, "zookeeper_session_timeout_secs": 4}
+    asked += ["--warehouse", str(target), "--source", str(original.warehouse), "--zookeeper", original.zookeeper]
+    asked += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    env = {**os.environ, "TRIDENT_FAULTS": f"{point}:do_then_die:{nth}"}
+    assert subprocess.run(asked, env=env, capture_output=True).returncode == -signal.SIGKILL
+    done = subprocess.run(asked, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    record = load_fork(Place(target), name)
+    assert record is not None and record.whole
+    assert tables_of(Forked(record, Place(target))) == tables_of(original.fork(f"beside_{name}"))
+    if "TRIDENT_FORK" not in os.environ:
+        return
+    held = original.run(target, words(name, original.input))
+    assert held["counts"] == held["said"] == counted(range(len(lines_up_to(TXIDS)) + NEW))
+    assert diff("words", name, str(target), original.config).parting is None
+
+
+# --- refused ----------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_forked_is_refused_with_what_is_kept(original: Original, tmp_path: Path) -> None:
+    before = original.digests()
+    with pytest.raises(TransactionNotKept, match=rf"{TXIDS} are kept, of transactions 1 to {TXIDS}"):
+        original.fork("newer", at=TXIDS + 1)
+    with pytest.raises(ConfigError, match="a warehouse of its own"):
+        fork("words", AT, "inside", str(original.warehouse / "inside"), original.config)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="has other content; found: file"):
+        fork("words", AT, "other", str(tmp_path / "other"), original.config)
+    with pytest.raises(CoordinationError, match="the name words is taken"):
+        fork("words", AT, "words", str(tmp_path / "same"), original.config)
+    made = original.fork("first")
+    with pytest.raises(ConfigError, match=rf"taken in .*as of transaction {AT} of lines"):
+        fork("words", AT + 1, "first", str(made.warehouse), original.config)
+    with pytest.raises(ConfigError, match="has other content; found: the fork first"):
+        fork("words", AT, "second", str(made.warehouse), original.config)
+    with pytest.raises(ConfigError, match="first is not a fork of others; found: a fork of words"):
+        diff("others", "first", str(made.warehouse), original.config)
+    with pytest.raises(TopologyError, match="--at lines=N"):
+        fork("words", {"other": 1}, "groups", str(tmp_path / "groups"), original.config)
+    assert not [path for path in tmp_path.iterdir() if path.name != "other"]
+    assert original.digests() == before
+
+
+def test_a_transaction_under_the_floor_of_a_log_is_refused_with_the_first_that_is_kept(original: Original) -> None:
+    shutil.copytree(original.folder, copy := original.folder.with_name("floor"))
+    entry = max((copy / "warehouse" / "counts__log" / "_delta_log").glob("*.json"))
+    text = entry.read_text()
+    assert text.count('\\"floor\\": 0') == 1
+    entry.write_text(text.replace('\\"floor\\": 0', '\\"floor\\": 4'))
+    own = replace(original, folder=copy)
+    with pytest.raises(
+        TransactionNotKept, match="no longer kept for state counts.*a log that begins after 4"
+    ) as raised:
+        own.fork("under")
+    assert raised.value.oldest == 4
+    assert not (copy / "under").exists()
+    assert own.fork("above", at=TXIDS).record.groups["lines"].states["counts"].merged >= 4
+
+
+def test_a_fork_on_another_file_system_is_copied_when_that_is_allowed(
+    original: Original, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    def link(source: str, target: str) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link", source)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", link)
+        with pytest.raises(ConfigError, match="--copy"):
+            original.fork("apart")
+        made = original.fork("apart", may_copy=True)
+    assert made.cost.linked == 0 and made.cost.copied > 0
+    root = Path(str(made.warehouse))
+    sizes = {path.stat().st_size for path in root.glob("*/data/**/*.parquet")}
+    assert sizes and made.cost.copied_bytes >= max(sizes)
+    linked = Path(str(original.fork("linked").warehouse))
+    found = [
+        {path.relative_to(one): path.read_bytes() for path in one.glob("*/data/**/*.parquet")} for one in (root, linked)
+    ]
+    assert found[0] == found[1]
+
+
+def past_of(original: Original) -> fork_plan.Past:
+    (folder,) = (original.warehouse / "_trident" / "words" / "lines" / "manifests").iterdir()
+    manifest = Manifest.decode((folder / f"{AT}-0.json").read_bytes())
+    decision = fork_plan.Decision(AT, 0, "m", 1, "d")
+    return fork_plan.Past("lines", decision, manifest, {})
+
+
+@pytest.mark.parametrize(
+    ("spout", "said"),
+    [
+        ({"spout": "QueueSpout", "kind": "opaque"}, "lines: QueueSpout acknowledges"),
+        ({"spout": "Mine", "kind": "transactional", "commit_data": 1}, "lines: Mine acknowledges"),
+        ({"spout": "Batches", "kind": "non-transactional"}, "lines: Batches is non-transactional"),
+        ({"spout": "StructuredStreamSpout", "kind": "transactional"}, "Spark's checkpoint"),
+    ],
+)
+def test_sources_that_cannot_be_read_again_are_refused_by_name(
+    original: Original, spout: dict[str, Any], said: str
+) -> None:
+    past = past_of(original)
+    spouts = {"lines": {"metadata": None, "commit_data": None, **spout}}
+    with pytest.raises(SourceError, match=said):
+        fork_plan.check_sources(replace(past, manifest=replace(past.manifest, spouts=spouts)))
+    opaque = {"lines": {"spout": "K", "kind": "opaque", "metadata": {}, "commit_data": None, "opaque": {"0": 1}}}
+    fork_plan.check_sources(replace(past, manifest=replace(past.manifest, spouts=opaque)))
+    fork_plan.check_sources(past)
+
+
+def test_a_transaction_that_is_only_half_published_is_not_forked(original: Original) -> None:
+    past = past_of(original)
+    made = [part.state for part in past.manifest.tables]
+    has = ControlRecord("words", "lines", "life", AT, past.decision.attempt_id, past.decision.sha256, 1, 1)
+    fork_plan.check_published(past, dict.fromkeys(made, has))
+    with pytest.raises(TableError, match="is not in all of its tables; found: table of said without it"):
+        fork_plan.check_published(past, {**dict.fromkeys(made, has), "said": replace(has, txid=AT - 1, digest="x")})
+
+
+def test_states_outside_of_delta_are_refused_by_name(original: Original) -> None:
+    past = past_of(original)
+    fork_plan.check_states(past)
+    first = past.manifest.tables[0]
+    tables = (replace(first, state="outbox", kind="outside"), replace(first, state="mine", kind="map"))
+    with pytest.raises(TopologyError, match=r"mine \(of kind map\), outbox \(of kind outside\)"):
+        fork_plan.check_states(replace(past, manifest=replace(past.manifest, tables=tables)))

@@ -1,0 +1,143 @@
+"""``trident fork`` makes a topology of its own as of a transaction; ``trident diff`` says where two part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trident.config import TridentConfig
+from trident.coordinators.errors import ConfigError
+from trident.time_travel.comparing import Part
+from trident.time_travel.diff import Diff, diff
+from trident.time_travel.forking import fork
+
+
+def fork_to(
+    name: str,
+    at: Sequence[str],
+    as_name: str,
+    warehouse: str,
+    config: TridentConfig,
+    until_kept: bool = False,
+    may_copy: bool = False,
+) -> str:
+    """Makes a fork.
+
+    Args:
+        at: a txid; of a topology with several batch groups GROUP=TXID for each.
+        warehouse: the fork's.
+        config: its warehouse is the original's.
+
+    Returns:
+        what was done.
+
+    Raises:
+        ConfigError: that is no txid.
+        TridentError: as ``trident.time_travel.forking.fork``.
+    """
+    made = fork(name, points(at), as_name, warehouse, config, until_kept=until_kept, may_copy=may_copy)
+    return "\n".join(made.lines())
+
+
+def points(at: Sequence[str]) -> Mapping[str, int] | int:
+    """A txid, or group → txid."""
+    found: dict[str, int] = {}
+    for text in at:
+        group, named, txid = text.rpartition("=")
+        if not (txid.isascii() and txid.isdecimal()) or int(txid) < 1 or bool(named) != bool(group) or group in found:
+            raise ConfigError(
+                "--at says which transaction is the fork's last",
+                found=" ".join(at),
+                expected="a txid: 1, 2, 3…; of several batch groups GROUP=TXID, once for each",
+            )
+        found[group] = int(txid)
+    if "" not in found:
+        return found
+    if len(found) > 1:
+        raise ConfigError("--at is given several times", found=" ".join(at), expected="GROUP=TXID, once for each")
+    return found[""]
+
+
+def diff_of(
+    name: str,
+    other: str,
+    warehouse: str,
+    config: TridentConfig,
+    txids: str | None = None,
+    group: str | None = None,
+    as_json: bool = False,
+) -> tuple[str, bool]:
+    """Compares a topology with its fork, or with another one.
+
+    Args:
+        warehouse: of the other one.
+        config: its warehouse is the first one's; of a fork's original it need not be given.
+        txids: N, or N..M; None: all that both have.
+
+    Returns:
+        the text, and whether they differ.
+
+    Raises:
+        ConfigError: that is no range.
+        TridentError: as ``trident.time_travel.diff.diff``.
+    """
+    found = diff(name, other, warehouse, config, span(txids), group)
+    text = json.dumps(asdict(found), default=str) if as_json else "\n".join(lines(found))
+    return text, found.parting is not None
+
+
+def span(text: str | None) -> tuple[int, int] | None:
+    """The first and the last of the transactions that are compared."""
+    if text is None:
+        return None
+    first, _, last = text.partition("..")
+    ends = [each for each in (first, last or first) if each.isascii() and each.isdecimal()]
+    if len(ends) < 2 or not 1 <= int(ends[0]) <= int(ends[1]):
+        raise ConfigError(
+            "--txid says which transactions are compared", found=text, expected="a txid, or FIRST..LAST, from 1"
+        )
+    return int(ends[0]), int(ends[1])
+
+
+def lines(found: Diff) -> list[str]:
+    """The comparison for people."""
+    told = [f"compared: transactions {found.first} to {found.last} of {found.group}"] if found.last else []
+    if found.behind:
+        told.append(f"{found.other} has not processed transaction {found.last + 1} yet, of {found.behind} to come")
+    for side, states in ((found.name, found.only_one), (found.other, found.only_other)):
+        if states:
+            told.append(f"only {side} has: {', '.join(states)}")
+    parting = found.parting
+    if parting is None:
+        return [*told, "no difference"]
+    told.append(f"they part at transaction {parting.txid}")
+    for tx_id, (one, other) in parting.streams.items():
+        told.append(f"  stream {tx_id}: other batches: {found.name} {_shown(one)}, {found.other} {_shown(other)}")
+    if parting.table:
+        more = "" if parting.count <= len(parting.parts) else f", of which {len(parting.parts)} are shown"
+        told.append(f"  table {parting.table}: {parting.count} {_unit(parting.parts)} differ{more}")
+        for part in parting.parts:
+            told += _part_lines(part, found.name, found.other)
+        if len(parting.tables) > 1:
+            told.append(f"  and tables {', '.join(parting.tables[1:])}")
+    return told
+
+
+def _unit(parts: Sequence[Part]) -> str:
+    return "keys" if parts and parts[0].key else "rows"
+
+
+def _part_lines(part: Part, name: str, other: str) -> list[str]:
+    key = f"    key {_shown(part.key)}" if part.key else "    a row"
+    told = [key]
+    for side, row, value in ((name, part.one, part.value), (other, part.other, part.other_value)):
+        now = f", and holds {_shown(value)} then" if value is not None else ""
+        told.append(f"      {side}: {'nothing' if row is None else _shown(row)}{now}")
+    return told
+
+
+def _shown(value: Any) -> str:
+    text = repr(dict(value)) if isinstance(value, Mapping) else repr(value)
+    return text if len(text) <= 300 else f"{text[:300]}…"

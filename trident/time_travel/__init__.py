@@ -1,0 +1,1 @@
+"""Kept transactions of a topology: run again, compared, taken back."""

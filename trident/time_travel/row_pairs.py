@@ -1,0 +1,99 @@
+"""Rows that only one of two tables has, those of one key side by side: of the files that two manifests name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trident.coordinators.errors import TableError
+from trident.states.core import storage
+from trident.states.core.place import Place
+from trident.states.core.plain_values import frozen, python_values
+from trident.states.core.staged import StagedFile
+from trident.states.delta.whole_files import require_whole
+
+Values = Mapping[str, Any]
+
+
+class RowPair(NamedTuple):
+    """Rows of one key that two tables do not share.
+
+    Attributes:
+        key: the values of the key columns; empty where there are none.
+        one, other: the rows; None: there is none.
+    """
+
+    key: Values
+    one: Values | None
+    other: Values | None
+
+
+def staged_table(root: Place, files: Sequence[StagedFile]) -> pa.Table | None:
+    """The rows of staged files; None where there is no file. A column of partitions is of texts, as Delta has it.
+
+    Raises:
+        TableError: a file is gone, has another length or cannot be read.
+    """
+    require_whole(f"table {root}", str(root), files, _ACTION)
+    tables = [_read(root, file) for file in files]
+    return pa.concat_tables(tables, promote_options="permissive") if tables else None
+
+
+_ACTION = (
+    "compare newer transactions: rows of a keyed state stay for snapshot_retention_txids transactions, those of an "
+    "append table until a VACUUM removes their files"
+)
+
+
+def _read(root: Place, file: StagedFile) -> pa.Table:
+    try:
+        with storage.input(root / file.path) as source:
+            rows = pq.ParquetFile(source, coerce_int96_timestamp_unit="us").read()
+    except (OSError, pa.ArrowException) as error:
+        raise TableError(f"a staged file of {root} cannot be read: {file.path}", found=error) from error
+    for name, text in file.partition_values.items():
+        rows = rows.append_column(name, pa.array([text] * rows.num_rows, pa.string()))
+    return rows
+
+
+def row_pairs(
+    keys: Sequence[str], one: pa.Table | None, other: pa.Table | None, leave_out: Sequence[str] = ()
+) -> list[RowPair]:
+    """The rows that only one of two tables has, in the order of the keys' texts; the order of rows is not compared.
+
+    Args:
+        keys: the columns by which rows are put side by side; of a table without keys each row is alone.
+        leave_out: columns that are not compared.
+    """
+    names = [name for table in (one, other) if table is not None for name in table.column_names]
+    names = [name for name in dict.fromkeys(names) if name not in leave_out]
+    ours, shown = _counted(one, names)
+    theirs, shown_too = _counted(other, names)
+    rows = {**shown_too, **shown}
+    found: dict[Any, tuple[list[Values], list[Values]]] = {}
+    for side, only in enumerate((ours - theirs, theirs - ours)):
+        for row in only.elements():
+            values = rows[row]
+            key = frozen(tuple(values[name] for name in keys)) if keys else row
+            found.setdefault((repr(key), side if not keys else 0), ([], []))[side].append(values)
+    pairs = []
+    for _, sides in sorted(found.items()):
+        for mine, its in zip_longest(*(sorted(side, key=repr) for side in sides)):
+            either = its if mine is None else mine
+            pairs.append(RowPair({name: either[name] for name in keys}, mine, its))
+    return pairs
+
+
+def _counted(table: pa.Table | None, names: Sequence[str]) -> tuple[Counter[Any], dict[Any, Values]]:
+    """How often each row is there, and the values of each."""
+    if table is None:
+        return Counter(), {}
+    nulls = [None] * table.num_rows
+    columns = [python_values(table.column(name)) if name in table.column_names else nulls for name in names]
+    rows = [frozen(values) for values in zip(*columns)]
+    return Counter(rows), {row: dict(zip(names, values)) for row, values in zip(rows, zip(*columns))}

@@ -153,7 +153,7 @@ class Stores:
 
     def _outbox_mark(self, state: str) -> int:
         newest = max((self.warehouse / f"{TOPOLOGY}__{state}__outbox" / "log").glob("[0-9]*.json"))
-        return max(part["mark"][2] for part in json.loads(newest.read_text())["parts"].values())
+        return max(part["mark"][2] for part in json.loads(newest.read_text())["record"]["parts"].values())
 
     # --- Delta
 

@@ -20,6 +20,7 @@
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make races   processes for one table version, stopped at any moment, and Delta's own writers; ROUNDS=200; STORE=s3, hdfs
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a sixth of them
+# make docs    the documentation as a site, in build/site, with its links checked
 # make jar     the jar of kept plans from java/, with a JDK 17: the bytes that are checked in
 # make rooms   arrows between packages, those against their order, circles of files, lines
 # make clean   removes what these made
@@ -46,7 +47,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover repair migrate storage stores cluster planted soak races types jar rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover repair migrate storage stores cluster planted soak races types jar docs rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
@@ -133,6 +134,15 @@ races: check-java $(STAMP) $(CLASSES)
 types: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/states/keyed/test_last_value.py tests/states/core/test_value_types.py \
 		tests/states/keyed/test_same_keys.py $(PYTEST_ARGS)
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@TRIDENT_SITE=build/site $(BIN)/python -m pytest -q tests/whole/test_site.py $(PYTEST_ARGS)
+	@echo "== docs: build/site/index.html"
+
+$(VENV)/.docs: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 jar: $(STAMP)
 	@$(BIN)/python -m tests.make_jar

@@ -1,0 +1,153 @@
+"""The part of the site that is not in docs/: README, examples and sources that pages link to, the API reference.
+
+mkdocs calls these functions (``hooks`` in mkdocs.yml). Nothing is written into docs/: the pages are made in memory,
+and links to files of the repository lead to them.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import trident
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
+# Files of the repository that are pages under another name.
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+FOLDERS = {"examples": "examples/index.md"}
+# The API reference: a page, and the packages that its names are defined in.
+API = {
+    "topologies": ("Topologies, streams and queries", "streams running"),
+    "operations": ("Operations: aggregators, joins, functions", "operations udf workers"),
+    "spouts": ("Spouts", "spouts"),
+    "states": ("States", "states"),
+    "tuples": ("Tuple topologies", "tuples"),
+    "settings": ("Settings, errors and the session", "config errors spark coordinators"),
+}
+
+
+# --- which page a file of the repository is --------------------------------------------------
+
+
+def page_of(file: Path) -> str:
+    """The page of the site that shows a file of the repository."""
+    name = file.relative_to(ROOT).as_posix()
+    if name in FOLDERS:
+        return FOLDERS[name]
+    if name in PAGES:
+        return PAGES[name]
+    return name.removeprefix("docs/") if name.startswith("docs/") else f"{name}.md"
+
+
+def file_of(page: str) -> Path:
+    """The file of the repository that a page was made from."""
+    by_page = {made: name for name, made in PAGES.items()}
+    return ROOT / by_page.get(page, f"docs/{page}")
+
+
+def linked_sources() -> set[Path]:
+    """The files that pages link to and that are no pages, with all examples."""
+    found = set((ROOT / "examples").rglob("[!_]*.py"))
+    for page in [*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md")]:
+        for path, _ in LINK.findall(page.read_text(encoding="utf-8")):
+            target = (page.parent / path).resolve()
+            if target.is_file() and target.suffix != ".md":
+                found.add(target)
+    return found
+
+
+# --- the pages -------------------------------------------------------------------------------
+
+
+def source_page(file: Path) -> str:
+    text = file.read_text(encoding="utf-8")
+    language = "python" if file.suffix == ".py" else "text"
+    return f"# {file.relative_to(ROOT).as_posix()}\n\n````{language}\n{text.rstrip()}\n````\n"
+
+
+def examples_page() -> str:
+    lines = ["# Examples", "", "Each runs alone: `python examples/NAME`. The tests run all of them.", ""]
+    for file in sorted((ROOT / "examples").rglob("[!_]*.py")):
+        name = file.relative_to(ROOT / "examples").as_posix()
+        about = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()
+        lines.append(f"- [{name}]({name}.md): {re.sub(r'^[0-9]+: ', '', about[0])}")
+    return "\n".join(lines) + "\n"
+
+
+def api_pages() -> Iterator[tuple[str, str]]:
+    """The API reference: every public name, on the page of the package that defines it."""
+    index = ["# API reference", "", "Every name that `from trident import …` knows, made from the docstrings.", ""]
+    left = dict(trident._HOME)
+    for page, (title, packages) in API.items():
+        names = sorted(name for name, home in left.items() if home.split(".")[1] in packages.split())
+        body = [f"# {title}", ""]
+        paths = {name: f"{left.pop(name)}.{name}" for name in names}
+        for path in paths.values():
+            body += [f"::: {path}", ""]
+        links = ", ".join(f"[{name}]({page}.md#{path})" for name, path in paths.items())
+        index.append(f"- [{title}]({page}.md): {links}")
+        yield f"api/{page}.md", "\n".join(body)
+    assert not left, f"add the packages of these names to API: {left}"
+    yield "api/index.md", "\n".join(index) + "\n"
+
+
+def made_pages() -> Iterator[tuple[str, str]]:
+    for name, page in PAGES.items():
+        yield page, (ROOT / name).read_text(encoding="utf-8")
+    for file in linked_sources():
+        yield page_of(file), source_page(file)
+    yield FOLDERS["examples"], examples_page()
+    yield from api_pages()
+
+
+# --- what mkdocs calls -----------------------------------------------------------------------
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File  # of the extra "docs"
+
+    for page, text in made_pages():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    name = page.file.src_uri
+    if name.startswith(("api/", "examples/")) or name.endswith(".py.md"):
+        return markdown
+    return indented(with_links(markdown, name))
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Roles of docstrings (``:class:`Name```) are shown as the name alone."""
+    return re.sub(r":(?:class|func|meth|mod|attr|data):(?=<code>)", "", html)
+
+
+def with_links(markdown: str, page: str) -> str:
+    """The text with links between pages of the site, where they are links between files of the repository."""
+    folder = file_of(page).parent
+
+    def moved(found: re.Match[str]) -> str:
+        target = page_of((folder / found[1]).resolve())
+        return f"]({posixpath.relpath(target, posixpath.dirname(page) or '.')}{found[2] or ''})"
+
+    return LINK.sub(moved, markdown)
+
+
+def indented(markdown: str) -> str:
+    """Parts of a list are indented by four, as mkdocs wants them; GitHub takes two behind "-", three behind "1."."""
+    lines, missing = [], 0
+    for line in markdown.split("\n"):
+        if re.match(r"\d+\. ", line):
+            missing = 1
+        elif line.startswith("- "):
+            missing = 2
+        elif line and not line.startswith("  "):
+            missing = 0
+        lines.append(f"{' ' * missing}{line}" if line.startswith("  ") else line)
+    return "\n".join(lines)

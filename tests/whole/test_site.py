@@ -1,0 +1,68 @@
+"""The site of the documentation: links lead to its pages, every public name is in it, and it needs no other host."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import trident
+from tests import site_hook
+
+ROOT = site_hook.ROOT
+
+
+def test_links_to_files_of_the_repository_lead_to_pages_of_the_site() -> None:
+    moved = site_hook.with_links
+    assert moved("[k](docs/kafka.md#rows) [e](examples) [l](LICENSE)", "index.md") == (
+        "[k](kafka.md#rows) [e](examples/index.md) [l](LICENSE.md)"
+    )
+    assert (
+        moved("[r](../README.md#install) [a](state.md)", "getting-started.md") == "[r](index.md#install) [a](state.md)"
+    )
+    assert moved("[o](../databases.md) [s](../../README.md)", "architecture/recovery.md") == (
+        "[o](../databases.md) [s](../index.md)"
+    )
+    assert moved("[x](https://delta.io) [h](#here)", "index.md") == "[x](https://delta.io) [h](#here)"
+
+
+def test_parts_of_lists_are_indented_as_the_site_wants_them() -> None:
+    text = "1. one\n   more\n\n   ```\n   code\n   ```\n\nnext\n  as it is\n- two\n  more\n"
+    made = "1. one\n    more\n\n    ```\n    code\n    ```\n\nnext\n  as it is\n- two\n    more\n"
+    assert site_hook.indented(text) == made
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    pages = dict(site_hook.api_pages())
+    named = re.findall(r"^::: (\S+)$", "\n".join(pages.values()), re.MULTILINE)
+    assert sorted(named) == sorted(f"{home}.{name}" for name, home in trident._HOME.items())
+    assert set(pages) == {"api/index.md", *(f"api/{page}.md" for page in site_hook.API)}
+
+
+def test_every_page_of_the_menu_is_there() -> None:
+    menu = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    made = {page for page, _ in site_hook.made_pages()}
+    assert len(menu) > 30 and len(set(menu)) == len(menu)
+    assert [page for page in menu if page not in made and not (ROOT / "docs" / page).exists()] == []
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"benchmarks-history.md"}
+    assert pages - set(menu) == set(), "pages that the menu leaves out"
+
+
+SITE = os.environ.get("TRIDENT_SITE")
+
+
+@pytest.mark.skipif(SITE is None, reason="looks at the built site; make docs")
+def test_no_page_fetches_anything_from_another_host() -> None:
+    site = Path(SITE or "")
+    fetched = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 80
+    found = {(page.name, tag) for page in pages for tag in fetched.findall(page.read_text(encoding="utf-8"))}
+    assert {(name, tag) for name, tag in found if 'rel="canonical"' not in tag} == set()
+    assert not [page for page in pages if 'class="mermaid"' in page.read_text(encoding="utf-8")], (
+        "its script is not here"
+    )
+    styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
+    assert styles and not any(re.search(r"url\([\"']?(?:https?:)?//|@import", text) for text in styles)

@@ -140,14 +140,20 @@ def with_links(markdown: str, page: str) -> str:
 
 
 def indented(markdown: str) -> str:
-    """Parts of a list are indented by four, as mkdocs wants them; GitHub takes two behind "-", three behind "1."."""
-    lines, missing = [], 0
+    """Lists as mkdocs wants them: an empty line in front, and their parts indented by four.
+
+    GitHub needs no such line, and takes two blanks behind "-", three behind "1.".
+    """
+    lines: list[str] = []
+    missing, code = 0, False
     for line in markdown.split("\n"):
-        if re.match(r"\d+\. ", line):
-            missing = 1
-        elif line.startswith("- "):
-            missing = 2
-        elif line and not line.startswith("  "):
+        code ^= line.startswith("```")
+        item = None if code else re.match(r"(?:(-)|\d+\.) ", line)
+        if item:
+            if not missing and lines and lines[-1]:
+                lines.append("")
+            missing = 2 if item[1] else 1
+        elif code or (line and not line.startswith("  ")):
             missing = 0
         lines.append(f"{' ' * missing}{line}" if line.startswith("  ") else line)
     return "\n".join(lines)

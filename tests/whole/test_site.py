@@ -29,9 +29,11 @@ def test_links_to_files_of_the_repository_lead_to_pages_of_the_site() -> None:
 
 
 def test_parts_of_lists_are_indented_as_the_site_wants_them() -> None:
-    text = "1. one\n   more\n\n   ```\n   code\n   ```\n\nnext\n  as it is\n- two\n  more\n"
-    made = "1. one\n    more\n\n    ```\n    code\n    ```\n\nnext\n  as it is\n- two\n    more\n"
+    text = "1. one\n   more\n\n   ```\n   code\n   ```\n\nnext\n  as it is\n- two\n  more\n- three\n"
+    made = "1. one\n    more\n\n    ```\n    code\n    ```\n\nnext\n  as it is\n\n- two\n    more\n- three\n"
     assert site_hook.indented(text) == made
+    code = "```\n- as it is\n  here\n```\n"
+    assert site_hook.indented(code) == code
 
 
 def test_the_reference_has_every_public_name_once() -> None:

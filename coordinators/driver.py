@@ -143,7 +143,9 @@ class GroupDriver:
         """Reads ZooKeeper and goes on from what is there."""
         record, decision = self._store.record, self._store.decision
         decided = decision.attempt if decision else None
-        self._patience = Patience(self._message_timeout_secs, record.attempts)
+        # Those that a rollback took back say nothing of how long a transaction takes.
+        tries = {txid: attempt_id - record.first_attempt(txid) for txid, attempt_id in record.attempts.items()}
+        self._patience = Patience(self._message_timeout_secs, tries)
         if decision is not None:
             self._work[decision.attempt] = self._new_work(None, 1, decision)
         last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
@@ -151,7 +153,8 @@ class GroupDriver:
         self._first_txid = record.current_txid if decided is None else record.current_txid + 1
         if last is None:
             self._first_over.set()  # a first start: no spout waits for it
-        self.post(master.Recovered(record.current_txid, dict(record.attempts), last, decided))
+        used = TransactionAttempt(record.used.upto, record.used.attempt_id) if record.used else None
+        self.post(master.Recovered(record.current_txid, dict(record.attempts), last, decided, used))
         self._started = True
         self._thread.start()
 

@@ -350,7 +350,7 @@ class GroupStore:
                 found=f"current txid {record.current_txid}, begun {sorted(record.attempts)}",
                 expected="the current txid, or one that follows a begun one",
             )
-        greatest = record.attempts.get(txid, -1)
+        greatest = record.greatest_attempt(txid)
         if attempt.attempt_id <= greatest:
             raise SupersededAttempt(
                 f"attempt {attempt} cannot begin", found=f"attempt {txid}:{greatest}", expected="a greater attempt id"

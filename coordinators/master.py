@@ -24,7 +24,8 @@ The rules (docs/semantics.md 1 and 9):
     again with new attempt ids. From DECIDING on no failure and no timeout is
     heard: the decision may be durable, so the batch only rolls forward.
 5.  A report on an attempt that is not the live one changes nothing.
-6.  An attempt id is one more than the greatest ever known for its txid.
+6.  An attempt id is one more than the greatest ever known for its txid, also
+    by those that a rollback took back.
 7.  Once the first attempt can only roll forward, a full window counts as
     having a place: the next new transaction is asked for and begins *ahead*,
     to be stored in the multi of that attempt's advance, or behind it. Its
@@ -136,6 +137,7 @@ class CoordinatorState:
     last: TransactionAttempt | None = None  # the last that was advanced
     begun_to: int = 0  # the greatest txid ever begun: up to it, begins are replays
     greatest: tuple[tuple[int, int], ...] = ()  # txid -> greatest attempt id known
+    used: TransactionAttempt | None = None  # up to this txid, ids up to this one had begun before a rollback
     failures: tuple[tuple[int, FailureCount], ...] = ()  # txid -> its failures
     capped: int | None = None  # the txid that has reached max_attempts
     finishing: bool = False  # a decision found at the restart is not advanced yet
@@ -163,6 +165,11 @@ class CoordinatorState:
             return self.live[index]
         return None
 
+    def greatest_of(self, txid: int) -> int:
+        """The greatest attempt id ever begun for a transaction (rule 6); −1: none."""
+        before = self.used.attempt_id if self.used and txid <= self.used.txid else -1
+        return dict(self.greatest).get(txid, before)
+
     def failures_of(self, txid: int) -> FailureCount:
         return dict(self.failures).get(txid, FailureCount())
 
@@ -184,12 +191,16 @@ class AttemptEvent(Event):
 
 @dataclass(frozen=True)
 class Recovered(Event):
-    """ZooKeeper's record at the start, read under the new fence."""
+    """ZooKeeper's record at the start, read under the new fence.
+
+    ``used``: of transactions up to its txid, attempt ids up to its attempt id had begun before a rollback.
+    """
 
     current: int
     greatest: Mapping[int, int] = field(default_factory=dict)
     last: TransactionAttempt | None = None
     decided: TransactionAttempt | None = None
+    used: TransactionAttempt | None = None
 
 
 @dataclass(frozen=True)
@@ -418,6 +429,7 @@ def _recovered(state: CoordinatorState, event: Recovered) -> Result:
         last=event.last,
         begun_to=max(greatest, default=event.current - 1),
         greatest=tuple(sorted(greatest.items())),
+        used=event.used,
         finishing=event.decided is not None,
     )
     return after, tuple(commands)
@@ -617,7 +629,7 @@ def _finish(state: CoordinatorState) -> Result:
 
 def _begin(state: CoordinatorState) -> Result:
     txid = state.next_txid
-    attempt = TransactionAttempt(txid, dict(state.greatest).get(txid, -1) + 1)
+    attempt = TransactionAttempt(txid, state.greatest_of(txid) + 1)
     parent = state.live[-1].attempt if state.live else state.last
     count = state.failures_of(txid)
     after = replace(

@@ -60,6 +60,19 @@ class TableMark:
     digest: str
 
 
+@dataclass(frozen=True)
+class UsedAttempts:
+    """Attempts that had begun before a rollback took their transactions back: their ids are not used again.
+
+    Attributes:
+        upto: of transactions up to this one.
+        attempt_id: ids up to this one.
+    """
+
+    upto: Txid
+    attempt_id: AttemptId
+
+
 _OUTSIDE = "outside:"
 
 
@@ -95,8 +108,9 @@ class GroupRecord:
             warehouse, under ``outside_id``.
         pins: tx_id -> txid -> a digest of the pin; see :mod:`trident.coordinators.positions`.
         partitions: tx_id -> a digest of the metadata of its opaque partitions.
+        used: the attempt ids of transactions that a rollback took back; None before the first rollback.
 
-    The last two are not part of what a record is compared by. They are
+    ``pins`` and ``partitions`` are not part of what a record is compared by. They are
     None in a record of a version that did not write them.
     """
 
@@ -109,6 +123,15 @@ class GroupRecord:
     tables: Mapping[Name, TableMark] = field(default_factory=dict)
     pins: Mapping[Name, Mapping[PinTxid, str]] | None = field(default=None, compare=False, metadata=_MAY_BE_MISSING)
     partitions: Mapping[Name, str] | None = field(default=None, compare=False, metadata=_MAY_BE_MISSING)
+    used: UsedAttempts | None = field(default=None, metadata=_MAY_BE_MISSING)
+
+    def first_attempt(self, txid: int) -> int:
+        """The least attempt id that a transaction may have: 0, or one more than a rollback took back."""
+        return self.used.attempt_id + 1 if self.used and txid <= self.used.upto else 0
+
+    def greatest_attempt(self, txid: int) -> int:
+        """The greatest attempt id that was ever begun for a transaction; −1: none."""
+        return self.attempts.get(txid, self.first_attempt(txid) - 1)
 
     def problem(self) -> str | None:
         """Returns what contradicts itself in this record, or None."""

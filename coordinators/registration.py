@@ -19,6 +19,7 @@ from trident.coordinators.errors import CorruptZnode, IdentityMismatch, OutcomeU
 from trident.coordinators.leadership import Fence
 from trident.coordinators.records import Identity, Incarnation, decode, encode
 from trident.coordinators.resetting import refuse_unfinished_reset
+from trident.coordinators.rolling_back import refuse_unfinished_rollback
 from trident.coordinators.znodes import Create, MultiRefused, Op, SetData
 from trident.coordinators.zookeeper import ZooKeeper
 
@@ -115,8 +116,9 @@ class Registration:
 
         Raises:
             IdentityMismatch: with the difference.
-            CoordinationError: a reset of the topology has not ended.
+            CoordinationError: a reset or a rollback of the topology has not ended.
         """
+        refuse_unfinished_rollback(self._zk, self._topology)
         found = self._read()
         if found:
             self._refuse_unless_compatible(found[1], identity)
@@ -135,7 +137,7 @@ class Registration:
 
         Raises:
             IdentityMismatch: another topology has this name; with the difference.
-            CoordinationError: a reset of the topology has not ended.
+            CoordinationError: a reset or a rollback of the topology has not ended.
             Deposed: a fence is not the newest.
             CorruptZnode: what is stored cannot be read.
             OutcomeUnknown: the ZooKeeper session was lost.
@@ -147,6 +149,7 @@ class Registration:
             fence.check_op(guard)
         while True:
             session_number = self._zk.session_number
+            refuse_unfinished_rollback(self._zk, self._topology)
             found = self._read()
             if found:
                 incarnation, stored, znode_version = found

@@ -88,20 +88,31 @@ class RepairStore(GroupStore):
             for tx_id in self.tx_ids:
                 self._ensure(self._zk.path(self.topology, tx_id))
             self._ensure(self._zk.path(self.topology, self.group))
-            ops = [*self._registration(incarnation, identity), *self._decided(decision)]
-            edits: list[Changes | PageChanges] = []
-            for tx_id, states in self._pins.items():
-                if tx_id != self.group:
-                    self._ensure(self._pins_path(tx_id))
-                edits.append(_replaced(states, pins.get(tx_id, {})))
-            self._digests = {tx_id: {} for tx_id in self.tx_ids}
-            for tx_id in self.tx_ids:
-                wanted = opaque.get(tx_id, {})
-                if wanted:
-                    self._ensure(self._partitions[tx_id].root)
-                edits.append(self._partitions[tx_id].replace(wanted, opaque_txid))
-            self._write(RECORD, record, ops, edits)
-            self._decision = decision
+            self._replace_all(record, decision, self._registration(incarnation, identity), pins, opaque, opaque_txid)
+
+    def _replace_all(
+        self,
+        record: GroupRecord,
+        decision: Decision | None,
+        ops: list[Op],
+        pins: Mapping[str, Mapping[int, Any]],
+        opaque: Mapping[str, Mapping[str, Any]],
+        opaque_txid: int,
+    ) -> None:
+        """Writes record, decision and all positions of the group's streams in place of those that are there."""
+        edits: list[Changes | PageChanges] = []
+        for tx_id, states in self._pins.items():
+            if tx_id != self.group:
+                self._ensure(self._pins_path(tx_id))
+            edits.append(_replaced(states, pins.get(tx_id, {})))
+        self._digests = {tx_id: {} for tx_id in self.tx_ids}
+        for tx_id in self.tx_ids:
+            wanted = opaque.get(tx_id, {})
+            if wanted:
+                self._ensure(self._partitions[tx_id].root)
+            edits.append(self._partitions[tx_id].replace(wanted, opaque_txid))
+        self._write(RECORD, record, [*ops, *self._decided(decision)], edits)
+        self._decision = decision
 
     def put_positions(
         self, pins: Mapping[str, Mapping[int, Any]], opaque: Mapping[str, Mapping[str, Any]], opaque_txid: int = 1

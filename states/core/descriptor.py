@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
+from trident.coordinators.incarnation_ids import rollbacks_of
 from trident.coordinators.stored_json import MAY_BE_MISSING, as_record, parse_stored
 from trident.states.core import storage
 from trident.states.core.binding import COMBINE, SEQUENCED, WHOLE_VALUES, StateKind
@@ -159,7 +160,17 @@ class StateDescriptor:
 
     @property
     def merge_app(self) -> str:
-        """``txn_app_id`` under which the plain table holds P, the txid it is merged up to."""
+        """``txn_app_id`` under which the plain table holds P, the txid it is merged up to.
+
+        With the number of rollbacks behind it, where there were any: Delta refuses a ``txn_version`` that is not above
+        the last of its app, and a rollback takes P back.
+        """
+        rollbacks = rollbacks_of(self.incarnation)
+        return f"{self.merge_app_at_first}/{rollbacks}" if rollbacks else self.merge_app_at_first
+
+    @property
+    def merge_app_at_first(self) -> str:
+        """As :attr:`merge_app`, before the first rollback."""
         return f"trident/{self.topology}/{self.group}/merge"
 
     @property

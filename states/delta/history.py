@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from trident.coordinators.errors import TableError
+from trident.coordinators.incarnation_ids import first_id
 from trident.states.core.storage import Signature
 from trident.states.delta.log_entries import (
     TableCommit,
@@ -140,15 +141,15 @@ def foreign(commit: TableCommit, is_ours: Callable[[TableCommit], bool]) -> str 
 
 
 def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
-    """The newest table version whose control record has a ``txid`` of at most ``txid``, of those of this incarnation.
+    """The newest table version whose control record has a ``txid`` of at most ``txid``, since the last reset.
 
     Within one epoch of one incarnation control records only grow with the
-    table version, so few entries are read. A greater epoch may begin lower: a
-    rollback takes the table back, under an epoch above all that wrote to it
-    before; the newest version counts, for what lies between was taken back. An append table that was
-    adopted after a reset has records of an earlier incarnation below, whose txids are
-    other transactions: the newest version says which incarnation it is, and only
-    its versions are looked at. An entry never changes, and this process
+    table version, so few entries are read. The next may begin lower: a
+    rollback takes the table back; the newest version counts, for what lies
+    between was taken back. An append table that was
+    adopted after a reset has records of an earlier first start below, whose txids are
+    other transactions: the newest version says which first start it goes back to, and only
+    versions of that are looked at. An entry never changes, and this process
     remembers it.
 
     Returns:
@@ -161,7 +162,7 @@ def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
     def told(marks: _Marks) -> _Told | None:
         for name, control, incarnation, epoch in marks.control:
             if name == domain:
-                return _Told(control, (incarnation, epoch), incarnation)
+                return _Told(control, (incarnation, epoch), incarnation and first_id(incarnation))
         return None
 
     return _find(path, txid, told)
@@ -171,17 +172,25 @@ def find_version_by_txn(path: str, app: str, txn: int) -> int | None:
     """The newest table version whose ``txn_version`` for ``app`` is at most ``txn``.
 
     A version before the first transaction of ``app`` counts as lower than all.
-    ``app/GENERATION`` is the same app after a rollback, which begins lower. Otherwise as
+    ``app/1`` is the same app after a rollback, which begins lower, ``app/2`` after two. Otherwise as
     :func:`find_version_by_control`.
     """
 
     def told(marks: _Marks) -> _Told | None:
-        for name, version in marks.txns:
-            if name == app or name.startswith(f"{app}/"):
-                return _Told(version, name, None)
-        return None
+        found = latest_of_app(dict(marks.txns), app)
+        return None if found is None else _Told(found[1], found[0], None)
 
     return _find(path, txn, told)
+
+
+def latest_of_app(txns: Mapping[str, int], app: str) -> tuple[int, int] | None:
+    """How many rollbacks had been, and the ``txn_version`` of an app behind the last of them; None without one."""
+    found = [(0, txns[app])] if app in txns else []
+    for name, version in txns.items():
+        before, _, rollbacks = name.rpartition("/")
+        if before == app and rollbacks.isdecimal():
+            found.append((int(rollbacks), version))
+    return max(found, default=None)
 
 
 @dataclass(frozen=True)

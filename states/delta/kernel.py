@@ -44,6 +44,7 @@ from trident.states.delta.kernel_files import (
     live_file,
     remove_action,
     replace_entry,
+    take_back_entry,
 )
 from trident.states.delta.log_commit import (
     DraftCommitter,
@@ -448,6 +449,28 @@ class KernelEngine:
         """
         entry = replace_entry(removed, files, changes, txn, engine_info, user_metadata, metrics)
         return self._written(snapshot, entry, txn, {})
+
+    def take_back(
+        self,
+        snapshot: TableSnapshot,
+        removed: Sequence[LiveFile],
+        added: Sequence[Mapping[str, Any]],
+        txns: Mapping[str, int],
+        control: Mapping[str, str],
+        engine_info: str,
+        user_metadata: str,
+    ) -> TableSnapshot:
+        """Puts files of an earlier version in the place of a table's, at ``snapshot.version + 1``: a rollback.
+
+        Args:
+            snapshot: one that ``takes_python_entries``.
+            removed, added, txns, control, user_metadata: as for :func:`take_back_entry`. A ``txn_version`` may be
+                what the table has already.
+
+        Returns and Raises: as :meth:`commit_files`.
+        """
+        entry = take_back_entry(removed, added, txns, control, engine_info, user_metadata)
+        return self._written(snapshot, entry, None, control)
 
     def _written(
         self, snapshot: TableSnapshot, entry: bytes, txn: tuple[str, int] | None, control: Mapping[str, str]

@@ -171,6 +171,31 @@ def clone_entry(
 _ADDED = ("path", "partitionValues", "size", "modificationTime", "stats")
 
 
+def take_back_entry(
+    removed: Sequence[LiveFile],
+    added: Sequence[Mapping[str, Any]],
+    txns: Mapping[str, int],
+    control: Mapping[str, str],
+    engine_info: str,
+    user_metadata: str,
+) -> bytes:
+    """The log entry of a rollback of a plain table: files of one of its versions in the place of those that it has.
+
+    Args:
+        removed: files that it has, and had not then.
+        added: the ``add`` actions of then of the files that it had then, and has no more.
+        txns: ``txn_app_id`` -> ``txn_version``.
+        control: domain -> JSON text.
+        user_metadata: kept in the table's history.
+    """
+    info = _commit_info("ROLLBACK", engine_info, userMetadata=user_metadata)
+    actions = [info, *(_txn(txn) for txn in txns.items())]
+    for domain, text in control.items():
+        actions.append({"domainMetadata": {"domain": domain, "configuration": text, "removed": False}})
+    back = [_json({"add": {**body, "dataChange": True}}) for body in added]
+    return _lines([*map(_json, actions), *map(remove_action, removed), *back])
+
+
 def _commit_info(operation: str, engine_info: str, **more: Any) -> dict[str, Any]:
     info = {
         "timestamp": time.time_ns() // 1_000_000,

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trident.coordinators.errors import ForeignTable, TableError
+from trident.coordinators.incarnation_ids import same_start
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group
 from trident.states.core.place import Place
@@ -88,7 +89,7 @@ def published_as_of(path: Place, topology: str, group: str, incarnation: str, tx
     _check_own(path, newest, (topology, group, incarnation))
     version = history.find_version_by_control(str(path), DOMAIN, txid)
     control = None if version is None or not log.has(version) else log.control_at(version)
-    if version is None or control is None or control.incarnation != incarnation:
+    if version is None or control is None or not same_start(control.incarnation, incarnation):
         raise log.cleaned(txid)
     return PublishedVersion(path, version, control)
 
@@ -106,7 +107,7 @@ def plain_as_of(warehouse: Place, state: StateDescriptor, txid: int) -> PlainVer
     if not has_log(path):
         return None
     log = _Log(path)
-    version = history.find_version_by_txn(str(path), state.merge_app, txid)
+    version = history.find_version_by_txn(str(path), state.merge_app_at_first, txid)
     if version is None or not log.has(version):
         raise log.cleaned(txid)
     return PlainVersion(path, version, log.merged_at(version, state))
@@ -193,9 +194,9 @@ class _Log:
     def merged_at(self, version: int, state: StateDescriptor) -> int:
         """P of a plain table at a version."""
         for commit in self._commits_down(version):
-            for app, merged in commit.txns.items():
-                if app == state.merge_app or app.startswith(f"{state.merge_app}/"):
-                    return max(merged, state.starts_at - 1)
+            found = history.latest_of_app(commit.txns, state.merge_app_at_first)
+            if found is not None:
+                return max(found[1], state.starts_at - 1)
         return state.starts_at - 1
 
     def _commits_down(self, version: int) -> Iterator[TableCommit]:
@@ -215,14 +216,14 @@ class _Log:
         )
 
     def _oldest(self) -> int | None:
-        """The least transaction of which there is a version of this incarnation."""
+        """The least transaction of which there is a version since the last reset."""
         newest = self.control_at(self.versions[-1])
         if newest is None:
             return None
 
         def is_ours(version: int) -> bool:
             control = self.control_at(version) if self.has(version) else None
-            return control is not None and control.incarnation == newest.incarnation
+            return control is not None and same_start(control.incarnation, newest.incarnation)
 
         first = bisect_left(self.versions, True, key=is_ours)
         control = self.control_at(self.versions[first]) if first < len(self.versions) else None

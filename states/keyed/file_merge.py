@@ -16,6 +16,7 @@ from typing import Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, TableError
+from trident.coordinators.incarnation_ids import up_to
 from trident.states.core import storage
 from trident.states.core.binding import WHOLE_VALUES, kept_schema
 from trident.states.core.control import DOMAIN
@@ -118,7 +119,7 @@ class FileMerge:
         if size > LOG_BYTES_MAX or rows > LOG_ROWS_MAX:
             raise CannotMerge(f"{rows} rows in {size} bytes of its log wait")
         self._drop_leftovers(state, plain.version)
-        folder = f"{ordered_folders(state)}{plain.version + 1}-{uuid.uuid4().hex[:8]}"
+        folder = f"{ordered_folders(state)[0]}{plain.version + 1}-{uuid.uuid4().hex[:8]}"
         job = MergeJob(
             merge,
             Place(self._plain),
@@ -292,9 +293,12 @@ def _version_of(folder: str) -> int:
     return int(folder.removeprefix(FOLDER).partition("-")[0])
 
 
-def ordered_folders(state: StateDescriptor) -> str:
-    """The beginning of the paths of files that native MERGEs of a state have written."""
-    return f"data/{state.incarnation}/{FOLDER}"
+def ordered_folders(state: StateDescriptor) -> tuple[str, ...]:
+    """The beginnings of the paths of files that native MERGEs of a state have written; its next files have the first.
+
+    The others are of before a rollback, which puts files of then into the table again.
+    """
+    return tuple(f"data/{incarnation}/{FOLDER}" for incarnation in up_to(state.incarnation))
 
 
 def _overtaken(path: str, found: object, expected: str) -> CommitConflict:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from trident.coordinators.incarnation_ids import up_to
 from trident.states.core import storage
 from trident.states.core.place import Place
 
@@ -22,11 +23,11 @@ class LogSweeper:
     """The sweeper of one log; used by one thread. A new process gives the whole grace again.
 
     Args:
-        incarnation: of the topology; files of others are not touched.
+        incarnation: of the topology; files of others are not touched but those from before a rollback of it.
     """
 
     def __init__(self, root: Place, incarnation: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._data, self._clock = root / "data" / incarnation, clock
+        self._folders, self._clock = [root / "data" / each for each in up_to(incarnation)], clock
         self._drops: deque[tuple[float, int]] = deque()  # when a floor was first seen
 
     def dropped(self, floor: int) -> None:
@@ -45,9 +46,9 @@ class LogSweeper:
             floor = self._drops.popleft()[1]
         if floor is None:
             return 0
-        doomed = [name for name in storage.list_names(self._data) if _txid(name) <= floor]
-        for name in doomed:
-            storage.try_delete(self._data / name)
+        doomed = [at / name for at in self._folders for name in storage.list_names(at) if _txid(name) <= floor]
+        for folder in doomed:
+            storage.try_delete(folder)
         return len(doomed)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from trident.coordinators.incarnation_ids import rollbacks_of
 from trident.states.core.control import DOMAIN
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
@@ -87,7 +88,10 @@ def start_of(path: str, version: int, incarnation: str) -> tuple[int, bool]:
     versions = unbroken(path, version)
     # The oldest: a plain table's control record never changes, and added columns repeat it.
     for each in versions:
-        if begins_here(read_commit(path, each), incarnation):
+        commit = read_commit(path, each)
+        # A rollback begins its incarnation with the rows that it has put back.
+        rolled_back = rollbacks_of(incarnation) > 0 and is_our_publish(commit, incarnation)
+        if rolled_back or begins_here(commit, incarnation):
             return each, True
     return min(versions, default=version + 1) - 1, False
 

@@ -55,7 +55,7 @@ class MergeJob:
         files: all that the plain table has.
         log_files: with all rows of after < txid ≤ upto.
         folder: for the new files, below the root of the plain table; it is not there.
-        ordered: the beginning of the paths of files that native MERGEs have written.
+        ordered: the beginnings of the paths of files that native MERGEs have written.
         change_folder: for files of the table's change data feed; "": it has none.
     """
 
@@ -67,7 +67,7 @@ class MergeJob:
     after: int
     upto: int
     folder: str
-    ordered: str
+    ordered: tuple[str, ...]
     change_folder: str = ""
 
     @property

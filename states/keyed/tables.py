@@ -9,6 +9,7 @@ from dataclasses import replace
 from pyspark.sql.types import LongType, StructField, StructType
 
 from trident.coordinators.errors import CommitConflict, ForeignTable, TableError
+from trident.coordinators.incarnation_ids import up_to
 from trident.states.core.binding import kept_schema
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor
@@ -34,12 +35,16 @@ def adopted_version(schema_json: str) -> int | None:
 
 def merged_upto(state: StateDescriptor, plain: TableAsOf, starts_at: int) -> int:
     """P of a version of the plain table; before its first MERGE all that was before the state."""
-    return max(plain.txn_version(state.merge_app) or 0, starts_at - 1)
+    for incarnation in up_to(state.incarnation):  # a version of before a rollback has P under the app of then
+        merged = plain.txn_version(replace(state, incarnation=incarnation).merge_app)
+        if merged is not None:
+            return max(merged, starts_at - 1)
+    return starts_at - 1
 
 
 def plain_as_of(engine: Tables[Snapshot], state: StateDescriptor, plain: Snapshot, txid: int) -> Snapshot | None:
     """The newest version of the plain table with P <= txid; None when it was cleaned up."""
-    version = history.find_version_by_txn(plain.path, state.merge_app, txid)
+    version = history.find_version_by_txn(plain.path, state.merge_app_at_first, txid)
     if version is None or version >= plain.version:
         return None if version is None else plain
     return engine.load_version(plain.path, version)

@@ -18,7 +18,7 @@ from trident.coordinators.errors import (
 )
 from trident.coordinators.group_store import Begin, GroupStore, SupersededAttempt
 from trident.coordinators.leadership import Leadership
-from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
+from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, UsedAttempts
 from trident.coordinators.registration import Registration
 from trident.coordinators.resetting import delete_topology
 from trident.coordinators.transactions import TransactionAttempt as Attempt
@@ -74,6 +74,20 @@ def coordinator_znode_version(store):
 
 
 # -- one transaction --------------------------------------------------------
+
+
+def test_no_attempt_begins_with_an_id_that_a_rollback_took_back(zk):
+    lease, store = lead(zk)
+    store.create(GroupRecord("inc-r1", 1, used=UsedAttempts(2, 7)))
+    with pytest.raises(SupersededAttempt):
+        store.begin(Attempt(1, 7), None, {})
+    run_one(store, 8)
+    assert reread(store)[0][0].used == UsedAttempts(2, 7)
+    with pytest.raises(SupersededAttempt):
+        store.begin(Attempt(2, 0), parent_of(store), {})
+    run_one(store, 8)
+    run_one(store, 0)
+    lease.release()
 
 
 def test_an_imported_position_is_the_metadata_before_the_first_transaction(zk):

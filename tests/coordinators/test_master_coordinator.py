@@ -286,6 +286,14 @@ def test_attempt_ids_grow_for_ever_and_over_a_restart():
     assert begins(run.fire_backoff()) == [At(4, 9)]
 
 
+def test_attempt_ids_of_transactions_that_were_taken_back_are_not_used_again():
+    run = Coordinator(recovered=Recovered(4, greatest={4: 11}, last=At(3, 0), used=At(5, 9)))
+    assert begins(run.commands) == [At(4, 12)]
+    run.post(Began(At(4, 12)))
+    assert begins(run.begin(5)) == [At(5, 10)]
+    assert begins(run.begin(6)) == [At(6, 0)]
+
+
 def test_replays_back_off_from_200_ms_doubling_up_to_30_s():
     run = Coordinator(max_attempts=20)
     run.begin(1)

@@ -23,6 +23,7 @@ from trident.coordinators.errors import CoordinationError, Halted, TableError, T
 from trident.coordinators.leadership import Lease
 from trident.coordinators.repairing import RepairStore, leap_epochs
 from trident.coordinators.resetting import refuse_unfinished_reset
+from trident.coordinators.rolling_back import refuse_unfinished_rollback
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.repair.diagnose import diagnose
 from trident.repair.facts import TopologyFacts
@@ -103,6 +104,7 @@ def repair(
     warehouse = config.warehouse_place()
     with closing(open_zookeeper(config, warehouse)) as zk:
         refuse_unfinished_reset(zk, name)
+        refuse_unfinished_rollback(zk, name)
         spark = spark or make_session(f"trident repair {name}", spark_settings(config))
         configure_by_session(warehouse, spark)
         engine = KernelEngine(spark)

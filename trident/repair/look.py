@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from trident.coordinators.errors import OutboxDamaged, StagedFileMissing, TableError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
+from trident.coordinators.incarnation_ids import first_id
 from trident.coordinators.records import Decision, GroupRecord, TableMark, is_outside_id, outside_name
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
@@ -208,7 +209,8 @@ class _Look:
     def _ledgers(self, pins: Mapping[str, Mapping[int, Any]]) -> Iterator[LedgerDamage]:
         for tx_id, of_stream in pins.items() if self.incarnation else ():
             folder = self.warehouse / "_trident" / self.topology / "streams" / tx_id
-            damage = look_at_ledger(folder, self.incarnation or "", of_stream, self.streams.get(tx_id, ""))
+            begun = first_id(self.incarnation or "")
+            damage = look_at_ledger(folder, begun, of_stream, self.streams.get(tx_id, ""))
             if damage is not None:
                 yield damage
 

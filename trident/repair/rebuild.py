@@ -135,7 +135,7 @@ def _offer(
 ) -> Offer:
     decision, manifest = found.decision, found.manifest
     txid, attempt_id = decision.txid, decision.attempt_id
-    incarnation = manifest.incarnation
+    incarnation = next(t.control.incarnation for t in group.tables if t.has(decision) and t.control)
     earlier = before if before is not None and before.attempt_id >= 0 else None
     attempts, parents = _attempts(group, txid, attempt_id)
     last: Marker | None = Marker(txid, attempt_id, decision.sha256)
@@ -147,7 +147,8 @@ def _offer(
         last = Marker(txid - 1, parent or 0, digest) if txid > 1 else None
         published = Marker(earlier.txid, earlier.attempt_id, earlier.digest) if earlier and last else None
     current = txid if pending else txid + 1
-    record = GroupRecord(incarnation, current, attempts, parents, last, published, marks_of(group.tables))
+    used = group.record.used if group.record else None
+    record = GroupRecord(incarnation, current, attempts, parents, last, published, marks_of(group.tables), used=used)
     spouts = manifest.spouts
     pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if not spout.get("opaque")}
     # A pending decision stores them itself when it advances.

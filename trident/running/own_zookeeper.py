@@ -25,6 +25,7 @@ from trident.coordinators.leadership import Leadership, Lease
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.resetting import refuse_unfinished_reset, unfinished_reset
+from trident.coordinators.rolling_back import refuse_unfinished_rollback, unfinished_rollback
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.status import TopologyStatus, read_status, status_path
@@ -67,7 +68,7 @@ def own_zookeeper(
         force: ask nothing of all this.
 
     Raises:
-        CoordinationError: the topology is another ZooKeeper's, or a reset of it has not ended.
+        CoordinationError: the topology is another ZooKeeper's, or a reset or a rollback of it has not ended.
         CorruptZnode: a znode of the topology cannot be read.
         ZooKeeperUnreachable: as open_zookeeper.
     """
@@ -80,6 +81,8 @@ def own_zookeeper(
             guard.check(guard.known(zk))
         if command != "reset":
             refuse_unfinished_reset(zk, name)
+        if command not in ("reset", "rollback"):  # a reset forgets what a rollback has left half done
+            refuse_unfinished_rollback(zk, name)
         yield zk
     finally:
         zk.close()
@@ -100,7 +103,7 @@ class _Known:
     """A ZooKeeper's knowledge of a topology.
 
     Attributes:
-        forgotten: incarnations that a reset which has not ended forgets.
+        forgotten: incarnations that a reset which has not ended forgets, or that a rollback which has not ended begins.
         damaged: whether a znode cannot be read, so that there is a topology of which nothing is known.
     """
 
@@ -122,6 +125,8 @@ class _Guard:
             registered = Registration(zk, self.name).read()
             unfinished = unfinished_reset(zk, self.name)
             forgotten = unfinished.incarnations if unfinished else ()
+            rollback = unfinished_rollback(zk, self.name)
+            forgotten = (*forgotten, *([rollback.incarnation] if rollback else ()))
             return _Known(registered[0] if registered else None, greatest_epoch(zk, self.name), forgotten)
         except CorruptZnode:
             if self.command != "reset":

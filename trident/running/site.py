@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trident.coordinators.incarnation_ids import first_id
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.messages.executor import MessageSpoutExecutor
@@ -220,7 +221,8 @@ class SparkOpening:
         settings = {name: getattr(site.config, name) for name in _SPOUT_SETTINGS}
         known = {"epoch": term.epoch, "warehouse": str(site.warehouse), **settings}
         own: Path | Place = Path(folder) if folder.is_local else folder
-        context = SpoutContext(site.spark, site.topology, tx_id, own, term.incarnation, known)
+        # A rollback is no new beginning for a source: its positions are those that are pinned, its folders stay.
+        context = SpoutContext(site.spark, site.topology, tx_id, own, first_id(term.incarnation), known)
         return make_executor(self._plan.spouts[tx_id], context)
 
     def _upkeep(self, tell: Callable[[int], None]) -> BackgroundCompactor:

@@ -42,7 +42,8 @@ class SpoutContext:
         topology: the topology's name.
         tx_id: the stream's name; unique within the topology.
         state_folder: a folder of this stream alone, kept between runs; it exists.
-        incarnation: the random id of this topology's stored state; it changes with `trident reset`.
+        incarnation: the random id of this topology's stored state; it changes with `trident reset`, not with a
+            rollback.
         options: further settings of the topology.
     """
 

@@ -83,7 +83,7 @@ def test_a_plain_table_is_found_by_its_merges_of_every_generation(tmp_path):
             did = rng.choices(("merge", "other", "rollback"), (6, 2, 1))[0] if version else "other"
             merged = rng.randint(0, merged) if did == "rollback" else merged + rng.randint(1, 5) * (did == "merge")
             generation += did == "rollback"
-            app = KEYED.merge_app + (f"/{generation}" if generation else "")
+            app = KEYED.merge_app_at_first + (f"/{generation}" if generation else "")
             entry(warehouse / "counts", version, **({} if did == "other" else {app: merged}))
             has.append(merged)
         for txid in range(max(has) + 2):

@@ -197,7 +197,7 @@ def waiting(name: str, low: str | None, high: str | None, rows: int | None) -> L
 def parts_of(*log: LiveFile, plain: tuple[LiveFile, ...] | None = None, root: str = "/w") -> list[LivePart] | None:
     """The parts of a table of two files, from b to c and from f to g."""
     state = StateDescriptor("s", "keyed", "t", "g", "i", ("k",), ("n",), "{}", "count")
-    folder = ordered_folders(state)
+    folder = ordered_folders(state)[0]
     if plain is None:
         plain = waiting(f"{folder}1", "b", "c", 10), waiting(f"{folder}2", "f", "g", 10)
     merge = RowMerge(pa.schema([("k", TEXT), ("n", pa.int64())]), ("k",), "count")

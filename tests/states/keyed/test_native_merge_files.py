@@ -82,7 +82,7 @@ class Table:
         folder = f"data/inc/merge-{self.jobs}-x"
         roots = Place(root / "plain"), Place(root / "log")
         changes = f"_change_data/merge-{self.jobs}" if self.feed else ""
-        return MergeJob(self.merge, *roots, files, tuple(logs), self.upto, upto, folder, "data/inc/merge-", changes)
+        return MergeJob(self.merge, *roots, files, tuple(logs), self.upto, upto, folder, ("data/inc/merge-",), changes)
 
     def merged(self, logs: list[InFile], upto: int) -> tuple[str, ...]:
         """Merges, and returns the paths of the files that were replaced."""

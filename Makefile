@@ -10,6 +10,7 @@
 # make sweep   every fault point of a transaction, start or stop × outcome × time × kind of topology; pairs; real SIGKILLs; STORE=s3, STORE=hdfs
 # make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them
 # make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes; STORE=s3, hdfs
+# make rollback  a rollback killed at each of its steps
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
 # make migrate  a job of Structured Streaming over Kafka that is killed anywhere and goes on here; N=8000000 messages
@@ -47,7 +48,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover repair migrate storage stores cluster planted soak races types jar docs rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover rollback repair migrate storage stores cluster planted soak races types jar docs rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
@@ -96,6 +97,9 @@ failover: check-java $(STAMP)
 	@TRIDENT_FAILOVER=all TRIDENT_STORE=$(STORE) $(BIN)/python -m pytest tests/running/test_failover.py \
 		$(if $(filter disk,$(STORE)),tests/running/test_warm_up.py) -s $(PYTEST_ARGS)
 	@$(if $(filter disk,$(STORE)),$(BIN)/python -m benchmarks failover)
+
+rollback: check-java $(STAMP) $(CLASSES)
+	@TRIDENT_ROLLBACK=all $(BIN)/python -m pytest tests/time_travel/test_rollback.py $(PYTEST_ARGS)
 
 repair: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_REPAIR=all $(BIN)/python -m pytest tests/repair/test_repair_plan.py tests/repair/test_contradictions.py $(PYTEST_ARGS)

@@ -149,6 +149,27 @@ class GroupRecord:
 
 
 @dataclass(frozen=True)
+class UnfinishedRollback:
+    """The znode that a rollback writes first and deletes last: all that it has decided.
+
+    Attributes:
+        group: whose transactions it takes back.
+        txid: the last one that stays, as the user named it.
+        last: the last one that stays of those that have changed anything.
+        incarnation: the one that it begins.
+        used: the attempts that are not used again.
+        tables: a table's path, relative to the warehouse, → the table version whose rows it gets again.
+    """
+
+    group: Name
+    txid: Txid
+    last: Marker
+    incarnation: Name
+    used: UsedAttempts
+    tables: Mapping[Name, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Decision:
     """The znode ``decided``: the commit point of a group (docs/semantics.md 9.4).
 

@@ -9,24 +9,13 @@ command, run again, does what is left of exactly that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, StaleState
 from trident.coordinators.group_store import RECORD
 from trident.coordinators.leadership import Lease
-from trident.coordinators.records import (
-    Count,
-    GroupRecord,
-    Incarnation,
-    Marker,
-    Name,
-    TableMark,
-    Txid,
-    UsedAttempts,
-    decode,
-    encode,
-)
+from trident.coordinators.records import GroupRecord, Incarnation, TableMark, UnfinishedRollback, decode, encode
 from trident.coordinators.repairing import RepairStore
 from trident.coordinators.znodes import Create, Delete, Op, SetData
 from trident.coordinators.zookeeper import ZooKeeper
@@ -34,27 +23,6 @@ from trident.coordinators.zookeeper import ZooKeeper
 INTENT = faults.register("zk.rollback", "the multis that begin and end a rollback")
 # With a dot in it: no stream and no batch group can have this name.
 _MARK = "rollback.unfinished"
-
-
-@dataclass(frozen=True)
-class UnfinishedRollback:
-    """The znode that a rollback writes first and deletes last: all that it has decided.
-
-    Attributes:
-        group: whose transactions it takes back.
-        txid: the last one that stays, as the user named it.
-        last: the last one that stays of those that have changed anything.
-        incarnation: the one that it begins.
-        used: the attempts that are not used again.
-        tables: a table's path, relative to the warehouse, → the table version whose rows it gets again.
-    """
-
-    group: Name
-    txid: Txid
-    last: Marker
-    incarnation: Name
-    used: UsedAttempts
-    tables: Mapping[Name, Count] = field(default_factory=dict)
 
 
 def unfinished_rollback(zk: ZooKeeper, topology: str) -> UnfinishedRollback | None:

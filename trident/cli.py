@@ -420,6 +420,41 @@ def repair(
         sys.exit(EXIT_HALT)
 
 
+@main.command(short_help="Take NAME back to an earlier transaction.")
+@click.argument("name", callback=_name)
+@_warehouse_option
+@_zookeeper_option
+@click.option("--to", "txid", type=int, required=True, metavar="N", help="The last transaction that stays.")
+@click.option("--group", metavar="GROUP", help="The batch group, where NAME has several.")
+@click.option("--leave", multiple=True, metavar="STATE", help="Leave a state outside of Delta as it is.")
+@click.option("--accept-loss", is_flag=True, help="Rows that sources were told to forget are lost.")
+@click.option("--apply", "apply_", is_flag=True, help="Do it; without this nothing is changed.")
+@_command
+def rollback(
+    name: str,
+    txid: int,
+    group: str | None,
+    leave: tuple[str, ...],
+    accept_loss: bool,
+    apply_: bool,
+    settings: tuple[str, ...],
+) -> None:
+    """Take all Delta tables of topology NAME, its current transaction and its positions back to transaction N.
+
+    Nothing is deleted; attempts begin with new ids. Killed with --apply, run it again: it goes on. Exit code 2 when it
+    is refused.
+    """
+    from trident.time_travel.rollback import roll_back
+    from trident.time_travel.rollback_plan import Choices
+    from trident.time_travel.rollback_report import report
+
+    choices = Choices(frozenset(leave), accept_loss)
+    done = roll_back(name, txid, group=group, choices=choices, apply=apply_, config=_config(settings))
+    click.echo(report(name, done, apply_))
+    if done.plan is not None and done.plan.refusals:
+        sys.exit(EXIT_BAD_INPUT)
+
+
 @main.command(short_help="Say what this machine has, and a cluster's hosts.")
 @click.option("--cluster", is_flag=True, help="Start an application on the Spark master, and ask each host.")
 @click.option("--conf", "conf", multiple=True, metavar="spark.KEY=VALUE", help="A Spark setting; may be given again.")

@@ -296,7 +296,7 @@ def _version_of(folder: str) -> int:
 def ordered_folders(state: StateDescriptor) -> tuple[str, ...]:
     """The beginnings of the paths of files that native MERGEs of a state have written; its next files have the first.
 
-    The others are of before a rollback, which puts files of then into the table again.
+    The others are older than a rollback, which puts files of then into the table again.
     """
     return tuple(f"data/{incarnation}/{FOLDER}" for incarnation in up_to(state.incarnation))
 

@@ -35,7 +35,7 @@ def adopted_version(schema_json: str) -> int | None:
 
 def merged_upto(state: StateDescriptor, plain: TableAsOf, starts_at: int) -> int:
     """P of a version of the plain table; before its first MERGE all that was before the state."""
-    for incarnation in up_to(state.incarnation):  # a version of before a rollback has P under the app of then
+    for incarnation in up_to(state.incarnation):  # a version from before a rollback: P of the app of then
         merged = plain.txn_version(replace(state, incarnation=incarnation).merge_app)
         if merged is not None:
             return max(merged, starts_at - 1)

@@ -11,11 +11,10 @@ import pytest
 from trident.coordinators.errors import CoordinationError, Deposed
 from trident.coordinators.group_store import SupersededAttempt
 from trident.coordinators.leadership import Leadership, Lease
-from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, UsedAttempts
+from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, UnfinishedRollback, UsedAttempts
 from trident.coordinators.registration import Registration
 from trident.coordinators.rolling_back import (
     RollbackStore,
-    UnfinishedRollback,
     begin_rollback,
     finish_rollback,
     unfinished_rollback,

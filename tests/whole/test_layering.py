@@ -30,6 +30,7 @@ STATES_MAY_USE = {
     "coordinators.errors",
     "coordinators.transactions",
     "coordinators.faults",
+    "coordinators.incarnation_ids",
     "coordinators.records",
     "coordinators.ports",
     "coordinators.stored_json",
@@ -71,10 +72,22 @@ REPAIR_MAY_USE = {
     "states.keyed.plain_watch",
     *(f"trident.repair.{name}" for name in REPAIR),
 }
+ROLLBACK_MAY_USE = {
+    "coordinators.incarnation_ids",
+    "coordinators.records",
+    "states.core.control",
+    "states.delta.kernel_files",
+    "states.delta.manifest",
+    "states.keyed.tables",
+    "trident.time_travel.rollback_facts",
+}
 PURE = {
     **{f"trident/repair/{name}.py": REPAIR_MAY_USE for name in REPAIR},
     "coordinators/master.py": {"coordinators.backoff", "coordinators.transactions", "coordinators.errors"},
     "coordinators/backoff.py": set(),
+    "coordinators/incarnation_ids.py": set(),
+    "trident/time_travel/rollback_facts.py": ROLLBACK_MAY_USE,
+    "trident/time_travel/rollback_plan.py": ROLLBACK_MAY_USE,
     "coordinators/positions.py": {"coordinators.errors", "coordinators.records"},
     "coordinators/transactions.py": set(),
     "coordinators/errors.py": set(),

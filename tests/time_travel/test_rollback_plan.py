@@ -1,0 +1,338 @@
+"""The plan of a rollback: each table gets exactly what it had, or the rollback is refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trident.coordinators.records import GroupRecord, Marker, TableMark, UsedAttempts
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.control import ControlRecord
+from trident.states.core.tables import TXID_COLUMN
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.manifest import Manifest
+from trident.time_travel.rollback_facts import (
+    APPEND,
+    BESIDE,
+    LOG,
+    PLAIN,
+    GroupFacts,
+    TableAt,
+    TableFacts,
+    TopologyFacts,
+)
+from trident.time_travel.rollback_plan import (
+    UNSEEN_ATTEMPTS,
+    Choices,
+    Plan,
+    control_after,
+    merged_after,
+    moved_files,
+    plan,
+    positions,
+    record_after,
+    used,
+)
+
+
+def data_file(name: str, txids: Sequence[int], rows: int = 1) -> LiveFile:
+    """A data file of a log with rows of these transactions."""
+    stats = {"minValues": {TXID_COLUMN: min(txids)}, "maxValues": {TXID_COLUMN: max(txids)}}
+    return LiveFile(name, 1, {}, stats, rows, 0)
+
+
+def control(txid: int, attempt_id: int = 0, floor: int = 0, starts_at: int = 1) -> ControlRecord:
+    digest = f"digest {txid}" if attempt_id >= 0 else ""
+    return ControlRecord("top", "g", "inc", txid, attempt_id, digest, 1, starts_at, floor)
+
+
+# --- a model of the tables of a keyed state and an append ---------------------------------------------------
+
+
+@dataclass
+class Model:
+    """The tables of a group, version by version, with the transactions that each file has."""
+
+    txid: int = 0
+    holds: dict[str, frozenset[int]] = field(default_factory=dict)  # file → its transactions
+    log: list[TableAt] = field(default_factory=lambda: [TableAt(0, control(0, -1))])
+    plain: list[TableAt] = field(default_factory=lambda: [TableAt(0, control(0, -1))])
+    rows: list[TableAt] = field(default_factory=lambda: [TableAt(0, control(0, -1))])
+
+    def file(self, prefix: str, txids: Sequence[int]) -> LiveFile:
+        name = f"{prefix}-{len(self.holds)}"
+        self.holds[name] = frozenset(txids)
+        return data_file(name, txids)
+
+    def commit(
+        self, table: list[TableAt], files: dict[str, LiveFile], txid: int, floor: int = 0, merged: int = 0
+    ) -> None:
+        attempt = -1 if txid == 0 or table is self.plain else 0
+        table.append(TableAt(len(table), control(txid, attempt, floor), merged, files))
+
+    def publish(self) -> None:
+        self.txid += 1
+        for prefix, table in (("log", self.log), ("rows", self.rows)):
+            new = self.file(prefix, [self.txid])
+            self.commit(table, {**table[-1].files, new.path: new}, self.txid, table[-1].control.floor)
+
+    def merge(self, upto: int) -> None:
+        if self.plain[-1].merged < upto <= self.txid:
+            new = self.file("plain", range(1, upto + 1))
+            self.commit(self.plain, {new.path: new}, 0, merged=upto)
+
+    def drop(self, floor: int) -> None:
+        now = self.log[-1]
+        if now.control.floor < floor <= self.plain[-1].merged:
+            kept = {path: file for path, file in now.files.items() if max(self.holds[path]) > floor}
+            self.commit(self.log, kept, self.txid, floor)
+
+    def optimize(self) -> None:
+        """Another program puts files together; a table that has less than two is left."""
+        for prefix, table in (("log", self.log), ("rows", self.rows)):
+            now = table[-1]
+            if len(now.files) > 1:
+                new = self.file(prefix, sorted(txid for path in now.files for txid in self.holds[path]))
+                self.commit(table, {new.path: new}, now.control.txid, now.control.floor)
+
+    def table(self, role: str, txid: int) -> TableFacts:
+        versions = {LOG: self.log, PLAIN: self.plain, APPEND: self.rows}[role]
+        has = [each.merged if role == PLAIN else each.control.txid for each in versions]
+        then = max(at for at, each in enumerate(has) if each <= txid)
+        state = "rows" if role == APPEND else "counts"
+        return TableFacts(state, role, {LOG: "counts__log"}.get(role, state), versions[-1], versions[then])
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.just(("publish", 0)),
+        st.just(("publish", 0)),
+        st.tuples(st.sampled_from(["merge", "drop"]), st.integers(1, 12)),
+        st.just(("optimize", 0)),
+    ),
+    min_size=3,
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(EVENTS, st.data())
+def test_behind_a_rollback_each_transaction_up_to_it_is_there_once(events: list[Any], data: st.DataObject) -> None:
+    model = Model()
+    for event, number in [("publish", 0), *events, ("publish", 0)]:
+        getattr(model, event)(*([number] if number else []))
+    txid = data.draw(st.integers(1, model.txid - 1))
+    tables = tuple(model.table(role, txid) for role in (LOG, PLAIN, APPEND))
+    made = plan(topology(tables, model.txid), txid, Choices())
+    log, plain, rows = tables
+    assert log.then is not None and plain.then is not None and rows.then is not None
+    if made.refusals:
+        (refusal,) = made.refusals
+        assert "lies under a floor" in refusal.text and plain.then.merged < log.now.control.floor
+        return
+    after = {}
+    for move in made.moves:
+        now = set(move.table.now.files)
+        assert {file.path for file in move.goes} <= now and not {file.path for file in move.comes} & now
+        after[move.table.role] = sorted(
+            each
+            for path in (now - {file.path for file in move.goes}) | {file.path for file in move.comes}
+            for each in model.holds[path]
+        )
+    assert after[APPEND] == list(range(1, txid + 1))
+    merged = merged_after(plain.then, made.last)
+    assert after[PLAIN] == list(range(1, merged + 1)) and merged <= txid
+    waiting = [each for each in after[LOG] if each > merged]
+    assert waiting == list(range(merged + 1, txid + 1)), "the log lacks rows, or has them twice or too many"
+    floor = control_after(LOG, log.now.control, log.then.control, made.last, "next", 7).floor
+    assert floor <= merged
+
+
+# --- single decisions ---------------------------------------------------------------------------------------
+
+
+def manifest(txid: int, **spouts: dict[str, Any]) -> Manifest:
+    found = {"lines": {"spout": "Lines", "kind": "transactional", "metadata": txid, "commit_data": None}, **spouts}
+    return Manifest("top", "g", "inc", TransactionAttempt(txid, 0), None, (), found)
+
+
+def topology(tables: tuple[TableFacts, ...], last: int, **changed: Any) -> TopologyFacts:
+    record = changed.pop("record", None) or GroupRecord(
+        "inc", last + 1, last=Marker(last, 0, "x"), last_published=Marker(last, 0, "x")
+    )
+    begun = {txid: 0 for txid in range(1, last + 1)}
+    group = GroupFacts("g", record, tables, manifest=manifest(1), begun=begun)
+    outside = changed.pop("outside", {})
+    others = changed.pop("others", ())
+    return TopologyFacts("top", "inc", replace(group, **changed), others, outside)
+
+
+def published(txids: Sequence[int], role: str = APPEND) -> list[TableAt]:
+    """The versions of a table with a file of each transaction."""
+    files = [data_file(f"f{txid}", [txid]) for txid in txids]
+    return [
+        TableAt(at, control(txid, 0), files={file.path: file for file in files[: at + 1]})
+        for at, txid in enumerate(txids)
+    ]
+
+
+def rows_table(upto: int, txid: int) -> TableFacts:
+    versions = published(range(1, upto + 1))
+    return TableFacts("rows", APPEND, "rows", versions[-1], versions[txid - 1] if 0 < txid <= upto else None, "cleaned")
+
+
+def refused(facts: TopologyFacts, txid: int, choices: Choices | None = None) -> list[str]:
+    return [f"{refusal.text} | {refusal.action}" for refusal in plan(facts, txid, choices or Choices()).refusals]
+
+
+@pytest.mark.parametrize(
+    ("txid", "text"),
+    [
+        (-1, "transaction -1 never was"),
+        (0, "transaction 0 never was: the first is 1 | `trident reset top --drop-tables`"),
+        (6, "transaction 6 of batch group 'g' has not advanced: the last that has advanced is 5"),
+        (600, "transaction 600 of batch group 'g' has not advanced"),
+    ],
+)
+def test_a_transaction_that_cannot_be_meant_is_refused(txid: int, text: str) -> None:
+    (said,) = refused(topology((rows_table(5, txid),), 5), txid)
+    assert text in said
+
+
+def test_at_the_last_transaction_there_is_nothing_to_do_unless_another_is_decided() -> None:
+    assert of(topology((rows_table(5, 5),), 5), 5).is_there
+    made = plan(topology((rows_table(5, 5),), 5, pending="transaction 6"), 5, Choices())
+    assert not made.refusals and not made.is_there and made.last == Marker(5, 0, "digest 5")
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"then": None}, "transaction 3 is gone for table rows: cleaned | name a later one"),
+        ({"gone": ("f1", "f2")}, "of the files that it had then 2 are deleted, by VACUUM or by hand, such as f1"),
+        ({"unwritable": "it has rows of its own"}, "table rows cannot be taken back: it has rows of its own"),
+    ],
+)
+def test_a_table_that_cannot_get_back_refuses(changed: dict[str, Any], text: str) -> None:
+    whole = rows_table(5, 3)
+    (said,) = refused(topology((replace(whole, **changed), replace(whole, path="other")), 5), 3)
+    assert text in said
+
+
+def test_positions_that_are_not_kept_refuse() -> None:
+    (said,) = refused(topology((rows_table(5, 3),), 5, manifest=None), 3)
+    assert "the manifest of transaction 3, attempt 0, is not kept" in said and "history_retention_txids" in said
+
+
+def test_states_outside_are_refused_by_name_or_left() -> None:
+    facts = topology((rows_table(5, 3),), 5, outside={"orders": "postgres", "cache": "map"})
+    assert [said.split(" (")[0] for said in refused(facts, 3)] == ["state cache", "state orders"]
+    (said,) = refused(facts, 3, Choices(frozenset({"cache"})))
+    assert "state orders (postgres) is not in Delta tables" in said and "--leave orders" in said
+    assert refused(facts, 3, Choices(frozenset({"cache", "orders"}))) == []
+    (said,) = refused(facts, 3, Choices(frozenset({"cache", "orders", "typo"})))
+    assert "no state 'typo'" in said and "cache, orders" in said
+
+
+@pytest.mark.parametrize(
+    ("spout", "lost"),
+    [
+        ({"kind": "transactional", "commit_data": None}, False),
+        ({"kind": "opaque", "opaque": {}, "commit_data": None}, False),
+        ({"kind": "opaque", "opaque": {"p": 1}, "commit_data": None}, False),
+        ({"kind": "opaque", "commit_data": {"ids": [1]}}, True),
+        ({"kind": "opaque", "commit_data": None}, True),
+        ({"kind": "non-transactional", "commit_data": None}, True),
+    ],
+)
+def test_a_source_that_acknowledges_is_named_and_its_loss_accepted(spout: dict[str, Any], lost: bool) -> None:
+    facts = topology((rows_table(5, 3),), 5, manifest=manifest(3, other={"spout": "Other", "metadata": 0, **spout}))
+    found = refused(facts, 3)
+    assert len(found) == lost
+    if lost:
+        assert "stream other: " in found[0] and "DOES NOT COME AGAIN" in found[0] and "--accept-loss" in found[0]
+        assert refused(facts, 3, Choices(accept_loss=True)) == []
+
+
+def test_another_group_must_have_finished_what_it_has_decided() -> None:
+    other = GroupFacts("h", GroupRecord("inc", 2, last=Marker(1, 0, "x")), (), pending="transaction 2")
+    (said,) = refused(topology((rows_table(5, 3),), 5, others=(other,)), 3)
+    assert "batch group 'h', which stays, has decided transaction 2" in said
+
+
+def of(facts: TopologyFacts, txid: int) -> Plan:
+    made = plan(facts, txid, Choices())
+    assert not made.refusals
+    return made
+
+
+def test_transactions_that_changed_nothing_are_read_again() -> None:
+    """Their positions are in no manifest: those of the last one that has one are taken."""
+    versions = published([1, 2, 5])
+    table = TableFacts("rows", APPEND, "rows", versions[-1], versions[1])
+    made = of(topology((table,), 5), 4)
+    assert made.last == Marker(2, 0, "digest 2")
+    assert record_after(made.facts.group.record, made.intent, {}).current_txid == 3
+
+
+def test_the_record_is_that_of_then_and_no_attempt_id_comes_again() -> None:
+    record = GroupRecord(
+        "inc",
+        6,
+        {6: 2, 7: 0},
+        {6: 4, 7: 2},
+        Marker(5, 4, "x"),
+        Marker(5, 4, "x"),
+        {"id": TableMark(9, 5, 4, "x"), "outside:o": TableMark(0, 5, 4, "x")},
+    )
+    facts = topology((rows_table(5, 3),), 5, record=record, begun={4: 9, 5: 4})
+    intent = of(facts, 3).intent
+    assert intent.used == UsedAttempts(7, 9) and intent.incarnation == "inc-r1" and intent.tables == {"rows": 2}
+    after = record_after(record, intent, {"id": TableMark(10, 3, 0, "y")})
+    assert (after.current_txid, after.last, after.last_published) == (4, intent.last, intent.last)
+    assert after.problem() is None and not after.attempts
+    assert [after.greatest_attempt(txid) for txid in (4, 7, 8)] == [9, 9, -1]
+
+
+def test_ids_go_on_far_above_where_attempts_have_left_no_trace() -> None:
+    facts = topology((rows_table(5, 3),), 5, begun={5: 3}).group
+    assert used(facts) == UsedAttempts(6, 3 + UNSEEN_ATTEMPTS)
+    again = replace(facts, record=replace(facts.record, used=UsedAttempts(50, 5000)), begun={4: 0, 5: 3})
+    assert used(again) == UsedAttempts(50, 5000)
+
+
+def test_positions_are_pins_and_metadata_of_partitions() -> None:
+    spouts = {"a": {"metadata": {"n": 1}}, "b": {"metadata": None, "opaque": {"0": 7}}}
+    assert positions(spouts, 3) == ({"a": {3: {"n": 1}}}, {"b": {"0": 7}})
+
+
+def test_a_table_that_began_later_begins_again_behind_the_last_transaction() -> None:
+    began = control(4, -1, floor=4, starts_at=5)
+    last = Marker(2, 0, "digest 2")
+    now = control(6, 0, floor=4, starts_at=5)
+    after = control_after(LOG, now, began, last, "next", 7)
+    assert (after.txid, after.attempt_id, after.starts_at, after.floor) == (2, -1, 3, 2)
+    assert (after.incarnation, after.epoch) == ("next", 7)
+    plain = control_after(PLAIN, control(4, -1, starts_at=5), control(4, -1, starts_at=5), last, "next", 7)
+    assert (plain.txid, plain.starts_at, plain.floor) == (2, 3, 0)
+    assert merged_after(TableAt(0, began, 4), last) == 2
+
+
+def test_a_group_that_stays_keeps_its_rows_and_its_floor() -> None:
+    now = TableAt(3, control(9, 1, floor=4), 9, {"f": data_file("f", [9])})
+    assert moved_files(LOG, now, now) == ((), ())
+    after = control_after(LOG, now.control, now.control, None, "next", 7)
+    assert after == replace(now.control, incarnation="next", epoch=7)
+    assert merged_after(now, None) == 9
+
+
+def test_dead_letters_are_no_witness_of_the_last_transaction() -> None:
+    """They take part only in transactions that have rows for them."""
+    versions = published([1, 2])
+    beside = TableFacts("d", BESIDE, "d", versions[-1], versions[0])
+    assert of(topology((rows_table(5, 3), beside), 5), 3).last == Marker(3, 0, "digest 3")

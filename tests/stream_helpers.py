@@ -92,7 +92,7 @@ def run_pass(stream: Stream, rows: Sequence[tuple], cut: int | None = None) -> l
         rows: the batch.
         cut: rows per Arrow batch.
     """
-    plan_, _ = _plan_of(stream)
+    plan_, *_ = _plan_of(stream)
     (segment,) = plan_.lowered.segments
     assert all(isinstance(op, PyOp) for op in segment.ops), segment.ops
     chain = Chain(

@@ -12,6 +12,9 @@ from trident.coordinators.errors import FieldError, SourceError, TopologyError, 
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import Count
 from trident.states.core.queries import MapGet
+from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.maps.backed_map import transactional
+from trident.states.maps.sqlite_map import SqliteMap
 from trident.streams.topology import TridentTopology
 from trident.testing import MemoryMapState, run_batch
 from trident.udf.deferred import expr
@@ -84,16 +87,60 @@ def test_the_topology_stays_as_it_is(spark) -> None:
     assert caught.value.attempt == "4:1"
 
 
-def test_a_stream_that_reads_a_state_is_refused() -> None:
+def test_a_stream_that_reads_a_state_is_refused_without_its_rows() -> None:
     words = stream_of("line string").each("line", split, "word")
     counts = words.group_by("word").persistent_aggregate(MemoryMapState("c"), Count(), "n")
     for stream in (
         words.state_query(counts, "word", MapGet(), "n").filter("n", bool),
         counts.new_values_stream(),
     ):
-        with pytest.raises(TopologyError, match="reads a state") as caught:
-            run_batch(stream, [("a",)])
-        assert __file__ in str(caught.value.found)
+        with pytest.raises(TopologyError, match="reads a state, 'c', without its rows") as caught:
+            run_batch(stream, [("a",)], states={"d": []})
+        assert __file__ in str(caught.value.found) and "states={'c': […]}" in str(caught.value.action)
+
+
+def test_a_map_of_the_users_own_cannot_be_given(tmp_path) -> None:
+    words = stream_of("word string")
+    own = transactional("c", SqliteMap(str(tmp_path / "c"), "t"))
+    kept = words.group_by("word").persistent_aggregate(own, Count(), "n")
+    with pytest.raises(TopologyError, match="'c', whose values code of yours keeps"):
+        run_batch(kept.new_values_stream(), [("a",)], states={"c": []})
+
+
+class Longest:
+    """A reducer that goes on from the word that is stored."""
+
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, current: str, word: str) -> str:
+        return max(current, word, key=len)
+
+
+def test_a_stream_that_reads_a_state_goes_on_from_the_rows_that_are_given(spark) -> None:
+    words = stream_of("line string").each("line", split, "word").project("word")
+    counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    longest = words.persistent_aggregate(DeltaMapState("longest"), "word", Longest(), "longest")
+    known = words.state_query(counts, "word", MapGet(), "before")
+    states: dict[str, Any] = {"counts": [("a", 2), ("z", 9)], "longest": [("ccc",)]}
+    rows = [("a b a",), ("dddd",)]
+    news = run_batch(counts.new_values_stream(), rows, spark=spark, states=states)
+    assert sorted(news) == [("a", 4), ("b", 1), ("dddd", 1)]
+    assert run_batch(longest.new_values_stream(), rows, spark=spark, states=states) == [("dddd",)]
+    assert run_batch(longest.new_values_stream(), rows[:1], spark=spark, states=states) == [("ccc",)]
+    assert run_batch(longest.new_values_stream(), rows[:1], spark=spark, states={"longest": []}) == [("a",)]
+    looked = run_batch(known, rows, spark=spark, partitions=2, states=states)
+    assert sorted(looked, key=str) == [("a", 2), ("a", 2), ("b", None), ("dddd", None)]
+    given = spark.createDataFrame([(7, "b")], "n long, word string")  # by name, as a batch is
+    (b,) = (row for row in run_batch(known, rows, spark=spark, states={"counts": given}) if row[0] == "b")
+    assert b == ("b", 7)
+
+
+def test_open_windows_go_on_from_the_rows_that_are_given(spark) -> None:
+    numbers = stream_of("n long")
+    windows = numbers.tumbling_window(3, name="threes").rows().project("n")
+    assert run_batch(windows, [(1,), (2,)], spark=spark, states={"threes": []}) == []
+    assert run_batch(windows, [(1,), (2,), (3,), (4,)], spark=spark, states={"threes": []}) == [(1,), (2,), (3,)]
 
 
 def test_several_spouts_need_rows_for_each() -> None:

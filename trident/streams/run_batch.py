@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.groups import GroupPlan, nodes_above
-from trident.planning.lowering import late_nodes, lower
+from trident.planning.groups import GroupPlan
 from trident.planning.nodes import SourceNode, sources
-from trident.planning.results import RESULT, result_of
+from trident.planning.results import RESULT
+from trident.planning.whole_batch import ReadState, build_whole, plan_of_stream, states_read
 from trident.spark.rows import to_dataframe
 from trident.spark.session import make_session
+from trident.states.core.binding import StateBinding
+from trident.states.core.plain_values import python_values
+from trident.states.publishing.user_tasks import BatchInfo
 from trident.streams.stream import Stream
 from trident.udf.expressions import current_session
 from trident.udf.schemas import spout_schema
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-Rows = Union["DataFrame", Sequence[Sequence[Any]]]
+Rows = Union["DataFrame", pa.Table, Sequence[Sequence[Any]]]
 
 _PLACE = "__trident_place"
 _FIRST = TransactionAttempt(1, 0)
@@ -38,6 +42,7 @@ def run_batch(
     spark: "SparkSession | None" = None,
     partitions: int = 1,
     attempt: TransactionAttempt = _FIRST,
+    states: Mapping[str, Rows] | None = None,
 ) -> list[tuple[Any, ...]]:
     """Returns what a stream gives for one batch, computed by Spark as the topology would.
 
@@ -45,12 +50,16 @@ def run_batch(
 
         assert run_batch(words, [("a b",), ("c",)]) == [("a",), ("b",), ("c",)]
 
+    A stream that reads a state, or is made of one's new values, is given what the state holds before the batch::
+
+        assert run_batch(counts.new_values_stream(), [("a",)], states={"counts": [("a", 2)]}) == [("a", 3)]
+
     No ZooKeeper, spout or table takes part, and the topology stays as it is:
     what other branches of it would do is not done. Nothing is written.
 
     Args:
-        stream: of any topology. It may not read a state, nor be made of one's new values.
-        rows: the batch: tuples in the order of the spout's fields, or a DataFrame
+        stream: of any topology. It may not read a state whose values code of the user's keeps, such as a map of theirs.
+        rows: the batch: tuples in the order of the spout's fields, or a DataFrame or an Arrow table
             with these fields; for a stream that is made of several spouts'
             streams a mapping from each one's tx_id to its rows.
         spark: the session; None takes the active one, or makes one.
@@ -58,24 +67,32 @@ def run_batch(
             equal length; without rows they are all empty. 0, for no rows only:
             a relation that Spark removes from its plan. A DataFrame keeps its own.
         attempt: what aggregators are told.
+        states: name → the rows, of every state that the stream reads: its keys and then its values; [] is an empty
+            state.
 
     Returns:
         the rows, as tuples in the order of the fields; those of Spark's first
         partition first. Timestamps are as ``DataFrame.collect`` gives them.
 
     Raises:
-        TopologyError: the stream reads a state, or the rows are not those of its spouts.
+        TopologyError: the stream reads a state whose rows were not given, or cannot be; or the rows are not those
+            of its spouts.
         SourceError: a row does not fit its spout's fields.
         UserFunctionError, FailedException: a function of the stream raised.
     """
-    plan, found = _plan_of(stream)
+    plan, found, read = _plan_of(stream)
+    given = _given_states(read, states)
     batches = _per_source(rows, found)
     session = spark or current_session() or make_session("run_batch")
     frames = {
         tx_id: _frame(session, batches[tx_id], spout_schema(node.spout), partitions) for tx_id, node in found.items()
     }
+
+    def stored(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
+        return to_dataframe(session, given[binding.name], binding.schema)
+
     try:
-        with plan.build(frames, attempt) as built:
+        with build_whole(plan, frames, BatchInfo(attempt), stored) as built:
             return [tuple(row) for row in built[RESULT].collect()]
     except Exception as error:
         translated = translate_failure(error, attempt)
@@ -84,25 +101,40 @@ def run_batch(
         raise translated from translated.__cause__
 
 
-def _plan_of(stream: Stream) -> tuple[GroupPlan, dict[str, SourceNode]]:
-    """The plan of the nodes above the stream, and its sources by tx_id."""
+def _plan_of(stream: Stream) -> tuple[GroupPlan, dict[str, SourceNode], dict[str, ReadState]]:
+    """The plan of the nodes above the stream; its sources by tx_id; the states that it reads."""
     if not isinstance(stream, Stream):
         raise TopologyError(
             "run_batch takes a stream", found=repr(stream), expected="what new_stream or an operation of a stream gave"
         )
-    result = result_of(stream._node)
-    nodes = [*nodes_above([stream._node], stream._graph.nodes), result]
-    late = late_nodes(nodes)
-    reads = next((node for node in nodes if node in late), None)
-    if reads is not None:
-        raise TopologyError(
-            "run_batch cannot run a stream that reads a state",
-            found=f"{reads.operation} at {reads.location}",
-            expected="a stream of rows, operations and aggregates",
-            action="test the stream in front of it, and the rest with start() and a MemoryMapState",
-        )
-    found = {node.tx_id: node for node in sources(nodes)}
-    return GroupPlan(name="run_batch", nodes=nodes, lowered=lower(nodes, [result])), found
+    plan = plan_of_stream("run_batch", stream._node, stream._graph.nodes)
+    return plan, {node.tx_id: node for node in sources(plan.nodes)}, states_read(plan.nodes)
+
+
+def _given_states(read: Mapping[str, ReadState], states: Mapping[str, Rows] | None) -> Mapping[str, Rows]:
+    """The rows of the states that a stream reads.
+
+    Raises:
+        TopologyError: some were not given, or cannot be.
+    """
+    given = states or {}
+    own = next((one for one in read.values() if one.binding.state_kind.users_code), None)
+    missing = [name for name in read if name not in given]
+    if own is None and not missing:
+        return given
+    binding, node = own or read[missing[0]]
+    name = binding.name
+    raise TopologyError(
+        f"run_batch cannot run a stream that reads a state, {name!r}, "
+        + ("whose values code of yours keeps" if own else "without its rows"),
+        found=f"{node.operation} at {node.location}",
+        expected="a stream of rows, operations and aggregates; states whose rows are given",
+        action=(
+            "test the stream in front of it, and the rest with start() and a MemoryMapState"
+            if own
+            else f"say what the state holds before the batch: run_batch(…, states={{{name!r}: […]}})"
+        ),
+    )
 
 
 def _per_source(rows: Any, sources: Mapping[str, SourceNode]) -> Mapping[str, Rows]:
@@ -126,6 +158,8 @@ def _per_source(rows: Any, sources: Mapping[str, SourceNode]) -> Mapping[str, Ro
 def _frame(session: Any, rows: Rows, schema: "StructType", partitions: int) -> "DataFrame":
     if isinstance(rows, DataFrame):
         return to_dataframe(session, rows, schema)
+    if isinstance(rows, pa.Table):
+        rows = [tuple(row) for row in zip(*map(python_values, rows.select(schema.names).columns))]
     listed = list(rows)
     if partitions < 0 or (partitions == 0 and listed):
         raise SourceError(

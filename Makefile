@@ -18,6 +18,7 @@
 # make cluster a standalone Spark cluster (master, workers) whose hosts have neither the framework nor the user's modules;
 #              kills of its parts, with a shared folder, and on S3 and HDFS with hosts that share no disk
 # make planted  every patch of tests/planted, with every test that must find it
+# make replays  every transaction of every example, run again and compared with what it has committed
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make races   processes for one table version, stopped at any moment, and Delta's own writers; ROUNDS=200; STORE=s3, hdfs
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a sixth of them
@@ -48,7 +49,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover rollback repair migrate storage stores cluster planted soak races types jar docs rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover rollback repair migrate storage stores cluster planted replays soak races types jar docs rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
@@ -121,6 +122,10 @@ stores: check-java $(STAMP) $(CLASSES)
 cluster: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/cluster tests/spark/test_cluster.py tests/whole/test_wheel.py \
 		tests/running/test_kept_plans.py $(PYTEST_ARGS)
+
+replays: check-java $(STAMP) $(CLASSES)
+	@TRIDENT_REPLAYS=all $(BIN)/python -m pytest tests/time_travel/test_replay.py tests/time_travel/test_example_replays.py \
+		-s $(PYTEST_ARGS)
 
 planted: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_PLANTED=all $(BIN)/python -m pytest $(PYTEST) tests/whole/test_planted_bugs.py $(PYTEST_ARGS)

@@ -43,6 +43,7 @@ NAMES = (
     "postgres-out",
     "cdc",
     "fork",
+    "replay",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

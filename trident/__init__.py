@@ -71,6 +71,8 @@ _NAMES = {
     "states.outside.port": "OutsideMark OutsidePart OutsideRows OutsideState",
     "streams.stream": "ChainedAggregation GroupedStream Stream TridentState WindowedStream",
     "streams.topology": "TridentTopology",
+    "time_travel.differences": "Difference",
+    "time_travel.replay": "Replay replay",
     "tuples.bolts": "BasicBolt BoltContext RichBolt",
     "tuples.collectors": "BasicOutputCollector OutputCollector Tuple",
     "tuples.query": "TupleQuery",

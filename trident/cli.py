@@ -455,6 +455,27 @@ def rollback(
         sys.exit(EXIT_BAD_INPUT)
 
 
+@main.command(short_help="Put a transaction of NAME into a folder, for tests.")
+@click.argument("name", callback=_name)
+@click.option("--txid", type=click.IntRange(min=1), required=True, help="The transaction; it must be kept.")
+@click.option("--code", required=True, metavar="FILE[:NAME]", help="The file that defines the topology.")
+@click.option("--to", "folder", metavar="FOLDER", help="A new folder; NAME-TXID when not given.")
+@click.option("--group", help="Its batch group, when the topology has several.")
+@click.option("--state-rows", type=click.IntRange(min=0), default=10_000, help="Of larger states: the keys asked.")
+@_warehouse_option
+@_command
+def capture(
+    name: str, txid: int, code: str, folder: str | None, group: str | None, state_rows: int, settings: tuple[str, ...]
+) -> None:
+    """Write transaction TXID of topology NAME into a folder: its input, the states that it read, what it committed.
+
+    trident.testing.load_capture gives it to a test. The topology may run meanwhile; nothing of it changes.
+    """
+    from trident.commands.capture import capture_to
+
+    _say(capture_to(name, txid, code, _config(settings), folder, group, state_rows))
+
+
 @main.command(short_help="Say what this machine has, and a cluster's hosts.")
 @click.option("--cluster", is_flag=True, help="Start an application on the Spark master, and ask each host.")
 @click.option("--conf", "conf", multiple=True, metavar="spark.KEY=VALUE", help="A Spark setting; may be given again.")

@@ -8,11 +8,15 @@ that *every* table of the group has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
 
 from trident.coordinators.errors import TableError
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import AnyPath, Place
+from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.history_rows import periods
@@ -83,6 +87,35 @@ def read_group(
     views, asked = pin(engine, warehouse, states, txid, advanced_txid)
     given = aggregators or {}
     return {name: _frame(spark, engine, views[name], asked, given.get(name)) for name in names}, asked
+
+
+def read_with(
+    spark: "SparkSession",
+    engine: KernelEngine,
+    warehouse: AnyPath,
+    name: str,
+    txid: int,
+    further: "DataFrame",
+    aggregator: Any = None,
+) -> "DataFrame":
+    """A state as it is with the rows of one further transaction behind ``txid``, which no table needs to have.
+
+    Args:
+        txid: as of which transaction; one that has advanced, or is known to have committed nothing.
+        further: the rows of the transaction behind it, with the columns that are staged for the state.
+        aggregator: as for :func:`read_state`; needed for a Python combiner.
+
+    Raises: as :func:`read_state`.
+    """
+    state = load_state(warehouse, name)
+    if not state.state_kind.has_log:
+        before = read_state(spark, engine, warehouse, name, txid, advanced_txid=txid)
+        return before.unionByName(further, allowMissingColumns=True).select(before.columns)
+    stored = stored_as_of(spark, engine, Place(warehouse), state, txid)
+    new = log_rows(state, further.withColumn(TXID_COLUMN, F.lit(txid + 1).cast("bigint")), txid, txid + 1)
+    rows, after = (new, txid) if stored.rows is None else (stored.rows.unionByName(new), stored.span[0])
+    with_new = replace(stored, rows=rows, span=(after, txid + 1), size=None, files=None).frame(aggregator)
+    return periods(state, with_new) if state.history_by else with_new
 
 
 def latest_txid(engine: KernelEngine, warehouse: AnyPath, name: str) -> int:

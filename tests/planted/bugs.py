@@ -80,6 +80,7 @@ SUITES = {
     "test_cluster": "cluster",
     "test_rollback": "time travel",
     "test_matrix": "matrix",
+    "test_replay": "time travel",
 }
 
 # The sixteen that the project promises to catch → the patch that is exactly it.
@@ -900,5 +901,8 @@ PLANTED: dict[str, Caught] = {
     "241-pins-of-an-attempt-that-was-not-decided": spark(
         "is not that of the attempt that was decided",
         "fork.py::test_the_pins_are_those_of_the_attempts_that_were_decided",
+    ),
+    "242-a-replay-reads-what-it-has-written": spark(
+        "assert ", "replay.py::test_every_transaction_gives_what_was_committed_and_nothing_is_written"
     ),
 }

@@ -92,6 +92,7 @@ class PanesNode(Node):
     """The parts of a batch, where its window keeps parts; else the batch as it is."""
 
     row_by_row = False
+    is_stream = False
 
     graph: TopologyGraph
 
@@ -130,6 +131,10 @@ class WindowRowsNode(Node):
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset(parent.names)
+
+    @property
+    def is_stream(self) -> bool:
+        return not self.aggregates_for(self)
 
     def aggregates_for(self, node: Node) -> bool:
         kept = self.window.kept

@@ -192,6 +192,11 @@ class Node:
         """The same as ``output`` over Arrow, where that is a part of the rows; None: the rows as they are."""
         return None
 
+    @property
+    def is_stream(self) -> bool:
+        """Tells whether its rows, with the fields of its schema, are those of a stream that a user has."""
+        return self.writes is None
+
     # --- for checks and plans ------------------------------------------------------------
 
     def carried(self, side: int, field: str) -> str | None:

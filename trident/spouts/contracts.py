@@ -45,6 +45,8 @@ class SpoutContext:
         incarnation: the random id of this topology's stored state; it changes with `trident reset`, not with a
             rollback.
         options: further settings of the topology.
+        replays: a kept transaction is looked at again (``trident.replay``): its emitter, the only part that is made,
+            gives the rows and changes nothing, in the state folder or elsewhere.
     """
 
     spark: Any
@@ -53,6 +55,7 @@ class SpoutContext:
     state_folder: Path | Place
     incarnation: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    replays: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,18 @@ class OwnsTable(Protocol):
     @property
     def table_schema(self) -> "StructType":
         """Of the table's rows."""
+
+
+@runtime_checkable
+class GivenOnce(Protocol):
+    """A transactional spout that gives the rows of a transaction again only until it has advanced.
+
+    ``trident.replay`` says so, in these words, instead of asking its emitter.
+    """
+
+    @property
+    def given_once(self) -> str:
+        """Completes "the rows of the batch are not to be had again: …"."""
 
 
 class Emitter(Protocol):

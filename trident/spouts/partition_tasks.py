@@ -105,6 +105,40 @@ class PartitionTask:
             yield {**base, "path": file["path"], "size": file["size"], "num_records": file["num_records"]}
 
 
+@dataclass(frozen=True)
+class PartitionRows:
+    """The function for mapInArrow over a range of request numbers that gives the rows again, and writes no file.
+
+    Attributes:
+        spout, context, schema, attempt: as of a PartitionTask.
+        requests: partition → the metadata of its part of the batch; all of them.
+    """
+
+    spout: Any
+    context: Any
+    schema: Any
+    attempt: TransactionAttempt
+    requests: Sequence[tuple[str, Any]]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        emitter = None
+        label = Label(f"emitter of stream {self.context.tx_id}", f"{type(self.spout).__name__}.get_partition_emitter")
+        try:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    partition, metadata = self.requests[number]
+                    try:
+                        if emitter is None:
+                            emitter = self.spout.get_partition_emitter(self.context)
+                        given = emitter.emit_partition_batch(self.attempt, partition, metadata)
+                        yield from to_batches(given, self.schema)
+                    except Exception as error:
+                        fail(label, error, {"partition": partition, "metadata": metadata})
+        finally:
+            if emitter is not None:
+                emitter.close()
+
+
 def _parts(given: Any) -> tuple[Any, Any]:
     rows, metadata = getattr(given, "rows", _MISSING), getattr(given, "metadata", _MISSING)
     if rows is _MISSING or metadata is _MISSING:

@@ -74,6 +74,7 @@ class StructuredStreamSpout:
     """
 
     kind = SpoutKind.TRANSACTIONAL
+    given_once = "Spark's streaming engine gives each of its batches until it is committed, and not again"
 
     def __init__(
         self, stream_df: "DataFrame", checkpoint: Union[str, "PathLike[str]"], output_mode: str = "append"

@@ -1,0 +1,225 @@
+"""One transaction in a small folder, which a test takes as a fixture: without the warehouse and its sources."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trident.coordinators.errors import TableError, TopologyError
+from trident.coordinators.stored_json import Unreadable, parse_stored
+from trident.coordinators.transactions import TransactionAttempt
+from trident.planning.groups import GroupPlan, plan
+from trident.planning.nodes import sources
+from trident.spark.rows import to_dataframe
+from trident.spark.session import make_session
+from trident.states.core import storage
+from trident.states.core.binding import StateBinding
+from trident.states.core.place import Place
+from trident.states.core.plain_values import python_values
+from trident.streams.topology import TridentTopology
+from trident.time_travel.differences import Difference
+from trident.time_travel.grounds import Ground
+from trident.time_travel.kept_batch import group_of
+from trident.time_travel.replay import Replay, require_readable
+from trident.time_travel.source_rows import SourceRows
+from trident.udf.expressions import current_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = 1
+FACTS = "capture.json"
+INPUTS, STATES, EXPECTED = "inputs", "states", "expected"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One transaction of a topology: its input, the states that it read, the rows that it committed.
+
+    Attributes:
+        topology, group: the names of the topology and of its batch group.
+        attempt: the attempt that was decided.
+        inputs: tx_id → the rows of each stream's spout, as Arrow: ``run_batch`` takes them.
+        states: name → keys and values as of the transaction before, of each state that the transaction reads:
+            ``run_batch`` takes them as ``states``. Of a large state these are the keys that were asked.
+        expected: name → the rows that were staged for each state and committed, as Arrow.
+        facts: all of ``capture.json``: the spouts' pinned metadata among it.
+    """
+
+    topology: str
+    group: str
+    attempt: TransactionAttempt
+    inputs: Mapping[str, pa.Table]
+    states: Mapping[str, pa.Table]
+    expected: Mapping[str, pa.Table]
+    facts: Mapping[str, Any]
+
+    @property
+    def txid(self) -> int:
+        return self.attempt.txid
+
+    def replay(self, topology: TridentTopology, spark: "SparkSession | None" = None) -> Replay:
+        """Runs the transaction again with the code of a topology, on what was captured; it writes nothing.
+
+        ``before`` and ``after`` of a state are there for states that were captured whole.
+
+        Raises:
+            TopologyError: the code has other streams than the capture, or reads a state that the capture lacks.
+            UserFunctionError, FailedException: a function of the topology raised.
+        """
+        chosen = group_of(plan(topology.graph, tracking=False), topology.name, self.group)
+        if set(chosen.spouts) != set(self.inputs):
+            raise TopologyError(
+                f"the capture of transaction {self.txid} of {self.topology}/{self.group} is of other streams",
+                found=", ".join(sorted(chosen.spouts)),
+                expected=", ".join(sorted(self.inputs)),
+                action="give it the topology that was captured",
+            )
+        require_readable(chosen)
+        session = spark or current_session() or make_session(f"capture of {self.topology}")
+        return Replay(session, topology.name, chosen, CapturedGround(session, self))
+
+    def differences(self, topology: TridentTopology, spark: "SparkSession | None" = None) -> list[Difference]:
+        """The rows that the code of a topology makes of the capture and that were not committed, and the other way.
+
+        Raises: as :meth:`replay`.
+        """
+        with self.replay(topology, spark) as replayed:
+            return replayed.differences()
+
+
+class CapturedGround(Ground):
+    """The rows around a captured transaction."""
+
+    def __init__(self, spark: "SparkSession", capture: Capture) -> None:
+        self._spark, self._capture = spark, capture
+        self.attempt, self.incarnation = capture.attempt, str(capture.facts.get("incarnation", ""))
+
+    def sources(self, plan: GroupPlan) -> SourceRows:
+        found = SourceRows({}, {}, [])
+        singles = self._capture.facts["single"]
+        for node in sources(plan.nodes):
+            rows = to_dataframe(self._spark, self._capture.inputs[node.tx_id], node.schema)
+            found.rows[node.tx_id] = rows.coalesce(1) if node.tx_id in singles else rows
+        for binding in plan.spout_tables.values():
+            table = self._capture.expected.get(binding.name, [])
+            found.tables[binding.name] = to_dataframe(self._spark, table, binding.schema)
+        return found
+
+    def stored(self, binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
+        rows = self._capture.states.get(binding.name)
+        if rows is None:
+            raise TopologyError(
+                f"the code reads state {binding.name!r}, which the captured transaction did not",
+                found=f"a capture of {', '.join(self._capture.states) or 'no state'}",
+                action="capture the transaction again, with this code",
+            )
+        if keys is None and binding.name not in self._capture.facts["whole"]:
+            raise self._is_part(binding)
+        return to_dataframe(self._spark, rows, binding.schema)
+
+    def before(self, binding: StateBinding) -> "DataFrame":
+        if binding.name not in self._capture.facts["whole"]:
+            raise self._is_part(binding)
+        return self.stored(binding, None)
+
+    def after(self, binding: StateBinding, rows: "DataFrame") -> "DataFrame":
+        raise TableError(
+            f"a capture does not say what state {binding.name!r} holds behind the transaction",
+            expected="a replay of the transaction from its warehouse",
+            action="`rows` has what the transaction changes in it",
+        )
+
+    def _is_part(self, binding: StateBinding) -> TableError:
+        return TableError(
+            f"the capture does not have all rows of state {binding.name!r}",
+            found="those of the keys that were asked" if binding.name in self._capture.states else "none",
+            action="capture the transaction again with more --state-rows",
+        )
+
+    def committed(self, binding: StateBinding) -> pa.Table | None:
+        return self._capture.expected.get(binding.name)
+
+    def others(self, plan: GroupPlan) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        known = {binding.name for binding in plan.bindings}
+        return {name: rows_of(table) for name, table in self._capture.expected.items() if name not in known}
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows of a table by their names."""
+    values = [python_values(column) for column in table.columns]
+    return [dict(zip(table.column_names, row)) for row in zip(*values)]
+
+
+# --- its folder ------------------------------------------------------------------------------------
+
+
+def load_capture(folder: Union[str, "os.PathLike[str]"]) -> Capture:
+    """The capture that ``trident capture`` has written into a folder.
+
+    ::
+
+        def test_the_batch_that_went_wrong():
+            capture = load_capture("tests/captures/orders-8123")
+            assert capture.differences(build_topology()) == []
+
+    Raises:
+        TableError: there is none, or it is not as it was written.
+    """
+    place = Place(os.path.abspath(os.fspath(folder)) if "://" not in os.fspath(folder) else os.fspath(folder))
+    try:
+        facts = parse_stored(storage.read(place / FACTS))
+        if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+            raise Unreadable("another schema")
+        attempt = TransactionAttempt(int(facts["txid"]), int(facts["attempt_id"]))
+        inputs, states, expected = (dict(_tables(place, facts, kind)) for kind in (INPUTS, STATES, EXPECTED))
+        return Capture(str(facts["topology"]), str(facts["group"]), attempt, inputs, states, expected, facts)
+    except FileNotFoundError as error:
+        raise TableError(
+            f"the folder {folder} holds no whole capture",
+            found=f"no file {error.filename or FACTS}",
+            expected="what `trident capture` has written, all of it",
+            action="capture the transaction again, or bring the file back",
+        ) from error
+    except (Unreadable, KeyError, TypeError, ValueError, OSError, pa.ArrowException) as error:
+        raise TableError(
+            f"the capture in {folder} cannot be read: {error}",
+            expected=f"what `trident capture` has written, schema {SCHEMA}",
+            action="capture the transaction again",
+        ) from error
+
+
+def _tables(place: Place, facts: Mapping[str, Any], kind: str) -> Iterator[tuple[str, pa.Table]]:
+    for name, rows in facts[kind].items():
+        with storage.input(place / kind / f"{name}.parquet") as file:
+            table = pq.ParquetFile(file).read()
+        if table.num_rows != rows:
+            raise ValueError(f"{kind} {name} has {table.num_rows} rows instead of {rows}")
+        yield name, table
+
+
+def write_capture(capture: Capture, folder: Place) -> None:
+    """Writes a capture into a folder that is new or empty: its facts last, so that half a capture is none."""
+    if storage.list_names(folder):
+        raise TopologyError(
+            f"the folder {folder} is not empty",
+            expected="a new folder for the capture",
+            action="name another one with --to, or delete it",
+        )
+    parts = {INPUTS: capture.inputs, STATES: capture.states, EXPECTED: capture.expected}
+    facts = {**capture.facts, "schema": SCHEMA, "topology": capture.topology, "group": capture.group}
+    facts |= {"txid": capture.attempt.txid, "attempt_id": capture.attempt.attempt_id}
+    for kind, tables in parts.items():
+        facts[kind] = {name: table.num_rows for name, table in tables.items()}
+        for name, table in tables.items():
+            path = folder / kind / f"{name}.parquet"
+            storage.make_folder(path.parent, "/" if path.is_local else path.root)
+            with storage.output(path) as file:
+                pq.write_table(table, file)
+    storage.write(folder / FACTS, json.dumps(facts, indent=1, sort_keys=True).encode() + b"\n")

@@ -1,0 +1,142 @@
+"""Finds a kept transaction, and checks that a topology's code is that of the transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trident.coordinators.errors import ConfigError, TableError, TopologyError, described
+from trident.operations.windows import windows_with_rows
+from trident.planning.groups import GroupPlan, plan
+from trident.states.core import storage
+from trident.states.core.place import Place
+from trident.states.delta.incarnations import incarnations_in
+from trident.states.delta.manifest import Manifest
+from trident.states.history.kept import KeptManifests
+from trident.streams.topology import TridentTopology
+
+_NOT_TOPOLOGIES = frozenset({"states", "zookeeper"})
+
+
+@dataclass(frozen=True)
+class KeptBatch:
+    """A transaction whose manifest is kept, and the plan of its batch group by the code that is at hand.
+
+    Attributes:
+        manifest: of the attempt that was decided.
+    """
+
+    warehouse: Place
+    plan: GroupPlan
+    manifest: Manifest
+
+    @property
+    def txid(self) -> int:
+        return self.manifest.attempt.txid
+
+
+def find_kept(topology: TridentTopology, warehouse: Place, txid: int, group: str | None = None) -> KeptBatch:
+    """The kept transaction of a topology.
+
+    Args:
+        group: the batch group, where the topology has several.
+
+    Raises:
+        TopologyError: it is no topology, has no such group, or the warehouse has nothing of it.
+        ConfigError: that cannot be a txid.
+        TransactionNotKept: the transaction never was, or is no longer kept; the message says which are.
+        TableError: its manifest cannot be read.
+    """
+    if not isinstance(topology, TridentTopology):
+        raise TopologyError("this is no topology", found=described(topology), expected="a TridentTopology")
+    if not isinstance(txid, int) or isinstance(txid, bool) or txid < 1:
+        raise ConfigError("this is no transaction", found=described(txid), expected="a txid: 1, 2, 3…")
+    # As a start does: windows whose stored rows an older version has made go on as they are.
+    topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
+    chosen = group_of(plan(topology.graph, tracking=False), topology.name, group)
+    incarnation = incarnation_of(warehouse, topology.name)
+    manifest = KeptManifests(warehouse, topology.name, chosen.name, incarnation).read(txid)
+    check_streams(manifest, chosen)
+    return KeptBatch(warehouse, chosen, manifest)
+
+
+def group_of(plans: list[GroupPlan], topology: str, group: str | None) -> GroupPlan:
+    """The batch group of that name; without a name the only one.
+
+    Raises:
+        TopologyError: there is none of that name, or there are several.
+    """
+    named = {one.name: one for one in plans}
+    if group is None and len(named) == 1:
+        return plans[0]
+    if group in named:
+        return named[group]
+    raise TopologyError(
+        f"{topology} has several batch groups, each with its own transactions"
+        if group is None
+        else f"{topology} has no batch group {group!r}",
+        found="no group named" if group is None else repr(group),
+        expected=f"one of {', '.join(sorted(named))}" if named else "a topology with a stream of batches",
+        action="name one: group=… in Python, --group on the command line",
+    )
+
+
+def incarnation_of(warehouse: Place, topology: str) -> str:
+    """The topology's incarnation, as its tables and manifests say.
+
+    Raises:
+        TopologyError: the warehouse has nothing of the topology.
+        TableError: its tables are of several incarnations.
+    """
+    signs = incarnations_in(warehouse, topology)
+    found = sorted({sign.incarnation for sign in signs})
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise TableError(
+            f"the tables of {topology} are of several incarnations",
+            found="; ".join(sign.text for sign in signs),
+            expected="one",
+            action="start the topology once: it settles which of them it goes on with",
+        )
+    others = topologies_in(warehouse)
+    raise TopologyError(
+        f"the warehouse {warehouse} has no transaction of a topology {topology!r}",
+        found=f"those of {', '.join(others)}" if others else "none of any topology",
+        action="name the warehouse in which it ran, and a topology of the name that it had",
+    )
+
+
+def topologies_in(warehouse: Place) -> list[str]:
+    """The topologies of which a warehouse has a folder."""
+    own = warehouse / "_trident"
+    return [
+        name
+        for name in sorted(storage.list_names(own))
+        if name not in _NOT_TOPOLOGIES and name[:1].isalpha() and storage.is_folder(own / name)
+    ]
+
+
+def check_streams(manifest: Manifest, chosen: GroupPlan) -> None:
+    """Raises TopologyError where the code has other streams, or other spouts, than the transaction had."""
+    ran = {tx_id: str(spout.get("spout")) for tx_id, spout in manifest.spouts.items()}
+    code = {tx_id: type(spout).__qualname__ for tx_id, spout in chosen.spouts.items()}
+    if ran != code:
+        raise TopologyError(
+            f"transaction {manifest.attempt.txid} of {manifest.topology}/{manifest.group} was made by other spouts "
+            "than the code has",
+            found=_named(code),
+            expected=_named(ran),
+            action="take the code that ran then, or one that has changed behind the spouts only",
+        )
+    skipped = [tx_id for tx_id, spout in manifest.spouts.items() if not spout.get("kind")]
+    if skipped:
+        raise TopologyError(
+            f"transaction {manifest.attempt.txid} of {manifest.topology}/{manifest.group} was skipped: it was "
+            "committed as empty, and no code of the topology made it",
+            found="`trident skip`",
+            action="`trident dead-letters list` shows its metadata; replay the transaction before or behind it",
+        )
+
+
+def _named(spouts: dict[str, str]) -> str:
+    return ", ".join(f"{tx_id} ({spout})" for tx_id, spout in sorted(spouts.items()))

@@ -22,6 +22,7 @@
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make races   processes for one table version, stopped at any moment, and Delta's own writers; ROUNDS=200; STORE=s3, hdfs
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a sixth of them
+# make views   ten minutes of kills and MERGEs under a reader of several plain tables
 # make docs    the documentation as a site, in build/site, with its links checked
 # make jar     the jar of kept plans from java/, with a JDK 17: the bytes that are checked in
 # make rooms   arrows between packages, those against their order, circles of files, lines
@@ -49,7 +50,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover rollback repair migrate storage stores cluster planted replays soak races types jar docs rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover rollback repair migrate storage stores cluster planted replays soak races types views jar docs rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
@@ -143,6 +144,9 @@ races: check-java $(STAMP) $(CLASSES)
 types: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/states/keyed/test_last_value.py tests/states/core/test_value_types.py \
 		tests/states/keyed/test_same_keys.py $(PYTEST_ARGS)
+
+views: check-java $(STAMP) $(CLASSES)
+	@TRIDENT_VIEWS_SECS=600 $(BIN)/python -m pytest -s tests/time_travel/test_views_under_kills.py $(PYTEST_ARGS)
 
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -29,6 +29,7 @@ _NAMES = {
     "operations.upsert": "Upsert",
     "running.query": "TopologyQuery",
     "running.reading": "get read",
+    "running.view": "View view",
     "spark.session": "configure_spark",
     "spouts.contracts": (
         "Backlog BatchCoordinator BatchSpout Commits CommitterTridentSpout Emitted Emitter OpaquePartitionEmitter "
@@ -72,6 +73,7 @@ _NAMES = {
     "streams.stream": "ChainedAggregation GroupedStream Stream TridentState WindowedStream",
     "streams.topology": "TridentTopology",
     "time_travel.differences": "Difference",
+    "time_travel.explain_row": "RowExplanation explain_row",
     "time_travel.replay": "Replay replay",
     "tuples.bolts": "BasicBolt BoltContext RichBolt",
     "tuples.collectors": "BasicOutputCollector OutputCollector Tuple",

@@ -23,6 +23,8 @@ from trident.operations.upsert import Upsert as Upsert
 from trident.running.query import TopologyQuery as TopologyQuery
 from trident.running.reading import get as get
 from trident.running.reading import read as read
+from trident.running.view import View as View
+from trident.running.view import view as view
 from trident.spark.session import configure_spark as configure_spark
 from trident.spouts.contracts import Backlog as Backlog
 from trident.spouts.contracts import BatchCoordinator as BatchCoordinator
@@ -101,6 +103,8 @@ from trident.streams.stream import TridentState as TridentState
 from trident.streams.stream import WindowedStream as WindowedStream
 from trident.streams.topology import TridentTopology as TridentTopology
 from trident.time_travel.differences import Difference as Difference
+from trident.time_travel.explain_row import RowExplanation as RowExplanation
+from trident.time_travel.explain_row import explain_row as explain_row
 from trident.time_travel.replay import Replay as Replay
 from trident.time_travel.replay import replay as replay
 from trident.tuples.bolts import BasicBolt as BasicBolt

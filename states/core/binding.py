@@ -267,6 +267,14 @@ class StateBinding:
 
         return StructType([*self.schema.fields, StructField(DELETED_COLUMN, BooleanType(), True)])
 
+    @property
+    def shown_schema(self) -> "StructType":
+        """The columns that readers of the state are given: the schema, and of an append table its column of txids."""
+        column = getattr(self.state, "txid_column", None) if self.state_kind.appends else None
+        if column is None:
+            return self.schema
+        return StructType([*self.schema.fields, StructField(column, LongType(), True)])
+
     def identity(self) -> dict[str, Any]:
         """Returns what may not change between runs (docs/semantics.md 10); JSON."""
         how = self.aggregator_name or "append"

@@ -42,7 +42,7 @@ class StateDescriptor:
         group: the batch group that writes it; its states are read as of one transaction.
         incarnation: of the topology; a control record with another one is not this state's.
         keys: names of the key columns; none for an append, or one global aggregate.
-        schema_json: of keys and values, in the JSON that Spark and Delta share.
+        schema_json: of keys and values, of an append also its column of txids, in the JSON that Spark and Delta share.
         aggregator: the aggregator's name; None for an append.
         starts_at: the first txid whose rows are in the state.
         ends_at: the last txid that it took part in, once the topology no longer
@@ -117,7 +117,7 @@ class StateDescriptor:
             incarnation=incarnation,
             keys=tuple(binding.keys),
             value_fields=tuple(binding.value_fields),
-            schema_json=binding.schema.json(),
+            schema_json=binding.shown_schema.json(),
             aggregator=binding.aggregator_name,
             starts_at=starts_at,
             merging=binding.merging,

@@ -45,8 +45,9 @@ class TableSpec:
     Attributes:
         path: relative to the warehouse.
         schema_json: as ``StructType.json()`` gives it; all columns nullable.
-        txid_column: the hidden column that the stager fills, or None.
+        txid_column: the column that the stager fills with the txid, or None.
         sorted_by: the columns by which the stager puts each file's rows in order.
+        is_log: whether it is the log of a keyed state, whose hidden columns say how its rows are to be read.
     """
 
     path: str
@@ -55,6 +56,7 @@ class TableSpec:
     properties: Mapping[str, str] = field(default_factory=dict)
     txid_column: str | None = None
     sorted_by: Sequence[str] = ()
+    is_log: bool = False
 
     def lacks_columns(self, found_schema_json: str) -> bool:
         """Tells whether a table with that schema could take these rows if it had a few more columns."""
@@ -75,7 +77,7 @@ class TableSpec:
             other = found.pop(column["name"], None)
             if other is None or nullable_type(other["type"]) != nullable_type(column["type"]):
                 return False
-        hidden = HIDDEN_COLUMNS if self.txid_column else ()
+        hidden = HIDDEN_COLUMNS if self.is_log else ()
         return all(column["nullable"] and name not in hidden for name, column in found.items())
 
 

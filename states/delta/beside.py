@@ -39,6 +39,15 @@ class MessageKind(BesideKind):
     named_after = "stream"
 
 
+class ViewKind(BesideKind):
+    """The table of a batch group's views. It is written beside transactions, and is no part of any."""
+
+    name = "views"
+    pattern = "{topology}__{part}__views"
+    named_after = "batch group"
+
+
 DEAD_LETTERS = DeadLetterKind()
 MESSAGES = MessageKind()
+VIEWS = ViewKind()
 SIDE_TABLES: tuple[BesideKind, ...] = (DEAD_LETTERS, MESSAGES)

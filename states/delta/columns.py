@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql.types import AnsiIntervalType, ArrayType, CalendarIntervalType, MapType, NullType, StructType
 
-from trident.coordinators.errors import FieldError
+from trident.coordinators.errors import ConfigError, FieldError, described
 from trident.states.delta.partition_values import can_partition
 
 _NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
@@ -33,6 +33,29 @@ def check_partition_columns(name: str, columns: Sequence[str], schema: StructTyp
     if columns and len(columns) == len(schema.names):
         raise FieldError(
             f"state {name} is partitioned by every field written to it", expected="at least one other field"
+        )
+
+
+def check_txid_column(state: str, column: object) -> None:
+    """Raises ConfigError when the column for the txids of an append table cannot have that name."""
+    if column is None or (isinstance(column, str) and column and not set(column) & (_NOT_IN_NAMES | {"."})):
+        return
+    raise ConfigError(
+        f"txid_column of state {state} is no name of a column",
+        found=described(column),
+        expected='a name without any of ,;{}()=, dots, blanks, tabs and line ends, such as "_txid", or None',
+    )
+
+
+def check_no_field_is(state: str, column: str | None, schema: StructType) -> None:
+    """Raises FieldError when a field written to a state is the column for the txids."""
+    same = [name for name in schema.names if column is not None and name.lower() == column.lower()]
+    if same:
+        raise FieldError(
+            f"field {same[0]!r} cannot be written to state {state}: the table has the numbers of transactions there",
+            found=f"txid_column={column!r}",
+            expected="a column that is no field of the batch",
+            action="rename the field, or give txid_column another name",
         )
 
 

@@ -28,7 +28,9 @@ _FORBIDDEN = frozenset(" ,;{}()\n\t=")
 _WITH_FEATURES = ("timestamp_ntz", "variant")
 
 
-def add_columns(engine: KernelEngine, path: str, wanted_schema_json: str) -> TableSnapshot:
+def add_columns(
+    engine: KernelEngine, path: str, wanted_schema_json: str, txid_column: str | None = None
+) -> TableSnapshot:
     """Adds to a table of ours the columns that it lacks, as nullable ones, in one commit.
 
     The commit carries our engine info and the control record as it is, so a
@@ -42,6 +44,7 @@ def add_columns(engine: KernelEngine, path: str, wanted_schema_json: str) -> Tab
     Args:
         wanted_schema_json: all columns that the table shall have, as
             ``TableSpec.schema_json``; further ones of the table are left alone.
+        txid_column: of an append table that gets one: a column of this name is no sign of another layout.
 
     Raises:
         SchemaMismatch: a column of that name has another type, differs from one of
@@ -52,7 +55,7 @@ def add_columns(engine: KernelEngine, path: str, wanted_schema_json: str) -> Tab
     for attempt in range(_TRIES):
         snapshot = engine.load(path)
         there = json.loads(snapshot.schema_json)["fields"]
-        missing = _missing(path, there, json.loads(wanted_schema_json)["fields"])
+        missing = _missing(path, there, json.loads(wanted_schema_json)["fields"], txid_column)
         if not missing:
             return snapshot
         control = decode_control(path, snapshot.control(DOMAIN))
@@ -98,7 +101,9 @@ def enable_change_feed(engine: KernelEngine, path: str, keys: Sequence[str]) -> 
     )
 
 
-def _missing(path: str, there: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _missing(
+    path: str, there: list[dict[str, Any]], wanted: list[dict[str, Any]], txid_column: str | None
+) -> list[dict[str, Any]]:
     known = {field["name"]: field for field in there}
     folded = {name.lower() for name in known}
     missing = []
@@ -108,7 +113,7 @@ def _missing(path: str, there: list[dict[str, Any]], wanted: list[dict[str, Any]
             if nullable_type(known[name]["type"]) != kind:
                 raise _refused(path, f"column {name} is {known[name]['type']}", f"{field['type']}, as before")
             continue
-        if name in HIDDEN_COLUMNS:
+        if name in HIDDEN_COLUMNS and name != txid_column:
             # The table is of another layout: rows that were written without it mean something else.
             raise _refused(path, f"no column {name}", "a table made with it")
         if name.lower() in folded:

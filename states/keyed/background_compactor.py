@@ -7,15 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from pyspark import InheritableThread
 
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import CommitConflict, Deposed, Halted
 from trident.states.keyed.compactor import Compactor, MergeReport
+from trident.states.keyed.merge_points import MergePoints
 
 log = logging.getLogger("trident.compactor")
 
+# The name under which the record of the tables' versions fails; no state has it: with a blank.
+VIEWS = "the views"
 _BACKOFF_SECS_MIN = 0.5
 _BACKOFF_SECS_MAX = 60.0
 # How often a stop looks whether it is to give up, and how long a MERGE that is cancelled may take to end.
@@ -32,6 +36,8 @@ class BackgroundCompactor:
         compactors: one per keyed state; used by this thread only from start to stop.
         on_error: told of each error with the state's name; must not raise.
         on_merge: told of each MERGE with the state's name; must not raise.
+        record: called at first and after MERGEs, to record the versions that all tables have of one transaction;
+            where it fails it is told to ``on_error`` under the name VIEWS, and tried again.
     """
 
     def __init__(
@@ -40,8 +46,12 @@ class BackgroundCompactor:
         on_error: Callable[[str, BaseException], None] | None = None,
         on_merge: Callable[[str, MergeReport], None] | None = None,
         poll_secs: float = 1.0,
+        record: Callable[[], object] | None = None,
     ) -> None:
         self._compactors = list(compactors)
+        self._points = MergePoints(compactor.state.name for compactor in self._compactors)
+        self._record = record
+        self._unrecorded = record is not None
         self._on_error = on_error or (lambda name, error: log.warning("compacting %s: %s", name, error))
         self._on_merge = on_merge or (lambda name, report: log.debug("merged %s: %s", name, report))
         self._poll_secs = poll_secs
@@ -49,8 +59,8 @@ class BackgroundCompactor:
         self._advanced = 0
         self._stopping = self._final = False
         self._fatal: BaseException | None = None
-        self._failures = {compactor.state.name: 0 for compactor in self._compactors}
-        self._not_before = {compactor.state.name: 0.0 for compactor in self._compactors}
+        names = [VIEWS, *(compactor.state.name for compactor in self._compactors)]
+        self._failures, self._not_before = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
         self._thread: threading.Thread | None = None
 
     def start(self, advanced: int = 0) -> None:
@@ -100,7 +110,8 @@ class BackgroundCompactor:
             thread.join(0.2)
         if thread.is_alive():
             return False
-        return not compact or (in_time and self._fatal is None and not any(self._failures.values()))
+        merged = not any(count for name, count in self._failures.items() if name != VIEWS)
+        return not compact or (in_time and self._fatal is None and merged)
 
     def behind(self, topology: str) -> list[str]:
         """Names the plain tables that lack advanced transactions, and the remedy, a line for each; never raises."""
@@ -131,27 +142,52 @@ class BackgroundCompactor:
             for compactor in self._compactors:
                 if self._stopping:
                     break
-                if time.monotonic() >= self._not_before[compactor.state.name]:
-                    self._work(compactor, advanced, force=False)
+                if self._is_time(compactor.state.name):
+                    self._merge(compactor, advanced, force=False)
+            if self._unrecorded and self._fatal is None and not self._stopping and self._is_time(VIEWS):
+                self._record_views()
             if self._fatal is not None:
                 return
 
+    def _is_time(self, name: str) -> bool:
+        return time.monotonic() >= self._not_before[name]
+
     def _finish(self, advanced: int) -> None:
-        for compactor in self._compactors:
+        works: list[Callable[[], bool]] = [partial(self._merge, one, advanced, True) for one in self._compactors]
+        for work in (*works, self._record_views):
             for _ in range(3):
                 if self._fatal is not None or not self._final:
                     return
-                if self._work(compactor, advanced, force=True):
+                if work():
                     break
                 time.sleep(_BACKOFF_SECS_MIN)
 
-    def _work(self, compactor: Compactor, advanced: int, force: bool) -> bool:
+    def _merge(self, compactor: Compactor, advanced: int, force: bool) -> bool:
         name = compactor.state.name
-        try:
-            report = compactor.merge_once(advanced, force)
+
+        def merge() -> None:
+            upto = advanced if force else self._points.upto(name, compactor.known_merged or 0, advanced)
+            report = compactor.merge_once(advanced, force, upto)
             if report is not None:
+                self._points.merged(name, report.p_new)
+                self._unrecorded = self._record is not None
                 self._on_merge(name, report)
                 compactor.drop_once(advanced)
+
+        return self._done(name, merge)
+
+    def _record_views(self) -> bool:
+        def record() -> None:
+            if self._record is not None and self._unrecorded:
+                self._record()
+                self._unrecorded = False
+
+        return self._done(VIEWS, record)
+
+    def _done(self, name: str, work: Callable[[], None]) -> bool:
+        """Does a piece of work, or reports why not and has it tried later."""
+        try:
+            work()
         except CommitConflict as error:
             # Another compactor was quicker: its work counts as well as ours.
             log.debug("compacting %s: %s", name, error)

@@ -113,6 +113,7 @@ def plan_merge(
     every: int,
     force: bool = False,
     retention: Retention = FOR_GOOD,
+    at_most: int | None = None,
 ) -> MergePlan | None:
     """The MERGE that is due, if one is.
 
@@ -124,6 +125,7 @@ def plan_merge(
         every: merge when at least this many transactions wait (transactions ≥ 1).
         force: merge whatever there is, for ``stop()`` and ``trident compact``.
         retention: of the state's deleted keys: what is behind the first of its stretches is left to the next MERGE.
+        at_most: a MERGE that is due goes up to this transaction at most; None: as far as it can.
 
     Raises:
         ViewsDisagree: the log does not reach from P on (its floor is above P,
@@ -143,6 +145,9 @@ def plan_merge(
     upto = min(advanced_txid, log.control_txid)
     waiting = upto - after
     if waiting <= 0 or (waiting < every and not force):
+        return None
+    upto = upto if at_most is None else min(upto, at_most)
+    if upto <= after:
         return None
     return MergePlan(after, retention.stretches(after, upto)[0][1], log.table_version, table.table_version)
 

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trident.compactor")
 
 MERGE = faults.register("compact.merge", "the MERGE of a keyed state's log into its table")
+SETTLE = faults.register("compact.settle", "the flush of a plain table's versions before they are told to readers")
 DROP = faults.register("compact.drop", "the commit that drops merged files from a keyed state's log")
 
 _DROP_TRIES = 8
@@ -127,13 +128,14 @@ class Compactor:
 
     # --- MERGE ----------------------------------------------------------------------------------
 
-    def merge_once(self, advanced: int, force: bool = False) -> MergeReport | None:
+    def merge_once(self, advanced: int, force: bool = False, upto: int | None = None) -> MergeReport | None:
         """One MERGE of everything that waits, up to the last advanced transaction.
 
         Args:
             advanced: the last advanced txid. Never more: a transaction that is
                 published here may not be published yet in another table of the group.
             force: merge also when the settings do not ask for it yet.
+            upto: merge up to this transaction at most, at which other states of the group have a table version too.
 
         Returns:
             The merge; None when it was not due or nothing waited. While
@@ -155,14 +157,14 @@ class Compactor:
                 return None
         elif waiting is not None and waiting <= 0:
             return None
-        planned = self.plan(advanced, force or waited >= settings.merge_interval_secs)
+        planned = self.plan(advanced, force or waited >= settings.merge_interval_secs, upto)
         if planned is None or not (force or self._pays(planned[0], planned[1], waited)):
             return None
         report = self.merge(*planned)
         if not self.state.retention.forgets:
             return report
         # A MERGE ends where a stretch of transactions does.
-        while report.p_new < advanced and (planned := self.plan(advanced)) is not None:
+        while report.p_new < advanced and (planned := self.plan(advanced, upto=upto)) is not None:
             more = self.merge(*planned)
             report = MergeReport(report.p_old, more.p_new, report.seconds + more.seconds)
         return report
@@ -179,7 +181,9 @@ class Compactor:
         self._pays_from = waiting * log_share(rewritten, logged)
         return self._pays_from <= waiting
 
-    def plan(self, advanced: int, force: bool = True) -> tuple[MergePlan, TableSnapshot, TableSnapshot] | None:
+    def plan(
+        self, advanced: int, force: bool = True, upto: int | None = None
+    ) -> tuple[MergePlan, TableSnapshot, TableSnapshot] | None:
         """Reads P, then pins the log, and decides; with the snapshots that :meth:`merge` takes."""
         for attempt in range(_PLAN_TRIES):
             plain = self._open_plain()
@@ -194,6 +198,7 @@ class Compactor:
                     self._settings.merge_every_txids,
                     force,
                     self.state.retention,
+                    upto,
                 )
             except ViewsDisagree as error:
                 # Merged and dropped by another compactor between our two looks, unless it stays so.
@@ -206,6 +211,11 @@ class Compactor:
             self._log_seen = log_snapshot.version
             return plan, plain, log_snapshot
         raise Halted(f"state {self.state.name} cannot be merged: {disagreement}") from disagreement
+
+    @property
+    def known_merged(self) -> int | None:
+        """The last transaction that is in the plain table, as it was last looked at; None: not yet."""
+        return self._merged
 
     def merged_upto(self) -> int:
         """The last transaction that is in the plain table, as it is now."""
@@ -378,6 +388,16 @@ class Compactor:
         return plan_drop(view, merged_upto(self.state, older, control.starts_at), advanced, retention)
 
     # --- the tables -------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Makes the plain table's versions such that none is replaced or lost any more, by a rival or a power cut.
+
+        Raises:
+            TableError: the disk refuses.
+        """
+        with faults.fault_point(SETTLE):
+            self._settled_plain()
+            self._fsync_plain()
 
     def _settled_plain(self) -> TableSnapshot:
         """The plain table, of which no entry can be replaced any more.

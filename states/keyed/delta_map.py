@@ -93,7 +93,8 @@ class KeyedKind(TableKind):
 
     def published_table(self, binding: StateBinding) -> TableSpec:
         schema = table_schema(binding.log_schema, TXID_COLUMN)
-        return TableSpec(self.published_path(binding.name), schema, (), PROPERTIES, TXID_COLUMN, tuple(binding.keys))
+        path, keys = self.published_path(binding.name), tuple(binding.keys)
+        return TableSpec(path, schema, (), PROPERTIES, TXID_COLUMN, keys, is_log=True)
 
     def plain_table(self, binding: StateBinding) -> TableSpec:
         schema = table_schema(kept_schema(binding.schema, binding.merging), UPTO_COLUMN)

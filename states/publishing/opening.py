@@ -155,7 +155,9 @@ class TableOpener:
         plain = binding.state_kind.plain_table(binding)
         if plain is not None and has_log(self._tables.warehouse / plain.path):
             add_columns(self._tables.engine, str(self._tables.warehouse / plain.path), plain.schema_json)
-        snapshot = add_columns(self._tables.engine, str(path), spec.schema_json)
+        # Of a log, which must have it from its beginning on, it is refused.
+        txid_column = None if spec.is_log else spec.txid_column
+        snapshot = add_columns(self._tables.engine, str(path), spec.schema_json, txid_column)
         self._tables.remember(snapshot)
         return snapshot
 

@@ -156,6 +156,15 @@ def test_its_own_zookeeper_lets_it_go(top: Path, config, zk) -> None:
     assert zk.children(zk.path("top")) == ["lines"]
 
 
+def test_views_go_with_the_transactions_that_they_name(top: Path, config, zk) -> None:
+    table(top / "top__lines__views", "old")
+    (top / "_trident" / "top" / "lines").mkdir(parents=True, exist_ok=True)
+    (top / "_trident" / "top" / "lines" / "view.json").write_text("{}")
+    admin.reset("top", False, config)
+    assert sorted(path.name for path in top.iterdir()) == ["_trident", "counts", "counts__log", "words"]
+    assert not (top / "_trident" / "top").exists()
+
+
 @pytest.mark.parametrize("point", ["zk.reset:do_then_fail:1", "zk.reset:fail_before:2"])
 def test_a_reset_that_was_interrupted_goes_on(top: Path, config, zk, armed, point: str) -> None:
     armed(point)

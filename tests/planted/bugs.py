@@ -61,6 +61,7 @@ SUITES = {
     "test_sequenced": "merging and reading",
     "test_change_feed": "merging and reading",
     "test_history": "merging and reading",
+    "test_views": "merging and reading",
     "test_acker": "messages",
     "test_message_executor": "messages",
     "test_settled_messages": "messages",
@@ -819,6 +820,9 @@ PLANTED: dict[str, Caught] = {
     "235-delete-ends-no-period": spark(
         "assert ",
         "history.py::test_the_periods_of_many_histories_as_spark_reads_them_before_and_behind_merges[by files]",
+    ),
+    "238-view-has-a-version-of-another-transaction": spark(
+        "assert ", "views.py::test_a_view_is_one_transaction_of_all_tables_and_is_found_at_once"
     ),
     "193-kafka-silence-of-a-leader-is-an-answer": pure(
         "Error", "kafka_answers.py::test_a_leader_that_does_not_answer_leaves_its_partition_where_it_is[KafkaSpout]"

@@ -18,22 +18,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PUBLIC = """
 Aggregator BackingMap Backlog BasicBolt BasicOutputCollector BatchCoordinator BatchSpout BoltContext ChainedAggregation
-Combiner Commits CommitterTridentSpout Count DataSourceSpout Debug DeltaAppend DeltaMapState DeltaSpout
-Difference DirectoryQueueSpout Emitted Emitter Equals FailedException FencedBackingMap FileSpout FilterNull FirstN
-FixedBatchSpout
+Combiner Commits CommitterTridentSpout Count DataSourceSpout Debug DeltaAppend DeltaMapState DeltaSpout Difference
+DirectoryQueueSpout Emitted Emitter Equals FailedException FencedBackingMap FileSpout FilterNull FirstN FixedBatchSpout
 GeneratorSpout GroupedStream HttpState InProcessQueue InProcessQueueSpout JoinOutFieldsMode JoinType KafkaSpout
-KafkaState LRUMemoryMapState
-LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate NotExactlyOnceWarning OpaqueKafkaSpout
-OpaquePartitionEmitter OpaquePartitionedTridentSpout OpaqueValue OperationContext OutputCollector OutsideMark
-OutsidePart OutsideRows OutsideState OwnsTable PartitionBatch PartitionEmitter PartitionedCoordinator
-PartitionedTridentSpout PostgresMap PostgresState QueryFunction QueueSpout RateSpout RedisListQueue RedisListSpout
-RedisMap Reducer RemovableMapState Replay replay RichBolt RichSpout SameBatchOnlyWarning SnapshotGet Snapshottable
-SnapshottableMap
-Split SpoutCollector SpoutContext SpoutKind SqliteMap SqliteQueue State StateFactory StateUpdater StaticMap Stream
-StructuredStreamSpout Sum TakingCoordinator TimerContext TopologyQuery TransactionAttempt TransactionalValue
-TridentConfig TridentError TridentSpout TridentState TridentTopology TrueFilter Tuple TupleCollectionGet TupleFailure
-TupleQuery TupleTopology Upsert WindowedStream arrow_function configure_spark errors expr functions get
-non_transactional opaque pandas_function read transactional
+KafkaState LRUMemoryMapState LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate
+NotExactlyOnceWarning OpaqueKafkaSpout OpaquePartitionEmitter OpaquePartitionedTridentSpout OpaqueValue
+OperationContext OutputCollector OutsideMark OutsidePart OutsideRows OutsideState OwnsTable PartitionBatch
+PartitionEmitter PartitionedCoordinator PartitionedTridentSpout PostgresMap PostgresState QueryFunction QueueSpout
+RateSpout RedisListQueue RedisListSpout RedisMap Reducer RemovableMapState Replay RichBolt RichSpout RowExplanation
+SameBatchOnlyWarning SnapshotGet Snapshottable SnapshottableMap Split SpoutCollector SpoutContext SpoutKind SqliteMap
+SqliteQueue State StateFactory StateUpdater StaticMap Stream StructuredStreamSpout Sum TakingCoordinator TimerContext
+TopologyQuery TransactionAttempt TransactionalValue TridentConfig TridentError TridentSpout TridentState
+TridentTopology TrueFilter Tuple TupleCollectionGet TupleFailure TupleQuery TupleTopology Upsert View WindowedStream
+arrow_function configure_spark errors explain_row expr functions get non_transactional opaque pandas_function read
+replay transactional view
 """.split()
 
 

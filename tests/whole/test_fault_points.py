@@ -301,6 +301,8 @@ ELSEWHERE = {
     "given.write": "test_fork.py",
     "checkpoint.read": "test_migrate.py",
     "copy.open": "test_local_copies.py",
+    "compact.settle": "test_views.py",
+    "compact.view": "test_views.py",
     "copy.build": "test_local_copies.py",
     "copy.apply": "test_local_copies.py",
     "copy.host": "test_host_copy.py",

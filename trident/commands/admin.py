@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trident.commands.reset import reset
 from trident.config import TridentConfig, as_config
@@ -21,6 +22,7 @@ from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.own_zookeeper import leading, own_zookeeper
 from trident.running.positions_check import check_by_manifest
 from trident.running.status import read_status
+from trident.running.view import recorder
 from trident.spark.session import make_session, spark_settings
 from trident.spark.stores import configure_by_session
 from trident.states.core.binding import StateBinding
@@ -33,6 +35,9 @@ from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import latest_txid
 from trident.states.publishing.committer import DeltaCommitter
 from trident.states.publishing.dead_letters import dead_letter_binding, stage_letters
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["compact", "reset", "skip"]
 
@@ -65,16 +70,26 @@ def compact(name: str, config: TridentConfig | None = None, force: bool = False)
     configure_by_session(warehouse, spark)
     engine = KernelEngine(spark)
     lines = []
-    for descriptor in descriptors:
-        if not descriptor.state_kind.has_log or descriptor.ends_at is not None:
-            continue
-        txid = latest_txid(engine, warehouse, descriptor.name)
-        compactor = Compactor(spark, engine, warehouse, descriptor)
-        report = compactor.merge_once(txid, force=True)
+    keyed = [one for one in descriptors if one.state_kind.has_log and one.ends_at is None]
+    for group in dict.fromkeys(one.group for one in keyed):
+        lines += _compact_group(spark, engine, warehouse, [one for one in keyed if one.group == group])
+    return "\n".join(lines) or f"{name} has no keyed state: there is nothing to merge"
+
+
+def _compact_group(
+    spark: SparkSession, engine: KernelEngine, warehouse: Place, states: Sequence[StateDescriptor]
+) -> list[str]:
+    """Merges the keyed states of a batch group up to one transaction, and records the view of it."""
+    first, lines = states[0], []
+    txid = latest_txid(engine, warehouse, first.name)
+    compactors = [Compactor(spark, engine, warehouse, state) for state in states]
+    for compactor in compactors:
+        report = compactor.merge_once(txid, force=True, upto=txid)
         # The log is dropped by the topology, which knows how much of it to keep.
         what = f"merged transactions {report.p_old + 1} to {report.p_new}" if report else "was up to date"
-        lines.append(f"{descriptor.name}: {what} (transaction {txid})")
-    return "\n".join(lines) or f"{name} has no keyed state: there is nothing to merge"
+        lines.append(f"{compactor.state.name}: {what} (transaction {txid})")
+    recorder(engine, warehouse, first.topology, first.group, first.incarnation, compactors).record()
+    return lines
 
 
 def skip(

@@ -14,7 +14,7 @@ from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.delta.beside import MESSAGES, SIDE_TABLES
+from trident.states.delta.beside import MESSAGES, SIDE_TABLES, VIEWS
 from trident.states.delta.incarnations import incarnations_in
 from trident.states.publishing.dead_letters import tables_beside
 
@@ -42,8 +42,9 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     descriptors = list_descriptors(warehouse, name)
     folder = warehouse / "_trident" / name
     with own_zookeeper(config, warehouse, name, "reset", force) as zk:
-        # Messages settled before say nothing of those that come now; dead letters are kept like any table.
-        beside = [path for path, _ in tables_beside(warehouse, name, SIDE_TABLES if drop_tables else (MESSAGES,))]
+        # Messages settled before say nothing of those that come now, nor views; dead letters are kept like any table.
+        kinds = (*SIDE_TABLES, VIEWS) if drop_tables else (MESSAGES, VIEWS)
+        beside = [path for path, _ in tables_beside(warehouse, name, kinds)]
         is_here = bool(descriptors or beside) or storage.exists(folder)
         published = {one.incarnation for one in incarnations_in(warehouse, name)} if is_here else None
         known = delete_topology(zk, name, published)

@@ -22,6 +22,7 @@ from trident.running.standby_copies import StandbyCopies
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
 from trident.running.warm_up import WarmUp
 from trident.spark.class_archive import make_later
+from trident.states.keyed.background_compactor import VIEWS
 
 if TYPE_CHECKING:
     from trident.planning.groups import GroupPlan
@@ -149,7 +150,8 @@ class Reporter:
     # --- other things that go wrong ----------------------------------------------------------------
 
     def compaction_failed(self, group: str, state: str, error: BaseException) -> None:
-        text = f"merging {state} in the background failed, trying again: {self.site.explain(error)}"
+        doing = "recording" if state == VIEWS else "merging"
+        text = f"{doing} {state} in the background failed, trying again: {self.site.explain(error)}"
         self.errors[group] = (text, time.time())
         self.event(text)
 
@@ -256,6 +258,7 @@ class Reporter:
             str(group.driver.error) if state.mode is Mode.HALTED else None,
             self._copies_of(group.name),
             tuple(self.site.outside[group.name].health()),
+            views.last_txid if (views := self.site.views.get(group.name)) is not None else None,
         )
 
     def _copies_of(self, group: str) -> tuple[CopyStatus, ...]:

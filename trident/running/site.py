@@ -17,6 +17,7 @@ from trident.running.positions_check import check_by_manifest
 from trident.running.runner import SparkBatchRunner
 from trident.running.session_end import session_end
 from trident.running.storage_failures import FailureExplainer, written_folders
+from trident.running.view import recorder
 from trident.running.warehouse_place import WarehousePlace
 from trident.spouts.contracts import PartitionedTridentSpout, SpoutContext, SpoutKind
 from trident.spouts.executors import BatchSpoutExecutor, SpoutExecutor, TridentSpoutExecutor, is_batch_spout
@@ -30,6 +31,7 @@ from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import Retention
+from trident.states.history.view_record import ViewRecorder
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.copies import StateCopies, own_folder, settled_repair
@@ -82,6 +84,7 @@ class SparkSite:
         self._copies: dict[str, StateCopies | None] = {}
         self._copies_lock = threading.Lock()
         self.host_copies: dict[str, HostCopies] = {}
+        self.views: dict[str, ViewRecorder] = {}  # of the groups that have keyed states, once they are open
         self.outside = {plan.name: OutsideProgress(_outside_states(plan)) for plan in plans}
         self._place = WarehousePlace(warehouse, topology)
         self._explain_storage = FailureExplainer(written_folders(spark, warehouse))
@@ -226,35 +229,36 @@ class SparkOpening:
         return make_executor(self._plan.spouts[tx_id], context)
 
     def _upkeep(self, tell: Callable[[int], None]) -> BackgroundCompactor:
-        site = self._site
-        return _Upkeep(
-            [
-                Compactor(
-                    site.spark,
-                    site.engine,
-                    site.warehouse,
-                    load_descriptor(site.warehouse, binding.name),
-                    binding.state,
-                    binding.aggregator,
-                )
-                for binding in self._plan.bindings
-                if binding.state_kind.has_log
-            ],
-            on_error=partial(site.compaction_failed, self._plan.name),
-            tell=tell,
-        )
+        site, name = self._site, self._plan.name
+        compactors = [
+            Compactor(
+                site.spark,
+                site.engine,
+                site.warehouse,
+                load_descriptor(site.warehouse, binding.name),
+                binding.state,
+                binding.aggregator,
+            )
+            for binding in self._plan.bindings
+            if binding.state_kind.has_log
+        ]
+        incarnation = self._term.incarnation
+        views = recorder(site.engine, site.warehouse, site.topology, name, incarnation, compactors, self._epoch)
+        site.views[name] = views
+        return _Upkeep(compactors, partial(site.compaction_failed, name), tell, views.record if compactors else None)
 
 
 class _Upkeep(BackgroundCompactor):
-    """Merges a group's tables; the runner hears of advances too."""
+    """Merges a group's tables and records their views; the runner hears of advances too."""
 
     def __init__(
         self,
         compactors: Sequence[Compactor],
         on_error: Callable[[str, BaseException], None],
         tell: Callable[[int], None],
+        record: Callable[[], object] | None,
     ) -> None:
-        super().__init__(compactors, on_error)
+        super().__init__(compactors, on_error, record=record)
         self._tell = tell
 
     def start(self, advanced: int = 0) -> None:

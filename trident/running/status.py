@@ -88,6 +88,7 @@ class GroupStatus:
         halted_by: why a person must look; None unless halted.
         copies: the local copies of the states that its batches look up.
         outside: the states outside of the warehouse: how far each is.
+        view_txid: the transaction of the newest view, which readers of plain tables have; None: there is none.
     """
 
     name: str
@@ -102,6 +103,7 @@ class GroupStatus:
     halted_by: str | None = None
     copies: tuple[CopyStatus, ...] = field(default=(), metadata={MAY_BE_MISSING: True})
     outside: tuple[OutsideHealth, ...] = field(default=(), metadata={MAY_BE_MISSING: True})
+    view_txid: int | None = field(default=None, metadata={MAY_BE_MISSING: True})
 
 
 @dataclass(frozen=True)
@@ -342,6 +344,10 @@ def _group_lines(group: GroupStatus, now: float) -> list[str]:
         lines.append(
             f"    {attempt.txid}:{attempt.attempt_id}  {attempt.phase:<10}  for {_age(now - attempt.since)}{failures}"
         )
+    if group.view_txid is not None:
+        behind = max(group.current_txid - 1 - group.view_txid, 0)
+        lag = f"{behind} behind" if behind else "up to date"
+        lines.append(f"  view     transaction {group.view_txid}, {lag}: what readers of the plain tables see as one")
     lines += _copy_lines(group.copies)
     lines += [f"  {line}" for one in group.outside for line in _outside_lines(one, now)]
     if group.halted_by:

@@ -390,13 +390,13 @@ def test_stopping_does_not_wait_for_ever(counts, monkeypatch, given_up: bool):
 class SeveralJobs:
     """A compactor whose MERGE is several Spark jobs: a cancel ends the one that runs, and the next one comes."""
 
-    state = SimpleNamespace(name="counts")
+    state, known_merged = SimpleNamespace(name="counts"), None
 
     def __init__(self) -> None:
         self.jobs, self.cancelled = 5, threading.Event()
         self.began = threading.Event()
 
-    def merge_once(self, advanced, force=False):
+    def merge_once(self, advanced, force=False, upto=None):
         self.began.set()
         while self.jobs:
             self.jobs -= 1

@@ -1,0 +1,159 @@
+"""``trident.view``: one moment of all tables of a batch group, for any reader of plain Delta tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trident.config import TridentConfig
+from trident.coordinators.errors import TableError, TopologyError
+from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.core.names import check_name
+from trident.states.core.place import Place
+from trident.states.core.store_problems import stores_told
+from trident.states.delta.kernel import KernelEngine
+from trident.states.history.versions import published_as_of
+from trident.states.history.view_record import ViewRecorder
+from trident.states.history.views import read_view
+from trident.states.keyed.compactor import Compactor
+from trident.states.publishing.dead_letters import tables_beside
+
+
+class TableAt(NamedTuple):
+    """A table at a fixed version.
+
+    Attributes:
+        path: its folder or URL.
+        version: the table version.
+    """
+
+    path: str
+    version: int
+
+
+@dataclass(frozen=True)
+class View:
+    """One moment of a batch group: what :func:`view` gives.
+
+    Attributes:
+        topology, group: whose tables these are.
+        txid: the transaction: each table has all transactions up to it, and none after it.
+        tables: by the names of the states: path and table version; of a keyed state the plain table. Tables of dead
+            letters and of messages are there under their own names, once they have rows.
+    """
+
+    topology: str
+    group: str
+    txid: int
+    tables: Mapping[str, TableAt]
+
+
+def view(warehouse: "str | os.PathLike[str]", topology: str, group: str | None = None) -> View:
+    """The newest transaction of which all tables of a batch group have a version, and these versions.
+
+    For readers that know nothing of Trident: all that they read at these versions is as of one transaction, however
+    many tables they read and however long it takes. It lags behind the topology by the MERGEs that are still to come
+    (``trident status`` shows by how much); :func:`trident.read` has no lag. ::
+
+        v = trident.view("warehouse", "wordcount")
+        DeltaTable(*v.tables["counts"]).to_pyarrow_table()  # delta-rs
+
+        path, version = v.tables["counts"]  # Spark
+        spark.read.format("delta").option("versionAsOf", version).load(path)
+
+        counts = DeltaTable(*v.tables["counts"]).to_pyarrow_dataset()  # DuckDB, by delta-rs
+        duckdb.sql("SELECT word, count FROM counts ORDER BY count DESC LIMIT 10")
+
+    Needs no Spark, no JVM, no ZooKeeper and no running topology: it reads one small file, in milliseconds. Of a group
+    without keyed states, whose tables nothing is merged into, it asks the tables' logs, and there is no lag.
+
+    Args:
+        warehouse: the topology's warehouse folder or URL.
+        topology: its name.
+        group: the batch group, where the topology has several.
+
+    Raises:
+        TopologyError: there is no such topology or group here, or the topology has several.
+        TableError: there is no view yet, or it cannot be read: the message says what to do.
+        StoreProblem: the warehouse's store refuses, or cannot be reached.
+    """
+    check_name("topology", topology)
+    place = TridentConfig(warehouse=os.fspath(warehouse)).warehouse_place()
+    with stores_told():
+        found = read_view(place, topology, group) if group is not None else None
+        if found is None:
+            states = _states(place, topology, group)
+            group = states[0].group
+            if not any(state.state_kind.has_log for state in states):
+                return _of_appends(place, states)
+            found = read_view(place, topology, group)
+        if found is None:
+            raise TableError(
+                f"there is no view of batch group {group!r} of topology {topology!r} yet",
+                expected="a MERGE of all its keyed states, up to one transaction",
+                action="the running topology makes it (merge_every_txids and merge_interval_secs of each DeltaMapState "
+                f"say when); `trident compact {topology}` makes one now",
+            )
+        tables = {name: TableAt(str(place / table.path), table.version) for name, table in found.tables.items()}
+        return View(topology, found.group, found.txid, tables)
+
+
+def _states(warehouse: Place, topology: str, group: str | None) -> list[StateDescriptor]:
+    """The states that one batch group of a topology has now."""
+    found = [state for state in list_descriptors(warehouse, topology) if state.ends_at is None]
+    groups = sorted({state.group for state in found})
+    if not groups:
+        raise TopologyError(
+            f"the warehouse {warehouse} has no state of a topology {topology!r}",
+            action="check the name and the warehouse; a state exists from its topology's first start on",
+        )
+    if group is None and len(groups) > 1:
+        raise TopologyError(
+            f"topology {topology!r} has several batch groups, and each its own transactions",
+            found=", ".join(groups),
+            expected="group=, one of them",
+        )
+    if group is not None and group not in groups:
+        raise TopologyError(f"topology {topology!r} has no batch group {group!r}", expected=f"one of {groups}")
+    return [state for state in found if state.group == (group or groups[0])]
+
+
+def _of_appends(warehouse: Place, states: Sequence[StateDescriptor]) -> View:
+    """Append tables as of the last transaction that all of them have: it is decided, and all of it is there."""
+    topology, group = states[0].topology, states[0].group
+
+    def at(state: StateDescriptor, txid: int) -> tuple[int, int]:
+        path = warehouse / state.published_path
+        found = published_as_of(path, topology, group, state.incarnation, txid)
+        return found.control.txid, found.version
+
+    txid = min(at(state, 1 << 62)[0] for state in states)
+    tables = {
+        state.name: TableAt(str(warehouse / state.published_path), at(state, txid)[1])
+        for state in states
+        if state.starts_at - 1 <= txid
+    }
+    return View(topology, group, txid, tables)
+
+
+def recorder(
+    engine: KernelEngine,
+    warehouse: Place,
+    topology: str,
+    group: str,
+    incarnation: str,
+    compactors: Sequence[Compactor],
+    epoch: int | None = None,
+) -> ViewRecorder:
+    """The recorder of a batch group's views, beside the compactors of its keyed states."""
+
+    def settle() -> None:
+        for compactor in compactors:
+            compactor.settle()
+
+    def beside() -> list[Place]:
+        return [path for path, owner in tables_beside(warehouse, topology) if owner == group]
+
+    return ViewRecorder(engine, warehouse, topology, group, incarnation, epoch, settle, beside)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from tests.kafka_fixtures import PASSWORD, KafkaBroker
 from tests.states.outside.kafka_reading import committed, values
+from tests.zk_fixtures import eventually
 from trident import KafkaState, OutsideMark, OutsidePart, OutsideRows
 from trident.coordinators.errors import (
     EnvironmentProblem,
@@ -595,3 +597,37 @@ def test_json_is_the_default_value(kafka, state) -> None:
     whole = replace(state, value=None)
     whole.publish(part(1), rows("a1"))
     assert [json.loads(value or b"") for value in values(kafka, state.topic)] == [{"k": "a", "v": "a1"}]
+
+
+class ForgetfulBroker(KafkaBroker):
+    def _properties(self) -> dict[str, Any]:
+        retention = {"offsets.retention.minutes": 1, "offsets.retention.check.interval.ms": 2000}
+        return {**super()._properties(), **retention}
+
+
+@pytest.mark.skipif(not ALL, reason="make kills runs it: a cluster forgets offsets after a minute at the least")
+def test_a_cluster_forgets_marks_but_those_that_are_written_again(tmp_path: Path) -> None:
+    broker = ForgetfulBroker(tmp_path / "kafka")
+    broker.start()
+    try:
+        states = []
+        for name in ("kept", "left"):
+            broker.create(name, 1)
+            states.append(KafkaState(broker.address, name, key="k", value="v", name="out", group=name))
+            states[-1].take_over("top", "inc", 1)
+            published(states[-1], part(1), "a1")
+        kept, left = states
+
+        def is_forgotten() -> bool:
+            kept.renew("top", "inc", 1)
+            way = left._way("top")
+            with way.consumer() as consumer:
+                return not way.marks(consumer, [0])
+
+        assert eventually(is_forgotten, 180)
+        published(kept, part(2, known=(1, 0)), "a2")
+        with pytest.raises(StateBehind, match="no transaction"):
+            published(left, part(2, known=(1, 0)), "a2")
+        assert values(broker, "kept") == [b"a1", b"a2"] and values(broker, "left") == [b"a1"]
+    finally:
+        broker.kill()

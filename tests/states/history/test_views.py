@@ -211,6 +211,9 @@ def test_a_view_is_one_transaction_of_all_tables_and_is_found_at_once(group, tmp
     assert views.record() is None  # nothing newer
     check(group, trident.view(tmp_path, "top", "g"))
     check(group, view)  # the older one is what it was
+    path, version = view.tables["counts"]
+    by_spark = group.spark.read.format("delta").option("versionAsOf", version).load(path).collect()
+    assert {(row["word"],): (row["count"],) for row in by_spark} == group.expected("counts", view.txid)
     began = time.perf_counter()
     for _ in range(100):
         trident.view(tmp_path, "top", "g")

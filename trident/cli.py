@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -131,6 +132,18 @@ def main() -> None:
     FILE is a Python file that makes a topology, NAME the name that it has there, TXID the number of a transaction.
     `trident COMMAND --help` has the options of a command.
     """
+
+
+@main.command("new", short_help="Make the folder NAME with a small project.")
+@click.argument("name")
+@_command
+def new(name: str, settings: tuple[str, ...]) -> None:
+    """Make the folder NAME with a small project: a topology, its test, a unit of systemd, a compose file."""
+    from trident.commands.new import new_project
+
+    for path in new_project(name, Path.cwd()):
+        click.echo(path.relative_to(Path.cwd()))
+    click.echo(f"Begin with: cd {name} && trident plan topology.py")
 
 
 @main.command(short_help="Run the topology in FILE until it is stopped.")

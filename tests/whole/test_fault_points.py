@@ -171,6 +171,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/messages/table.py:settled_messages": (1, "reads once, before a stream of messages begins"),
     "trident/spouts/partitions.py:PartitionEmission.run": (1, "within a tracked batch's job, before stage.write"),
     "trident/spouts/partitions.py:PartitionEmission.drop": (1, _SPACE),
+    "trident/commands/new.py:new_project": (2, _NO_BATCH),
     "trident/planning/drawing.py:write_svg": (1, _NO_BATCH),
     "trident/spouts/queues/redis.py:RedisListQueue.clear": (1, _NO_BATCH),
     "trident/messages/replays.py:request_replay": (1, _NO_BATCH),

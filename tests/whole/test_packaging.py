@@ -23,6 +23,7 @@ DISTRIBUTION = {
     "py4j": "pyspark",
     "numpy": "pandas",
     "confluent_kafka": "confluent-kafka",
+    "yaml": "PyYAML",
 }
 TESTS_ONLY = {"pytest", "hypothesis", "deltalake"}
 

@@ -106,6 +106,7 @@ def test_all_modules_are_installed_and_no_top_level_name_but_trident(installed: 
     for ours, theirs in (("trident", "."), ("states", "states"), ("coordinators", "coordinators")):
         assert files_of(ROOT / ours) == files_of(libraries / "trident" / theirs)
     assert (libraries / "trident" / "py.typed").exists() and (libraries / "trident" / "__init__.pyi").exists()
+    assert len(list((libraries / "trident" / "commands" / "project").glob("*.template"))) == 8
 
 
 def test_the_licence_goes_with_the_package(source: Path) -> None:

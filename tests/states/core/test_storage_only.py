@@ -39,6 +39,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "states/keyed/merge_worker.py": (1, "the pipe to its parent"),
     "states/maps/sqlite_file.py": (1, _SQLITE),
     "trident/commands/doctor.py": (1, _MACHINE),
+    "trident/commands/new.py": (4, "a new project, in the user's current folder"),
     "trident/commands/user_file.py": (4, _SESSION),
     "trident/planning/drawing.py": (1, "a drawing, where the user wants it"),
     "trident/running/executor_look.py": (2, _MACHINE),

@@ -26,6 +26,7 @@ API = {
     "operations": ("Operations: aggregators, joins, functions", "operations udf workers"),
     "spouts": ("Spouts", "spouts"),
     "states": ("States", "states"),
+    "time_travel": ("Time travel", "time_travel repair commands"),
     "tuples": ("Tuple topologies", "tuples"),
     "settings": ("Settings, errors and the session", "config errors spark coordinators"),
 }

@@ -14,6 +14,7 @@
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
 # make migrate  a job of Structured Streaming over Kafka that is killed anywhere and goes on here; N=8000000 messages
+# make fork    forks of a topology of 100 transactions, killed at each piece of I/O; TXIDS=100
 # make stores  what each store promises, on HDFS too; a topology that is killed and resumed on S3 and on HDFS
 # make cluster a standalone Spark cluster (master, workers) whose hosts have neither the framework nor the user's modules;
 #              kills of its parts, with a shared folder, and on S3 and HDFS with hosts that share no disk
@@ -50,7 +51,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover rollback repair migrate storage stores cluster planted replays soak races types views jar docs rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
@@ -114,6 +115,10 @@ migrate: N := 8000000
 migrate: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_MIGRATE=$(N) $(BIN)/python -m pytest tests/whole/test_migrated_jobs.py \
 		tests/commands/test_migrate.py -s $(PYTEST_ARGS)
+
+fork: TXIDS := 100
+fork: check-java $(STAMP) $(CLASSES)
+	@TRIDENT_FORK=$(TXIDS) $(BIN)/python -m pytest tests/time_travel/test_fork.py $(PYTEST_ARGS)
 
 stores: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/states/core/test_store_faults.py \

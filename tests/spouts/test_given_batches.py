@@ -115,6 +115,7 @@ def test_the_file_is_read_as_it_was_written_or_not_at_all(tmp_path: Path) -> Non
     assert load_given(warehouse, "t", "g", "life") is None
     GIVEN.put_into(warehouse, "t", "g")
     assert load_given(warehouse, "t", "g", "life") == GIVEN
+    assert load_given(warehouse, "t", "g", "life-r1") == GIVEN, "after a rollback"
     assert load_given(warehouse, "t", "g", "another") is None, "after a reset"
     path = tmp_path / "_trident" / "t" / "g" / "given-batches.json"
     whole = json.loads(path.read_text())

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from tests.matrix.sources import OpaqueSpout, PartitionedSpout, Source
 from tests.topology_helpers import starter
 from tests.zk_fixtures import connected
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology, Upsert
@@ -41,6 +42,7 @@ from trident.states.core.control import ControlRecord
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest
 from trident.time_travel import fork_plan
+from trident.time_travel.comparing import Part
 from trident.time_travel.diff import diff
 from trident.time_travel.fork_record import load_fork
 from trident.time_travel.forking import Forked, fork
@@ -130,7 +132,8 @@ class Original:
         """Runs all that is there; returns what the keyed states hold then, and how often each word was said."""
         settings = {"max_spout_pending": 1, **settings}
         with starter(self.spark, self.zookeeper, self.root, self.folder, **settings) as start:
-            query = start.run(topology, warehouse=str(warehouse))
+            query = start(topology, warehouse=str(warehouse))
+            query.process_all_available(90.0 + 5.0 * TXIDS)
             held: dict[str, dict[str, Any]] = {
                 "counts": {row["word"]: row["count"] for row in query.snapshot("counts").collect()},
                 "seen": {row["word"]: row["count"] for row in query.snapshot("seen").collect()},
@@ -444,3 +447,63 @@ def test_states_outside_of_delta_are_refused_by_name(original: Original) -> None
     tables = (replace(first, state="outbox", kind="outside"), replace(first, state="mine", kind="map"))
     with pytest.raises(TopologyError, match=r"mine \(of kind map\), outbox \(of kind outside\)"):
         fork_plan.check_states(replace(past, manifest=replace(past.manifest, tables=tables)))
+
+
+# --- sources in partitions, several groups, transactions without any effect -----------------------------------
+
+
+def keeps(word: str) -> bool:
+    return not word.startswith("none")
+
+
+def keeps_fewer(word: str) -> bool:
+    return keeps(word) and word != "end"
+
+
+def upper(word: str) -> Iterator[str]:
+    yield word.upper()
+
+
+def two_groups(name: str, first: Source, second: Source, kept: Any = keeps) -> TridentTopology:
+    topology = TridentTopology(name)
+    opaque = topology.new_stream("opaque", OpaqueSpout(first))
+    opaque.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    parts = topology.new_stream("parts", PartitionedSpout(second)).filter("word", kept)
+    parts = parts.each("word", upper, "upper string")
+    parts.partition_persist(DeltaAppend("words", partition_columns="word"))
+    return topology
+
+
+def test_streams_in_partitions_and_transactions_without_effect(
+    spark: SparkSession, zk_server: str, tmp_path: Path
+) -> None:
+    """An opaque stream goes on behind N by itself; of an empty transaction the fork, too, makes nothing of its rows."""
+    own = Original(spark, tmp_path, zk_server, "/test-fork-groups")
+    first, second = Source(str(tmp_path / "first")), Source(str(tmp_path / "second"))
+    for source in (first, second):
+        Path(source.path).mkdir()
+        source.write("ready_to", 5)
+    first.write("rows-p0", [f"w{number % 4}" for number in range(21)])
+    # Transaction 4 of the second changes nothing; all of its last one is left out by other code.
+    second.write("rows-p0", [*"abcabcabc", "none1", "none2", "none3", "end", "end", "end", *"xyz"])
+    with starter(spark, zk_server, own.root, tmp_path) as start:
+        start.run(two_groups("pairs", first, second)).stop(compact=False)
+        with pytest.raises(TopologyError, match="--at opaque=N --at parts=N"):
+            fork("pairs", 2, "fork", str(tmp_path / "fork"), own.config)
+        for name, kept in (("fork", keeps), ("fewer", keeps_fewer)):
+            made = fork("pairs", {"opaque": 2, "parts": 3}, name, str(tmp_path / name), own.config, until_kept=True)
+            assert made.empty == {"opaque": [], "parts": [4]} and made.opaque == ("opaque",)
+            assert any("transactions that changed nothing, 4, are empty" in line for line in made.lines())
+            topology = two_groups(name, first, second, kept)
+            again = start(topology, warehouse=str(made.warehouse))
+            again.stop(compact=False)  # amid its batches, or before them: the next start goes on
+            query = start.run(two_groups(name, first, second, kept), warehouse=str(made.warehouse))
+            counts = {row["word"]: row["count"] for row in query.snapshot("counts").collect()}
+            assert counts == dict(Counter(f"w{number % 4}" for number in range(15)))
+            query.stop(compact=False)
+    words = [diff("pairs", name, str(tmp_path / name), own.config, None, "parts") for name in ("fork", "fewer")]
+    assert [(one.first, one.last, one.behind) for one in words] == [(4, 5, 0), (4, 5, 0)]
+    assert words[0].parting is None and words[1].parting is not None
+    assert (words[1].parting.table, words[1].parting.count) == ("words", 3)
+    assert words[1].parting.parts[0] == Part({}, {"upper": "END", "word": "end"}, None)
+    assert diff("pairs", "fork", str(tmp_path / "fork"), own.config, None, "opaque").parting is None

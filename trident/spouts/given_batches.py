@@ -18,6 +18,7 @@ from typing import Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
+from trident.coordinators.incarnation_ids import same_start
 from trident.coordinators.ports import Beginning, Initialized
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
 from trident.coordinators.transactions import TransactionAttempt
@@ -37,7 +38,7 @@ class GivenBatches:
     """The batches of a batch group's transactions, up to one.
 
     Attributes:
-        incarnation: of the topology that is given them; to another one they say nothing.
+        incarnation: of the topology that is given them, as it was made; its rollbacks go back to it.
         after: N, the transaction that the topology was forked at.
         until: M; the last transaction that has a batch here.
         stop: whether no transaction begins behind M.
@@ -92,7 +93,7 @@ def load_given(warehouse: Place, topology: str, group: str, incarnation: str) ->
             expected=f"a JSON object of schema {_SCHEMA}",
             action="bring the file back from a back-up of the warehouse, or make the fork again",
         ) from error
-    return found if found.incarnation == incarnation else None
+    return found if same_start(found.incarnation, incarnation) else None
 
 
 def _path(warehouse: Place, topology: str, group: str) -> Place:

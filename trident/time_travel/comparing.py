@@ -25,19 +25,30 @@ from trident.states.history.kept import KeptManifests
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.merge_rows import RowMerge, why_not
-from trident.time_travel.row_pairs import RowPair, row_pairs, staged_table
+from trident.time_travel.row_pairs import RowPair, row_pairs
+from trident.time_travel.staged_rows import staged_table
 
 Values = Mapping[str, Any]
 _SHOWN = 5
 
 
 class Side:
-    """One of two topologies that are compared: a batch group of it."""
+    """One of two topologies that are compared: a batch group of it.
 
-    def __init__(self, warehouse: Place, topology: str, group: str, incarnation: str) -> None:
+    Args:
+        processed: a transaction that it has processed, as far as that is known: those behind the newest kept manifest
+            up to it have changed nothing.
+
+    Attributes:
+        txids: the transactions whose manifests are kept.
+        upto: the last transaction that it has processed, as far as that is known.
+    """
+
+    def __init__(self, warehouse: Place, topology: str, group: str, incarnation: str, processed: int = 0) -> None:
         self.warehouse, self.topology, self.group = warehouse, topology, group
         self.kept = KeptManifests(warehouse, topology, group, incarnation)
         self.txids = self.kept.txids()
+        self.upto = max([processed, *self.txids[-1:]])
         self._known = frozenset(self.txids)
         self._states: dict[str, StateDescriptor | None] = {}
 
@@ -49,7 +60,7 @@ class Side:
         """
         if txid in self._known:
             return self.kept.read(txid)
-        if self.txids and self.txids[0] < txid < self.txids[-1]:
+        if self.txids and self.txids[0] < txid <= self.upto:
             return None
         return self.kept.read(txid)  # says what is kept
 

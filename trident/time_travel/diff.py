@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trident.config import TridentConfig, as_config
-from trident.coordinators.errors import ConfigError, TopologyError
+from trident.coordinators.errors import ConfigError, TopologyError, TridentError
+from trident.running.status import read_status
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.names import check_name
 from trident.states.core.place import Place, warehouse_place
@@ -77,8 +78,8 @@ def diff(
         source = config.warehouse_place()
         incarnation = incarnation_of(source, name)
     chosen = _group(source, name, warehouse, other, group)
-    one = Side(source, name, chosen, incarnation)
-    two = Side(warehouse, other, chosen, incarnation_of(warehouse, other))
+    one = _side(source, name, chosen, incarnation)
+    two = _side(warehouse, other, chosen, incarnation_of(warehouse, other))
     first, last, behind = _bounds(one, two, record, chosen, span)
     parting = first_parting(one, two, range(first, last + 1))
     mine, theirs = ({state.name for state in list_descriptors(*side)} for side in ((source, name), (warehouse, other)))
@@ -93,6 +94,19 @@ def diff(
         tuple(sorted(theirs - mine)),
         parting,
     )
+
+
+def _side(warehouse: Place, topology: str, group: str, incarnation: str) -> Side:
+    """With the transactions that its status knows of: the last ones may have changed nothing, and have no manifest."""
+    processed = 0
+    try:
+        status = read_status(warehouse, topology)
+    except TridentError:
+        pass  # there is none, or it cannot be read: it is a help only
+    else:
+        if status.id == incarnation:
+            processed = max((each.current_txid - 1 for each in status.groups if each.name == group), default=0)
+    return Side(warehouse, topology, group, incarnation, processed)
 
 
 def _check_fork(record: ForkRecord, name: str) -> None:
@@ -139,6 +153,6 @@ def _bounds(
         first, until = part.at + 1, part.until
     else:
         first = max(side.txids[0] if side.txids else 1 for side in (one, two))
-        until = min(side.txids[-1] if side.txids else 0 for side in (one, two))
-    last = min(until, two.txids[-1] if two.txids else 0)
+        until = min(side.upto for side in (one, two))
+    last = min(until, two.upto)
     return first, last, max(until - max(last, first - 1), 0)

@@ -215,13 +215,6 @@ def first_record(fork: ForkRecord, decision: Decision, marks: Mapping[str, Table
     return GroupRecord(fork.incarnation, decision.txid + 1, {}, {}, last, last, marks)
 
 
-def positions(manifest: Manifest) -> tuple[dict[str, dict[int, Any]], dict[str, dict[str, Any]]]:
-    """(pins, metadata of opaque partitions) as of transaction N, by stream."""
-    spouts, txid = manifest.spouts, manifest.attempt.txid
-    pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if not spout.get("opaque")}
-    return pins, {tx_id: dict(spout["opaque"]) for tx_id, spout in spouts.items() if spout.get("opaque")}
-
-
 def identity(pasts: Iterable[Past], states: Iterable[StateDescriptor]) -> dict[str, Any]:
     """The fork's identity, as its original's manifests and descriptors say."""
     streams: dict[str, str] = {}

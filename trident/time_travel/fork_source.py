@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trident.coordinators.errors import TableError, TopologyError, TransactionNotKept
+from trident.coordinators.incarnation_ids import first_id, rollbacks_of
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.delta.incarnations import incarnations_in
@@ -20,7 +21,7 @@ At = Mapping[str, int] | int
 
 
 def incarnation_of(warehouse: Place, topology: str) -> str:
-    """The incarnation of a topology, as its tables and manifests say.
+    """The incarnation of a topology, as its tables and manifests say: the one behind its last rollback.
 
     Raises:
         TopologyError: the warehouse has nothing of the topology.
@@ -28,8 +29,8 @@ def incarnation_of(warehouse: Place, topology: str) -> str:
     """
     signs = incarnations_in(warehouse, topology)
     found = {sign.incarnation for sign in signs}
-    if len(found) == 1:
-        return found.pop()
+    if len({first_id(one) for one in found}) == 1:
+        return max(found, key=rollbacks_of)
     if found:
         raise TableError(
             f"the tables of {topology} are of several incarnations",

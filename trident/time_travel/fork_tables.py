@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from trident.coordinators import faults
+from trident.coordinators.incarnation_ids import first_id
 from trident.coordinators.records import Decision, TableMark
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
@@ -105,9 +106,10 @@ def copy_streams(source: Place, warehouse: Place, record: ForkRecord, streams: I
         folder = source / "_trident" / record.topology / "streams" / tx_id
         target = warehouse / "_trident" / record.name / "streams" / tx_id
         for name in sorted(storage.list_names(folder)):
+            found = storage.stat_file(folder / name)
             # Of a file that is appended to a store has one for each write, in a folder.
-            if name.endswith(_APPENDED) or storage.stat_file(folder / name) is not None:
-                own = name.replace(record.source_incarnation, record.incarnation)
+            if name.endswith(_APPENDED) or (found is not None and found.is_file):
+                own = name.replace(first_id(record.source_incarnation), record.incarnation)
                 with faults.fault_point(STREAM):
                     storage.make_folder(target, warehouse)
                     size += _copy(folder / name, target / own)

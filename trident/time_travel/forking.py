@@ -32,6 +32,7 @@ from trident.time_travel.fork_plan import Past
 from trident.time_travel.fork_record import ForkRecord, forks_in, load_fork
 from trident.time_travel.fork_source import begin_record, incarnation_of, pasts_of
 from trident.time_travel.fork_tables import copy_streams, forked_states, make_tables
+from trident.time_travel.rollback_plan import positions
 
 MANIFEST = faults.register(
     "fork.manifest", "the manifest of a fork's first transaction, which its original has decided"
@@ -206,7 +207,7 @@ class _Fork:
                     continue
                 decision = self._decisions[past.group]
                 first = fork_plan.first_record(record, decision, self._marks[past.group])
-                pins, opaque = fork_plan.positions(past.manifest)
+                pins, opaque = positions(past.manifest.spouts, decision.txid)
                 with faults.fault_point(ZOOKEEPER):
                     store.rebuild(record.incarnation, identity, first, None, pins, opaque, decision.txid)
 

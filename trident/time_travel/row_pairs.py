@@ -1,4 +1,4 @@
-"""Rows that only one of two tables has, those of one key side by side: of the files that two manifests name."""
+"""Rows that only one of two tables has, those of one key side by side: pure, on Arrow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from trident.coordinators.errors import TableError
-from trident.states.core import storage
-from trident.states.core.place import Place
 from trident.states.core.plain_values import frozen, python_values
-from trident.states.core.staged import StagedFile
-from trident.states.delta.whole_files import require_whole
 
 Values = Mapping[str, Any]
 
@@ -31,34 +25,6 @@ class RowPair(NamedTuple):
     key: Values
     one: Values | None
     other: Values | None
-
-
-def staged_table(root: Place, files: Sequence[StagedFile]) -> pa.Table | None:
-    """The rows of staged files; None where there is no file. A column of partitions is of texts, as Delta has it.
-
-    Raises:
-        TableError: a file is gone, has another length or cannot be read.
-    """
-    require_whole(f"table {root}", str(root), files, _ACTION)
-    tables = [_read(root, file) for file in files]
-    return pa.concat_tables(tables, promote_options="permissive") if tables else None
-
-
-_ACTION = (
-    "compare newer transactions: rows of a keyed state stay for snapshot_retention_txids transactions, those of an "
-    "append table until a VACUUM removes their files"
-)
-
-
-def _read(root: Place, file: StagedFile) -> pa.Table:
-    try:
-        with storage.input(root / file.path) as source:
-            rows = pq.ParquetFile(source, coerce_int96_timestamp_unit="us").read()
-    except (OSError, pa.ArrowException) as error:
-        raise TableError(f"a staged file of {root} cannot be read: {file.path}", found=error) from error
-    for name, text in file.partition_values.items():
-        rows = rows.append_column(name, pa.array([text] * rows.num_rows, pa.string()))
-    return rows
 
 
 def row_pairs(

@@ -113,13 +113,12 @@ def no_faults() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def base(spark: SparkSession, zk_server: str, tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Seven transactions, merged up to the second and to the fifth; ``then``: a copy that was taken at the fourth."""
+    """Seven transactions, merged up to the second and the last; ``then``: a copy that was taken at the fourth."""
     world = World(spark, tmp_path_factory.mktemp("base") / "warehouse", zk_server, f"/base-{uuid.uuid4().hex}")
     world.run(2, compact=True, made=made(2))
     world.run(TO, made=made(TO))
     world.then = world.copy(world.warehouse.parent / "then", f"{world.root}-then")  # type: ignore[attr-defined]
-    world.run(5, compact=True, made=made(5))
-    world.run(7, made=made(7))
+    world.run(7, compact=True, made=made(7))
     assert held(world) == fold(7)
     return world
 
@@ -227,7 +226,7 @@ def test_a_dry_run_says_what_goes_and_comes_and_changes_nothing(world: World) ->
     for text in (
         "transaction 7 is the last that has advanced",
         "words: 6 rows go, 0 rows come back",
-        "counts (keyed state): 6 rows go, 3 rows come back",
+        "counts (keyed state): 9 rows go, 3 rows come back",
         "stream lines (FixedBatchSpout): goes on behind transaction 4",
         "a reader that has pinned a table version reads on",
         "Nothing was changed: this was a dry run.",
@@ -292,8 +291,9 @@ def test_a_rollback_behind_a_rollback_goes_back_to_before_it(world: World) -> No
     world.run(8, compact=True, made=made(8))
     back(world, 3, apply=True)
     assert held(world) == fold(3)
-    world.run(9, compact=True, made=made(9))
-    assert held(world) == fold(9) and held(world, 3) == fold(3) and held(world, 7) == fold(7)
+    if ALL:
+        world.run(9, compact=True, made=made(9))
+        assert held(world) == fold(9) and held(world, 3) == fold(3) and held(world, 7) == fold(7)
     assert world.repair().findings == []
     assert all(ids == sorted(set(ids)) for ids in attempts(world).values()), attempts(world)
 
@@ -320,4 +320,5 @@ def test_a_rollback_that_is_killed_is_finished_by_the_same_command(world: World,
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
     back(world, apply=True)
     is_of_then(world, base.then)  # type: ignore[attr-defined]
-    goes_on(world)
+    if ALL:
+        goes_on(world)

@@ -275,9 +275,10 @@ def test_a_sample_of_the_sweep_in_a_store(store: str, zk_server: str) -> None:
     more = {"tests/spark/test_left_uploads.py": 3} if store == "s3" else {}
     if ALL:
         more |= {"tests/states/keyed/test_merge_in_a_store.py": 3}
+        more |= {"tests/time_travel/test_rollback_in_a_store.py": 1}
         more |= {"tests/whole/test_store_away.py": 1} if store == "s3" else {}
     done = subprocess.run(
-        [*command, *more, "-k", "each_fault or left_uploads or store_away or merge_in_a_store"],
+        [*command, *more, "-k", "each_fault or left_uploads or store_away or merge_in_a_store or rollback_in_a_store"],
         env=environment,
         cwd=ROOT,
         capture_output=True,

@@ -17,6 +17,7 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.staged import StagedFile
 from trident.states.delta.append import APPEND, DeltaAppend
 from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.manifest import NONE_KEPT, Retention
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, staged_file
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
@@ -48,11 +49,14 @@ class Group:
         fence=lambda: None,
         incarnation: str = "inc",
         topology: str = "top",
+        retention: Retention = NONE_KEPT,
     ) -> None:
         self.warehouse, self.incarnation = warehouse, incarnation
         self.record = record or GroupRecord(incarnation, 1)
         self.bindings = [append_binding(), map_binding()] if bindings is None else bindings
-        self.committer = DeltaCommitter(engine, warehouse, topology, "g", incarnation, epoch, self.bindings, fence)
+        self.committer = DeltaCommitter(
+            engine, warehouse, topology, "g", incarnation, epoch, self.bindings, fence, None, retention
+        )
 
     def open(self) -> Group:
         self.committer.open(self.record)

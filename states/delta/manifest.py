@@ -142,6 +142,7 @@ class Retention:
 
 
 NONE_KEPT = Retention()
+ALL_KEPT = Retention(2**62)  # by a command that does not know the topology's settings
 
 
 def attempt_of(name: str) -> TransactionAttempt | None:

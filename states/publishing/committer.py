@@ -21,7 +21,7 @@ from trident.states.core.staged import StagedFile
 from trident.states.core.tables import TableSpec
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.log_entries import unchanged as unchanged_tables
-from trident.states.delta.manifest import NONE_KEPT, Manifest, ManifestStore, ManifestTable, Retention
+from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable, Retention
 from trident.states.delta.staging import StagingTarget
 from trident.states.outside.health import OutsideProgress
 from trident.states.publishing.cleaning import Cleaner
@@ -39,7 +39,7 @@ class DeltaCommitter:
         epoch: of the lease; written into every control record.
         bindings: the group's states, in the order in which they are published.
         check_fence: raises Deposed when another coordinator leads.
-        outside: is told how far states outside of the warehouse are.
+        outside: is told how far states outside of the warehouse are, if given.
         retention: how long manifests of published transactions are kept.
     """
 
@@ -53,8 +53,8 @@ class DeltaCommitter:
         epoch: int,
         bindings: Sequence[StateBinding],
         check_fence: Callable[[], None],
-        outside: OutsideProgress | None = None,
-        retention: Retention = NONE_KEPT,
+        outside: OutsideProgress | None,
+        retention: Retention,
     ) -> None:
         self._bindings = {binding.name: binding for binding in bindings}
         self._tables = GroupTables(engine, warehouse, topology, group, incarnation, epoch, check_fence)

@@ -500,7 +500,11 @@ def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, zk_server, zk_r
     )
     with pytest.raises(Exception, match="transaction 3 .* cannot be skipped.*current transaction 2"):
         admin.skip("words", 3, config=config)
+    manifests = tmp_path / "warehouse" / "_trident" / "words" / "lines" / "manifests"
+    assert [path.name for path in manifests.glob("*/*.json")] == ["1-0.json"]
     assert "transaction 2 is committed as empty" in admin.skip("words", 2, config=config)
+    kept = [path.name.partition("-")[0] for path in manifests.glob("*/*.json")]
+    assert sorted(kept) == ["1", "2"], "skip leaves the history that the topology keeps"
     letters = DeltaTable(str(tmp_path / "warehouse" / "words__lines__dead_letters")).to_pyarrow_table().to_pylist()
     assert [(row["txid"], "ValueError: never" in row["error"]) for row in letters] == [(2, True)]
     rest = run_to_end(start, word_count(function=broken, batches=batches))

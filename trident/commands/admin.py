@@ -31,6 +31,7 @@ from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS
 from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.manifest import ALL_KEPT
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import latest_txid
 from trident.states.publishing.committer import DeltaCommitter
@@ -167,7 +168,16 @@ def _skip(
     dead_letters = dead_letter_binding(name, group)
     bindings = [*(_binding(engine, warehouse, found) for found in _attached(warehouse, name, group)), dead_letters]
     committer = DeltaCommitter(
-        engine, warehouse, name, group, incarnation, fence.epoch, bindings, lambda: fence.verify(zk)
+        engine,
+        warehouse,
+        name,
+        group,
+        incarnation,
+        fence.epoch,
+        bindings,
+        lambda: fence.verify(zk),
+        outside=None,
+        retention=ALL_KEPT,
     )
     committer.open(record)
     error = _last_error(warehouse, name, group)

@@ -21,8 +21,9 @@ CLEAN = faults.register("clean.staged", "removing staged rows that are not neede
 # How long after its attempt was cancelled a task may still write: it ends when its worker next says something.
 _STRAGGLER_SECS = 60.0
 # A store is cleaned up behind so many transactions at once: a look costs a request, and what is left over only space.
-# So are manifests where a history of them is kept, which a look goes through.
+# So are manifests where a history of them is kept, which a look goes through: of a long one less often.
 CLEAN_EVERY = 20
+_HISTORY_PER_LOOK = 50
 
 
 class Cleaner:
@@ -89,11 +90,13 @@ class Cleaner:
         self._cleaned += 1
 
     def _clean_manifests(self, attempt: TransactionAttempt, due: bool) -> None:
-        if attempt not in self._published:
+        # Behind attempt 0 there was no other, which could have a manifest.
+        if attempt.attempt_id > 0 and attempt not in self._published:
             self._empty.add(attempt.txid)
-        if self._manifests.retention.txids:
-            # Manifests of other attempts go at once, lest one be taken for the one that was decided.
-            due = due and (self._cleaned % CLEAN_EVERY == 0 or attempt.attempt_id > 0 or bool(self._empty))
+        if kept := self._manifests.retention.txids:
+            every = CLEAN_EVERY * max(1, kept // (CLEAN_EVERY * _HISTORY_PER_LOOK))
+            # A manifest of a transaction that came to nothing goes at once, lest it be taken for a decided one.
+            due = due and (self._cleaned % every == 0 or bool(self._empty))
         self._manifests.clean(attempt.txid, self.last_published, due, self._empty)
         if due:
             self._empty.clear()

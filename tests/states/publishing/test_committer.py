@@ -9,7 +9,9 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import pytest
@@ -25,10 +27,11 @@ from trident.coordinators.errors import Deposed, ForeignTable, Halted, SchemaMis
 from trident.coordinators.faults import InjectedFault
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
 from trident.states.delta.history import commits_since, foreign, read_commit
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.manifest import ManifestStore
+from trident.states.delta.manifest import ManifestStore, Retention
 from trident.states.keyed.compactor import Compactor
 
 
@@ -440,6 +443,36 @@ def test_only_the_last_published_manifest_stays(group: Group) -> None:
         group.committer.advanced(TransactionAttempt(txid, 0), published=True)
     names = [path.name for path in (group.warehouse / "_trident/top/g/manifests").glob("**/*.json")]
     assert names == ["3-0.json"]
+
+
+@pytest.mark.parametrize(("kept", "looks"), [(1_000, [1, 21, 41]), (2_000, [1, 41])])
+def test_kept_manifests_are_looked_through_once_in_a_while_and_behind_a_replay_without_rows(
+    engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int, looks: list[int]
+) -> None:
+    group = Group(engine, tmp_path, [append_binding()], retention=Retention(kept)).open()
+    folder, looked = tmp_path / "_trident/top/g/manifests/inc", list[int]()
+    real = storage.list_names
+
+    def list_names(path: Any) -> list[str]:
+        if str(path) == str(folder):
+            looked.append(group.record.current_txid - 1)
+        return real(path)
+
+    def has_advanced(txid: int, attempt_id: int = 0) -> None:
+        group.record = replace(group.record, current_txid=txid + 1)
+        group.committer.advanced(TransactionAttempt(txid, attempt_id), published=False)
+
+    monkeypatch.setattr(storage, "list_names", list_names)
+    for txid in range(1, 42):
+        if txid % 10 == 1:
+            group.commit(txid, ["a"], attempt_id=txid % 3)
+        has_advanced(txid, txid % 3 if txid % 10 == 1 else 0)
+    assert looked == looks, "transactions without rows cost no look, nor do those that were tried again"
+    group.prepare(TransactionAttempt(42, 0), ["never"])
+    assert (folder / "42-0.json").exists()
+    has_advanced(42, attempt_id=1)
+    assert looked == [*looks, 42] and not (folder / "42-0.json").exists()
+    assert len(real(folder)) == 5, "those of the decided attempts"
 
 
 def test_a_new_state_starts_at_the_current_transaction(engine, group: Group) -> None:

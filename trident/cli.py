@@ -330,6 +330,7 @@ _source_option = click.option("--source", metavar="FOLDER", help="NAME's warehou
 @click.option("--warehouse", "target", required=True, metavar="FOLDER", help="The fork's own, new or empty.")
 @click.option("--until-kept", is_flag=True, help="No transaction begins behind the last batch that it is given.")
 @click.option("--copy", "may_copy", is_flag=True, help="Copy the data where a file cannot have a second name.")
+@click.option("--accept-acknowledging", is_flag=True, help="It may start with spouts that can change their sources.")
 @_source_option
 @_zookeeper_option
 @_command
@@ -340,6 +341,7 @@ def fork_(
     target: str,
     until_kept: bool,
     may_copy: bool,
+    accept_acknowledging: bool,
     source: str | None,
     settings: tuple[str, ...],
 ) -> None:
@@ -350,7 +352,7 @@ def fork_(
     from trident.commands.fork import fork_to
 
     given = (*settings, *([f"warehouse={source}"] if source is not None else []))
-    _say(fork_to(name, at, as_name, target, _config(given), until_kept, may_copy))
+    _say(fork_to(name, at, as_name, target, _config(given), until_kept, may_copy, accept_acknowledging))
 
 
 @main.command("diff", short_help="Say where NAME and its fork NAME2 first part.")

@@ -262,6 +262,7 @@ class _Partitions(_Ready):
 class PartitionedSpout(PartitionedTridentSpout):
     """Transactional: an emitter per task on the executors."""
 
+    acknowledges = False
     output_schema = SCHEMA
 
     def __init__(self, source: Source) -> None:
@@ -293,6 +294,7 @@ class _PartitionEmitter:
 class OpaqueSpout(OpaquePartitionedTridentSpout):
     """Opaque: each attempt goes on from what is committed, and may give other rows."""
 
+    acknowledges = False
     output_schema = SCHEMA
 
     def __init__(self, source: Source) -> None:

@@ -21,9 +21,10 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from tests.matrix.sources import OpaqueSpout, PartitionedSpout, Source
+from tests.spouts.test_data_source_spout import Journal, Letters
 from tests.topology_helpers import starter
 from tests.zk_fixtures import connected
-from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology, Upsert
+from trident import Count, DataSourceSpout, DeltaAppend, DeltaMapState, FileSpout, TridentTopology, Upsert
 from trident.cli import main
 from trident.config import TridentConfig
 from trident.coordinators import faults
@@ -507,3 +508,36 @@ def test_streams_in_partitions_and_transactions_without_effect(
     assert (words[1].parting.table, words[1].parting.count) == ("words", 3)
     assert words[1].parting.parts[0] == Part({}, {"upper": "END", "word": "end"}, None)
     assert diff("pairs", "fork", str(tmp_path / "fork"), own.config, None, "opaque").parting is None
+
+
+# --- a source that acknowledges ---------------------------------------------------------------------------
+
+
+def letters(name: str, folder: Path) -> TridentTopology:
+    topology = TridentTopology(name)
+    source = DataSourceSpout(Letters, {"folder": str(folder)}, poll_interval_secs=0.05)
+    topology.new_stream("lines", source).partition_persist(DeltaAppend("letters"))
+    return topology
+
+
+def test_a_fork_does_not_tell_a_source_what_only_it_has_read(original: Original, tmp_path: Path) -> None:
+    own = replace(original, folder=tmp_path, root="/test-fork-commit")
+    (folder := tmp_path / "source").mkdir()
+    with starter(own.spark, own.zookeeper, own.root, tmp_path, max_spout_pending=1) as start:
+        (folder / "available").write_text("2")
+        query = start(letters("words", folder))
+        query.process_all_available(90)
+        (folder / "available").write_text("4")
+        query.process_all_available(90)
+        query.stop(compact=False)
+    (folder / "available").write_text("50")  # production has not read these rows yet
+    warehouse = str(own.fork("copy", at=1).warehouse)
+    journal = (folder / "journal").read_text()
+    with starter(own.spark, own.zookeeper, own.root, tmp_path, max_spout_pending=1) as start:
+        with pytest.raises(TridentError, match="lines: DataSourceSpout acknowledges"):
+            start.run(letters("copy", folder), warehouse=warehouse)
+        assert Journal(str(folder)).of("commit")[-1] == [4], "nothing was acknowledged"
+        assert len(journal.splitlines()) == len(Journal(str(folder)).path.read_text().splitlines()), "nor was it read"
+        assert own.fork("copy", at=1, accept_acknowledging=True).was_whole
+        start.run(letters("copy", folder), warehouse=warehouse).stop(compact=False)
+    assert Journal(str(folder)).of("commit")[-1] == [50]

@@ -22,6 +22,7 @@ def fork_to(
     config: TridentConfig,
     until_kept: bool = False,
     may_copy: bool = False,
+    accept_acknowledging: bool = False,
 ) -> str:
     """Makes a fork.
 
@@ -37,7 +38,16 @@ def fork_to(
         ConfigError: that is no txid.
         TridentError: as ``trident.time_travel.forking.fork``.
     """
-    made = fork(name, points(at), as_name, warehouse, config, until_kept=until_kept, may_copy=may_copy)
+    made = fork(
+        name,
+        points(at),
+        as_name,
+        warehouse,
+        config,
+        until_kept=until_kept,
+        may_copy=may_copy,
+        accept_acknowledging=accept_acknowledging,
+    )
     return "\n".join(made.lines())
 
 

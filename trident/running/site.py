@@ -19,9 +19,10 @@ from trident.running.session_end import session_end
 from trident.running.storage_failures import FailureExplainer, written_folders
 from trident.running.view import recorder
 from trident.running.warehouse_place import WarehousePlace
+from trident.spouts.acknowledging import check_reads_only
 from trident.spouts.contracts import PartitionedTridentSpout, SpoutContext, SpoutKind
 from trident.spouts.executors import BatchSpoutExecutor, SpoutExecutor, TridentSpoutExecutor, is_batch_spout
-from trident.spouts.given_batches import GivenBatchesHost, GivenExecutor, load_given
+from trident.spouts.given_batches import GivenBatches, GivenBatchesHost, GivenExecutor, load_given
 from trident.spouts.host import RecoverySpouts, TridentSpoutHost
 from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExecutor, PartitionedTridentSpoutExecutor
 from trident.spouts.rich import is_rich_spout
@@ -159,6 +160,9 @@ class SparkOpening:
 
     def check_stored(self, store: StoredGroup) -> None:
         check_by_manifest(store, self._site.warehouse)
+        given = self._given()
+        if given is not None and not given.may_acknowledge:
+            check_reads_only(self._site.topology, self._plan.spouts)
 
     def recovery_spouts(self, finishing: int) -> RecoverySpouts:
         spouts = self._plan.spouts
@@ -202,9 +206,12 @@ class SparkOpening:
             site.host_copies[name] = made
         return site.host_copies.get(name)
 
+    def _given(self) -> GivenBatches | None:
+        return load_given(self._site.warehouse, self._site.topology, self._plan.name, self._term.incarnation)
+
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
         executors: dict[str, SpoutExecutor] = {}
-        given = load_given(self._site.warehouse, self._site.topology, self._plan.name, self._term.incarnation)
+        given = self._given()
         host = TridentSpoutHost(executors) if given is None else GivenBatchesHost(executors, given)
         try:
             for tx_id in self._plan.spouts:

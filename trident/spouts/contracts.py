@@ -200,6 +200,22 @@ class GivenOnce(Protocol):
         """Completes "the rows of the batch are not to be had again: …"."""
 
 
+@runtime_checkable
+class Acknowledges(Protocol):
+    """A spout that says whether telling it that a transaction has succeeded can change its source.
+
+    Another topology reads the same source: a fork (``trident fork``). Where ``success``, ``commit`` or ``ack`` make the
+    source drop rows, or move a place in it that others read from, the fork would take rows from its original. So a
+    fork does not start with a spout that acknowledges, nor with one that does not say.
+
+    A subclass does not inherit the word of its class when it makes another coordinator or emitter.
+    """
+
+    @property
+    def acknowledges(self) -> bool:
+        """Tells it; a plain attribute of the class does, too. Asked at a fork's start, before anything is read."""
+
+
 class Emitter(Protocol):
     """Turns metadata into rows; one per stream, on the driver (its rows need not be)."""
 

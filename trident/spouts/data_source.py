@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, SimpleDataSourceStreamReader
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
@@ -96,6 +96,19 @@ class DataSourceSpout:
     def output_schema(self) -> "StructType":
         return self._schema
 
+    @property
+    def acknowledges(self) -> bool:
+        """Tells whether the source's reader has a ``commit`` of its own, which may drop rows.
+
+        Raises:
+            SourceError: the source cannot make a reader.
+        """
+        reader = self.new_reader()
+        try:
+            return getattr(reader.commit, "__func__", None) not in _NO_COMMIT
+        finally:
+            _stop(reader)
+
     def get_coordinator(self, context: SpoutContext) -> "DataSourceCoordinator":
         """Raises SourceError when the source cannot make a reader."""
         rows = self._prefetched[context.topology, context.tx_id] = Prefetched()
@@ -140,6 +153,9 @@ class DataSourceSpout:
         raise SourceError(
             f"{method} of the data source {self.name!r} gave no offset", found=repr(value)[:200], expected="a JSON dict"
         )
+
+
+_NO_COMMIT = (DataSourceStreamReader.commit, SimpleDataSourceStreamReader.commit)
 
 
 class Prefetched:

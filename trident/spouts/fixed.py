@@ -34,6 +34,7 @@ class FixedBatchSpout:
     """
 
     kind = SpoutKind.TRANSACTIONAL
+    acknowledges = False
 
     def __init__(
         self, schema: Union[str, "StructType"], batches: Iterable[Iterable[Sequence[Any]]], cycle: bool = False

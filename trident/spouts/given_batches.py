@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.coordinators.incarnation_ids import same_start
 from trident.coordinators.ports import Beginning, Initialized
-from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
+from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, parse_stored
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Backlog, Emitted, Json
 from trident.spouts.executors import BeginContext, SpoutExecutor
@@ -44,6 +44,7 @@ class GivenBatches:
         stop: whether no transaction begins behind M.
         batches: txid → tx_id → metadata, of streams whose metadata is pinned. Of a txid between N and M that is not
             here the batch is empty.
+        may_acknowledge: whether spouts that can change their source may run (``trident fork --accept-acknowledging``).
     """
 
     incarnation: str
@@ -51,6 +52,7 @@ class GivenBatches:
     until: int
     stop: bool
     batches: Mapping[int, Mapping[str, Any]]
+    may_acknowledge: bool = field(default=False, metadata={MAY_BE_MISSING: True})
 
     def problem(self) -> str | None:
         """Returns what contradicts itself, or None."""

@@ -54,6 +54,7 @@ class RateSpout:
     """
 
     kind = SpoutKind.TRANSACTIONAL
+    acknowledges = False
 
     def __init__(self, rows_per_second: int, rows_per_batch: int | None = None, max_rows: int = 1_000_000) -> None:
         if not is_whole(rows_per_second) or rows_per_second > _RATE_MAX:
@@ -233,6 +234,7 @@ class GeneratorSpout:
     """
 
     kind = SpoutKind.TRANSACTIONAL
+    acknowledges = False
 
     def __init__(
         self, schema: Union[str, "StructType"], generate: Callable[[int], Any], max_batches: int | None = None

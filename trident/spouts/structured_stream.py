@@ -74,6 +74,7 @@ class StructuredStreamSpout:
     """
 
     kind = SpoutKind.TRANSACTIONAL
+    acknowledges = True  # to Spark's checkpoint, which has one query
     given_once = "Spark's streaming engine gives each of its batches until it is committed, and not again"
 
     def __init__(

@@ -161,13 +161,13 @@ def check_states(past: Past) -> None:
         )
 
 
-def given_batches(past: Past, incarnation: str, until_kept: bool) -> GivenBatches:
+def given_batches(past: Past, incarnation: str, until_kept: bool, may_acknowledge: bool = False) -> GivenBatches:
     """The batches of the original behind N, as the fork's streams are given them."""
     batches = {
         txid: {tx_id: spout.get("metadata") for tx_id, spout in manifest.spouts.items() if not spout.get("opaque")}
         for txid, manifest in past.later.items()
     }
-    return GivenBatches(incarnation, past.at, past.until, until_kept, batches)
+    return GivenBatches(incarnation, past.at, past.until, until_kept, batches, may_acknowledge)
 
 
 def forked_manifest(past: Past, fork: ForkRecord, table_ids: Mapping[str, str]) -> tuple[Decision, bytes]:

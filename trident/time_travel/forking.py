@@ -22,6 +22,7 @@ from trident.coordinators.resetting import refuse_unfinished_reset
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.own_zookeeper import leading
+from trident.spouts.given_batches import load_given
 from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.names import check_name
@@ -98,6 +99,7 @@ def fork(
     *,
     until_kept: bool = False,
     may_copy: bool = False,
+    accept_acknowledging: bool = False,
 ) -> Forked:
     """Makes a topology of its own as of a transaction of another one; its original is only read.
 
@@ -112,6 +114,8 @@ def fork(
             the fork's own warehouse.
         until_kept: no transaction begins behind the last batch that the fork is given.
         may_copy: data files are copied where they cannot have a second name.
+        accept_acknowledging: the fork starts also with spouts that can change their sources, or do not say
+            (``trident.spouts.contracts.Acknowledges``); of a fork that is whole, from its next start on.
 
     Raises:
         ConfigError: the folder, or a name, cannot be used.
@@ -138,15 +142,17 @@ def fork(
         record = found
         _check_same(record, source, name, at, until_kept, warehouse)
         if record.whole:
+            _accept(record, warehouse, accept_acknowledging)
             return Forked(record, warehouse, was_whole=True)
         _check_free(own, warehouse, as_name, record.incarnation)
         if _is_registered(own, warehouse, record):
             # Only the last word was missing; it may have begun since, and nothing of it is touched.
             replace(record, whole=True).put_into(warehouse)
+            _accept(record, warehouse, accept_acknowledging)
             return Forked(record, warehouse, was_whole=True)
         at_all = {group: part.at for group, part in record.groups.items()}
         pasts = pasts_of(source, name, record.source_incarnation, at_all, record)
-    made = _Fork(source, warehouse, record, may_copy)
+    made = _Fork(source, warehouse, record, may_copy, accept_acknowledging)
     identity = made.make(pasts)
     with closing(open_zookeeper(own, warehouse)) as zk:
         made.register(zk, identity, pasts)
@@ -156,11 +162,20 @@ def fork(
     return Forked(record, warehouse, made.cost, {past.group: past.empty for past in pasts}, opaque)
 
 
+def _accept(record: ForkRecord, warehouse: Place, accept: bool) -> None:
+    """Lets a fork that is whole start with spouts that can change their sources."""
+    for group in record.groups if accept else ():
+        given = load_given(warehouse, record.name, group, record.incarnation)
+        if given is not None and not given.may_acknowledge:
+            replace(given, may_acknowledge=True).put_into(warehouse, record.name, group)
+
+
 class _Fork:
     """Carries a fork out."""
 
-    def __init__(self, source: Place, warehouse: Place, record: ForkRecord, may_copy: bool) -> None:
+    def __init__(self, source: Place, warehouse: Place, record: ForkRecord, may_copy: bool, accept: bool) -> None:
         self._source, self._warehouse, self._record, self._may_copy = source, warehouse, record, may_copy
+        self._accept = accept
         self._decisions: dict[str, Decision] = {}
         self._marks: dict[str, dict[str, TableMark]] = {}
         self.cost = Cloned()
@@ -170,7 +185,7 @@ class _Fork:
         record, states = self._record, list[StateDescriptor]()
         for past in pasts:
             # First: the original cleans its manifests up as it goes on.
-            given = fork_plan.given_batches(past, record.incarnation, record.until_kept)
+            given = fork_plan.given_batches(past, record.incarnation, record.until_kept, self._accept)
             self.cost.entry_bytes += given.put_into(self._warehouse, record.name, past.group)
         for past in pasts:
             part = record.groups[past.group]

@@ -69,6 +69,7 @@ class DeltaSpout:
     """
 
     kind = SpoutKind.TRANSACTIONAL
+    acknowledges = False
 
     def __init__(
         self,

@@ -83,6 +83,7 @@ class FileSpout:
     """
 
     kind = SpoutKind.TRANSACTIONAL
+    acknowledges = False
 
     def __init__(
         self,

@@ -189,6 +189,11 @@ class KafkaSpout:
         """Tells whether the stream reads the topic."""
         return topic in self.topics if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
 
+    @property
+    def acknowledges(self) -> bool:
+        """Tells whether offsets are committed to a group, which another topology may commit to."""
+        return self.commit_group is not None
+
     def get_coordinator(self, context: SpoutContext) -> KafkaCoordinator:
         """Connects to nothing yet.
 

@@ -17,6 +17,7 @@ Rows that only waited for their transaction's turn (boundaries) go with it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import groupby
 
 from trident.coordinators.errors import TableError, TransactionNotKept
@@ -27,13 +28,15 @@ from trident.states.core.place import AnyPath, Place
 from trident.states.delta.incarnations import newest_control
 from trident.states.delta.log_entries import has_log
 from trident.states.delta.manifest import Manifest, ManifestStore, attempt_of
+from trident.states.history.publications import Publications
 
 
 class KeptManifests:
     """The manifests of one batch group, by txid: of each transaction that of the attempt that was decided.
 
     Reads files alone, without ZooKeeper: a manifest that is newer than what the tables have is not given, since it
-    may not be decided. A transaction that changed nothing has no manifest. For one thread.
+    may not be decided. A transaction that changed nothing has no manifest; one whose manifest is lost is told from it
+    by the tables, of which one has it. For one thread.
 
     Args:
         warehouse: its folder or URL.
@@ -48,6 +51,8 @@ class KeptManifests:
         self._warehouse, self.topology, self.group, self.incarnation = Place(warehouse), topology, group, incarnation
         self._upto = upto
         self._store = ManifestStore(self._warehouse, topology, group, incarnation)
+        self._publications = Publications(self._warehouse, topology, group, incarnation)
+        self._changed_nothing: set[tuple[int, int]] = set()  # (first, last) of which the tables say so
         self._files: dict[int, tuple[Place, ...]] = {}  # of each txid, the latest attempt first
         self._kept: list[int] = []  # as they were last looked for
         self._read: dict[Place, tuple[Decision, Manifest] | None] = {}  # the last few; None: it cannot be read
@@ -83,21 +88,64 @@ class KeptManifests:
 
     def decided(self, txid: int) -> tuple[Decision, Manifest]:
         """As :meth:`read`, with the decision that named the manifest: its path, size and digest."""
-        if txid not in self._kept and txid not in self.txids():
+        found = self._decided(txid) if txid in self._kept or txid in self.txids() else None
+        if found is None:
             raise self._not_kept(txid)
-        parent = self._parent_of_next(txid)
+        return found
+
+    def read_if_any(self, txid: int, upto: int = 0) -> Manifest | None:
+        """As :meth:`read`; None of a transaction that changed nothing, where the tables do not contradict.
+
+        Args:
+            upto: a transaction that has advanced: of those behind the newest kept manifest up to it nothing is missing.
+
+        Raises:
+            TransactionNotKept: the transaction is not among those kept; or its manifest is lost, since a table has it.
+            TableError: its manifest, or a table, cannot be read.
+        """
+        kept = self._kept or self.txids()
+        found = self._decided(txid) if txid in kept else None
+        if found is not None:
+            return found[1]
+        if not self._kept or not self._kept[0] <= txid <= max(upto, self._kept[-1]):
+            raise self._not_kept(txid)
+        self._check_changed_nothing(txid)
+        return None
+
+    def _decided(self, txid: int) -> tuple[Decision, Manifest] | None:
+        """None where none of the manifests that are there is that of the decision."""
+        parent, control = self._parent_of_next(txid), None
+        if parent is None:
+            # The next transaction has no manifest, or it is not readable: the tables tell.
+            published = self._publications.last_of(txid, txid)
+            control = published.control
+            if published.known and control is None:
+                return None
+            if control is not None:
+                parent = TransactionAttempt(control.txid, control.attempt_id)
         files = [path for path in self._files[txid] if parent is None or attempt_of(path.name) == parent]
         for path in files:
             found = self._manifest(path)
-            if found is not None:
+            if found is not None and (control is None or control.is_of(found[0])):
                 return found
         if not files or txid not in self.txids():  # another attempt, which had nothing to publish; or cleaned up since
-            raise self._not_kept(txid)
+            return None
         raise TableError(
             f"the manifest {files[0]} of transaction {txid} cannot be read, or is not that of its name",
             expected=f"transaction {txid} of {self.topology}/{self.group}, incarnation {self.incarnation}",
             action="bring it back from a back-up of the warehouse",
         )
+
+    def _check_changed_nothing(self, txid: int) -> None:
+        """Asks the tables of all transactions without a manifest around this one at once."""
+        first = last = txid
+        if txid not in self._kept:
+            at = bisect_left(self._kept, txid)
+            first = self._kept[at - 1] + 1
+            last = self._kept[at] - 1 if at < len(self._kept) else txid
+        if (first, last) not in self._changed_nothing:
+            self._publications.check_changed_nothing(first, last, (self._kept[0], self._kept[-1]))
+            self._changed_nothing.add((first, last))
 
     def _parent_of_next(self, txid: int) -> TransactionAttempt | None:
         """The attempt on which the next transaction builds, where its manifest is kept too."""
@@ -141,6 +189,7 @@ class KeptManifests:
         return False
 
     def _not_kept(self, txid: int) -> TransactionNotKept:
+        """The error to raise; raises one itself where the manifest is lost."""
         kept = [other for other in self._kept if other != txid]
         where = f"transaction {txid} of {self.topology}/{self.group}"
         if not kept:
@@ -151,6 +200,8 @@ class KeptManifests:
                 action="let the topology run with history_retention_txids above 0",
             )
         inside = kept[0] < txid < kept[-1]
+        if inside:
+            self._check_changed_nothing(txid)
         return TransactionNotKept(
             f"{where} has no manifest: it changed nothing" if inside else f"no manifest of {where} is kept",
             txid=txid,

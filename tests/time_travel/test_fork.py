@@ -364,6 +364,24 @@ def test_what_cannot_be_forked_is_refused_with_what_is_kept(original: Original, 
     assert original.digests() == before
 
 
+def test_a_lost_manifest_is_no_transaction_that_changed_nothing(original: Original) -> None:
+    made = original.fork("compared", until_kept=True)
+    original.run(Path(str(made.warehouse)), words("compared", original.input))
+    shutil.copytree(original.folder, copy := original.folder.with_name("hole"))
+    (folder,) = (copy / "warehouse" / "_trident" / "words" / "lines" / "manifests").iterdir()
+    (folder / f"{AT + 2}-0.json").unlink()
+    own, lost = replace(original, folder=copy), f"the manifest of transaction {AT + 2} of words/lines is lost"
+    with pytest.raises(TransactionNotKept, match=lost):
+        own.fork("holed")
+    assert not (copy / "holed").exists()
+    assert own.fork("behind", at=AT + 3).record.groups["lines"].until == TXIDS
+    record = load_fork(made.warehouse, "compared")
+    assert record is not None
+    replace(record, warehouse=str(own.warehouse)).put_into(made.warehouse)
+    with pytest.raises(TransactionNotKept, match=lost):
+        diff("words", "compared", str(made.warehouse), own.config)
+
+
 def test_a_transaction_under_the_floor_of_a_log_is_refused_with_the_first_that_is_kept(original: Original) -> None:
     shutil.copytree(original.folder, copy := original.folder.with_name("floor"))
     entry = max((copy / "warehouse" / "counts__log" / "_delta_log").glob("*.json"))

@@ -49,20 +49,15 @@ class Side:
         self.kept = KeptManifests(warehouse, topology, group, incarnation)
         self.txids = self.kept.txids()
         self.upto = max([processed, *self.txids[-1:]])
-        self._known = frozenset(self.txids)
         self._states: dict[str, StateDescriptor | None] = {}
 
     def manifest(self, txid: int) -> Manifest | None:
         """The transaction's manifest; None of one that changed nothing.
 
         Raises:
-            TransactionNotKept: it is not kept, or was not yet.
+            TransactionNotKept: it is not kept, or was not yet; or its manifest is lost.
         """
-        if txid in self._known:
-            return self.kept.read(txid)
-        if self.txids and self.txids[0] < txid <= self.upto:
-            return None
-        return self.kept.read(txid)  # says what is kept
+        return self.kept.read_if_any(txid, self.upto)
 
     def state(self, name: str) -> StateDescriptor | None:
         if name not in self._states:

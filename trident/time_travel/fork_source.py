@@ -54,7 +54,7 @@ def pasts_of(warehouse: Place, topology: str, incarnation: str, at: At, record: 
         record: of a fork that was begun: it is given the batches that it was to be given.
 
     Raises:
-        TransactionNotKept: N is not kept, or one behind it no longer is.
+        TransactionNotKept: N is not kept, or one behind it no longer is; or its manifest is lost.
         SourceError, TopologyError: streams or states that cannot be forked; or a group that is not there.
         TableError: a manifest cannot be read, or is not of the attempt that was decided.
     """
@@ -69,9 +69,10 @@ def pasts_of(warehouse: Place, topology: str, incarnation: str, at: At, record: 
         kept = groups[group]
         decision, manifest = kept.decided(txid)
         until = record.groups[group].until if record is not None else max(kept.txids())
-        later = {each: kept.read(each) for each in kept.txids() if txid < each <= until}
+        found_later = ((each, kept.read_if_any(each)) for each in range(txid + 1, until + 1))
+        later = {each: manifest for each, manifest in found_later if manifest is not None}
         past = Past(group, decision, manifest, later)
-        if past.until < until:
+        if record is not None and past.until < until:
             kept.read(until)  # says that it is not kept, and what is
         fork_plan.check_attempts(past)
         fork_plan.check_sources(past)

@@ -28,10 +28,14 @@ from trident.commands import exit_codes
 from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
+from trident.states.core.control import ControlRecord
+from trident.states.core.descriptor import load_descriptor
 from trident.states.core.place import Place
 from trident.states.delta.incarnations import newest_control
+from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.delta.log_tables import LogTables
+from trident.states.keyed.compactor import Compactor
 from trident.time_travel.rollback import RolledBack, roll_back
 
 ALL = os.environ.get("TRIDENT_ROLLBACK") == "all"
@@ -322,3 +326,25 @@ def test_a_rollback_that_is_killed_is_finished_by_the_same_command(world: World,
     is_of_then(world, base.then)  # type: ignore[attr-defined]
     if ALL:
         goes_on(world)
+
+
+def test_rows_that_the_log_dropped_since_the_rollback_began_come_back(world: World) -> None:
+    faults.arm("rollback.table:fail_before")
+    with pytest.raises(TridentError):
+        back(world, apply=True)
+    faults.disarm()
+    # A leader that was stopped amid its last merge wakes up, and drops what the plain table of now has.
+    state = load_descriptor(world.warehouse, "counts")
+    settings = DeltaMapState("counts", snapshot_retention_txids=0)
+    dropped = Compactor(world.spark, KernelEngine(world.spark), world.warehouse, state, settings).drop_once(7)
+    assert dropped is not None and control_now(world, "counts__log").floor == 7
+    back(world, apply=True)
+    assert control_now(world, "counts__log").floor <= 2
+    assert held(world) == fold(TO)
+    goes_on(world)
+
+
+def control_now(world: World, table: str) -> ControlRecord:
+    control = newest_control(world.warehouse / table)
+    assert control is not None
+    return control

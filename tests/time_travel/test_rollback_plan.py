@@ -259,6 +259,14 @@ def test_a_source_that_acknowledges_is_named_and_its_loss_accepted(spout: dict[s
         assert refused(facts, 3, Choices(accept_loss=True)) == []
 
 
+def test_a_source_that_acknowledges_and_came_with_a_later_transaction_is_named_too() -> None:
+    queue = {"spout": "Queue", "kind": "opaque", "commit_data": {"ids": [1]}, "metadata": None}
+    facts = topology((rows_table(5, 3),), 5, manifest=manifest(3), since=(manifest(4, queue=queue).spouts,))
+    (found,) = refused(facts, 3)
+    assert "stream queue: " in found and "--accept-loss" in found
+    assert refused(facts, 3, Choices(accept_loss=True)) == []
+
+
 def test_another_group_must_have_finished_what_it_has_decided() -> None:
     other = GroupFacts("h", GroupRecord("inc", 2, last=Marker(1, 0, "x")), (), pending="transaction 2")
     (said,) = refused(topology((rows_table(5, 3),), 5, others=(other,)), 3)

@@ -154,7 +154,7 @@ class _Rollback:
     def run(self) -> list[str]:
         """Returns what was done, a text each."""
         forget_copies(self._warehouse)
-        tables = tables_of(self._warehouse, self._name)
+        tables = tables_of(self._warehouse, self._name, self._intent.incarnation)
         done = []
         for table in tables:
             done.append(self._tables.take_back(table, self._check_leads))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trident.coordinators.records import GroupRecord, Marker
 from trident.states.core.control import ControlRecord
@@ -61,7 +62,8 @@ class GroupFacts:
         tables: all that it writes, or has written.
         pending: the attempt that is decided and has not advanced, as text; "" for none.
         manifest: of the last transaction that stays; None where it is not kept.
-        begun: txid → the greatest attempt id that a table's log, a manifest or ZooKeeper has of it.
+        begun: txid → the greatest attempt id that a table's log has of it.
+        since: the streams of each later attempt whose manifest is kept, as ``manifest.spouts``.
     """
 
     name: str
@@ -70,6 +72,7 @@ class GroupFacts:
     pending: str = ""
     manifest: Manifest | None = None
     begun: Mapping[int, int] = field(default_factory=dict)
+    since: tuple[Mapping[str, Mapping[str, Any]], ...] = ()
 
 
 @dataclass(frozen=True)

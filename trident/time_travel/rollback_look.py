@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from trident.coordinators.errors import TableError, TopologyError
 from trident.coordinators.group_store import GroupStore
@@ -68,7 +69,9 @@ def look(zk: ZooKeeper, warehouse: Place, name: str, group: str | None, txid: in
     if chosen not in groups:
         raise TopologyError(f"{name} has no batch group {chosen!r}", expected=f"one of {', '.join(groups)}")
     descriptors = list_descriptors(warehouse, name)
-    looks = {each: _Look(zk, warehouse, name, each, descriptors, identity["groups"][each]) for each in groups}
+    looks = {
+        each: _Look(zk, warehouse, name, each, incarnation, descriptors, identity["groups"][each]) for each in groups
+    }
     facts = {each: one.facts(txid if each == chosen else None) for each, one in looks.items()}
     outside = _outside(warehouse, name, groups, identity["states"], {one.name for one in descriptors})
     others = tuple(facts[each] for each in groups if each != chosen)
@@ -100,6 +103,7 @@ class _Look:
     warehouse: Place
     topology: str
     group: str
+    incarnation: str
     descriptors: Sequence[StateDescriptor]
     tx_ids: Sequence[str]
 
@@ -119,7 +123,8 @@ class _Look:
         last = last_that_stays(tables)
         manifest = self._manifest(last, record.incarnation) if last and txid is not None else None
         begun = self._begun(tables, last.txid if last else 0) if txid is not None else {}
-        return GroupFacts(self.group, record, tables, pending, manifest, begun)
+        since = tuple(self._since(last, record.incarnation)) if manifest and last else ()
+        return GroupFacts(self.group, record, tables, pending, manifest, begun, since)
 
     def _tables(self, txid: int, stays: bool) -> Iterator[TableFacts]:
         for state in self.descriptors:
@@ -129,7 +134,7 @@ class _Look:
             yield self._table(state.name, LOG if has_log else APPEND, state.published_path, None, txid, stays)
             if has_log:
                 yield self._table(state.name, PLAIN, state.plain_path, state, txid, stays)
-        for path, group in tables_beside(self.warehouse, self.topology):
+        for path, group in own_tables_beside(self.warehouse, self.topology, self.incarnation):
             if group == self.group:
                 yield self._table(path.name, BESIDE, path.name, None, txid, stays)
 
@@ -190,6 +195,12 @@ class _Look:
     def _manifest(self, last: Marker, incarnation: str) -> Manifest | None:
         return decided_manifest(self.warehouse, self.topology, self.group, incarnation, last)
 
+    def _since(self, last: Marker, incarnation: str) -> Iterator[Mapping[str, Mapping[str, Any]]]:
+        """The streams of later attempts, as their manifests have them: a stream may have come behind ``last``."""
+        for decision, manifest in ManifestStore(self.warehouse, self.topology, self.group).newest_first():
+            if decision.txid > last.txid and same_start(manifest.incarnation, incarnation):
+                yield manifest.spouts
+
     def _begun(self, tables: Sequence[TableFacts], txid: int) -> dict[int, int]:
         """Attempts at later transactions, of all that the tables' logs tell."""
         found: dict[int, int] = {}
@@ -204,6 +215,16 @@ class _Look:
                     if each > txid and attempt >= 0:
                         found[each] = max(found.get(each, 0), attempt)
         return found
+
+
+def own_tables_beside(warehouse: Place, topology: str, incarnation: str) -> Iterator[tuple[Place, str]]:
+    """The tables of dead letters and settled messages, each with its batch group.
+
+    Those of a life before a reset are kept by it, and are no part of this one: their transactions are others.
+    """
+    for path, group in tables_beside(warehouse, topology):
+        if same_start(control_of(LogTables().load(str(path))).incarnation, incarnation):
+            yield path, group
 
 
 def control_of(snapshot: LogSnapshot) -> ControlRecord:

@@ -131,7 +131,9 @@ def plan(facts: TopologyFacts, asked: int, choices: Choices) -> Plan:
         refusals += _of_positions(group, last)
         refusals += _of_others(facts)
         refusals += _of_outside(facts, choices)
-    lost = tuple(acknowledged(group.manifest.spouts)) if group.manifest else ()
+    # A queue that came with a later transaction has been acknowledged too.
+    spouts = (group.manifest.spouts, *group.since) if group.manifest else ()
+    lost = tuple(sorted({tx_id for each in spouts for tx_id in acknowledged(each)}))
     if lost and not choices.accept_loss and not refusals:
         refusals.append(
             Refusal(

@@ -19,9 +19,8 @@ from trident.states.delta.stored_adds import adds_at
 from trident.states.delta.table_lock import table_lock
 from trident.states.keyed.plain_watch import ACCEPTED
 from trident.states.keyed.tables import adopted_version, merged_upto
-from trident.states.publishing.dead_letters import tables_beside
 from trident.time_travel.rollback_facts import APPEND, BESIDE, LOG, PLAIN
-from trident.time_travel.rollback_look import control_of, missing_files, table_at, why_unwritable
+from trident.time_travel.rollback_look import control_of, missing_files, own_tables_beside, table_at, why_unwritable
 from trident.time_travel.rollback_plan import control_after, merged_after, moved_files
 
 TABLE = faults.register("rollback.table", "the commit that takes a table back to an earlier transaction")
@@ -35,12 +34,14 @@ class TableOf:
     Attributes:
         path: relative to the warehouse.
         state: of a plain table.
+        log_of: the state of a log.
     """
 
     group: str
     role: str
     path: str
     state: StateDescriptor | None = None
+    log_of: StateDescriptor | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Marks:
         return found
 
 
-def tables_of(warehouse: Place, topology: str) -> list[TableOf]:
+def tables_of(warehouse: Place, topology: str, incarnation: str) -> list[TableOf]:
     """All Delta tables of a topology, logs before plain tables: no MERGE reads a log of the next incarnation.
 
     Raises:
@@ -80,9 +81,12 @@ def tables_of(warehouse: Place, topology: str) -> list[TableOf]:
     """
     states = list_descriptors(warehouse, topology)
     published = [
-        TableOf(state.group, LOG if state.state_kind.has_log else APPEND, state.published_path) for state in states
+        TableOf(state.group, LOG, state.published_path, log_of=state)
+        if state.state_kind.has_log
+        else TableOf(state.group, APPEND, state.published_path)
+        for state in states
     ]
-    beside = [TableOf(group, BESIDE, path.name) for path, group in tables_beside(warehouse, topology)]
+    beside = [TableOf(group, BESIDE, path.name) for path, group in own_tables_beside(warehouse, topology, incarnation)]
     plain = [TableOf(state.group, PLAIN, state.plain_path, state) for state in states if state.state_kind.has_log]
     return [*published, *beside, *plain]
 
@@ -134,6 +138,8 @@ class TableCommits:
         newest = self._logs.load_version(path, snapshot.version)
         older = newest if stays else self._logs.load_version(path, self._wanted(table))
         now, then = (table_at(each, control_of(each), table.state) for each in (newest, older))
+        if table.log_of is not None and not stays:
+            now = replace(now, control=replace(now.control, floor=self._floor(table.log_of, now.control)))
         goes, comes = moved_files(table.role, now, then)
         gone = list(missing_files(self._warehouse / table.path, comes))
         problem = why_unwritable(newest) or why_unwritable(older) or (f"{gone[0]} is gone" if gone else "")
@@ -154,6 +160,18 @@ class TableCommits:
             f"trident/{intent.incarnation}",
             json.dumps({"trident-rollback": note}),
         )
+
+    def _floor(self, state: StateDescriptor, now: ControlRecord) -> int:
+        """Up to where the log's rows are in the plain table of then.
+
+        A compactor that was stopped, or a version of this framework that knows no rollbacks, may have dropped more
+        since the rollback was planned. Those files are there for an hour longer; later the rollback is refused.
+        """
+        path = str(self._warehouse / state.plain_path)
+        if state.plain_path not in self._intent.tables:
+            return min(now.floor, state.starts_at - 1)
+        plain = self._logs.load_version(path, self._intent.tables[state.plain_path])
+        return min(now.floor, merged_upto(state, plain, now.starts_at))
 
     def _wanted(self, table: TableOf) -> int:
         if table.path not in self._intent.tables:

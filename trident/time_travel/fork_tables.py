@@ -105,14 +105,32 @@ def copy_streams(source: Place, warehouse: Place, record: ForkRecord, streams: I
     for tx_id in streams:
         folder = source / "_trident" / record.topology / "streams" / tx_id
         target = warehouse / "_trident" / record.name / "streams" / tx_id
-        for name in sorted(storage.list_names(folder)):
-            found = storage.stat_file(folder / name)
-            # Of a file that is appended to a store has one for each write, in a folder.
-            if name.endswith(_APPENDED) or (found is not None and found.is_file):
-                own = name.replace(first_id(record.source_incarnation), record.incarnation)
-                with faults.fault_point(STREAM):
-                    storage.make_folder(target, warehouse)
-                    size += _copy(folder / name, target / own)
+        # A rollback is no new beginning for a source: its files have the first id in their names.
+        size += _copy_folder(folder, target, warehouse, (first_id(record.source_incarnation), record.incarnation))
+    return size
+
+
+def _copy_folder(folder: Place, target: Place, warehouse: Place, named: tuple[str, str]) -> int:
+    """Copies what is in a folder, and in those within; drafts, whose names begin with a dot, are left out.
+
+    Args:
+        named: the incarnation in the names, and that which they get.
+
+    Returns:
+        bytes.
+    """
+    size = 0
+    for name in sorted(storage.list_names(folder)):
+        if name.startswith("."):
+            continue
+        own = target / name.replace(*named)
+        # Of a file that is appended to a store has one for each write, in a folder.
+        if not name.endswith(_APPENDED) and storage.is_folder(folder / name):
+            size += _copy_folder(folder / name, own, warehouse, named)
+            continue
+        with faults.fault_point(STREAM):
+            storage.make_folder(target, warehouse)
+            size += _copy(folder / name, own)
     return size
 
 

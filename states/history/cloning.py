@@ -190,10 +190,11 @@ def make(clone: Clone, may_copy: bool, cost: Cloned) -> None:
 
     Raises:
         ConfigError: a file cannot have a second name there, and copying was not allowed.
-        TableError: a file of the source is gone.
+        TableError: a file of the source is gone; or another table is there.
     """
     entry = entry_of(str(clone.target), 0)
     if storage.exists(entry):
+        _check_own(clone)
         return
     adds = clone.adds()
     paths = [unquote(body["path"]) for body in adds]
@@ -206,6 +207,18 @@ def make(clone: Clone, may_copy: bool, cost: Cloned) -> None:
         _flush(clone, paths)
         storage.write(entry, data)
     cost.entry_bytes += len(data)
+
+
+def _check_own(clone: Clone) -> None:
+    bodies = [action["metaData"] for action in read_actions(str(clone.target), 0) if action.get("metaData")]
+    found = bodies[0].get("id") if bodies else None
+    if found != clone.table_id:
+        raise TableError(
+            f"another table is where a clone was to be made: {clone.target}",
+            found=f"table id {found}",
+            expected=clone.table_id,
+            action="make the fork again, in an empty folder",
+        )
 
 
 def _take(source: Place, target: Place, size: int, may_copy: bool, cost: Cloned) -> None:

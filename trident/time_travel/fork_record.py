@@ -83,12 +83,25 @@ class ForkRecord:
 
     def put_into(self, warehouse: Place) -> int:
         """Writes the record, whole and durable; returns its size in bytes."""
-        path = _path(warehouse, self.name)
-        data = json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1, sort_keys=True).encode()
+        path, data = _path(warehouse, self.name), self._data()
         with faults.fault_point(WRITE):
             storage.make_folder(path.parent, warehouse)
             storage.write(path, data)
         return len(data)
+
+    def begin_in(self, warehouse: Place) -> bool:
+        """Writes the first record; False where another call has begun a fork of this name, whose record stays."""
+        path = _path(warehouse, self.name)
+        with faults.fault_point(WRITE):
+            storage.make_folder(path.parent, warehouse)
+            try:
+                storage.create(path, self._data())
+            except FileExistsError:
+                return False
+        return True
+
+    def _data(self) -> bytes:
+        return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1, sort_keys=True).encode()
 
 
 def load_fork(warehouse: Place, name: str) -> ForkRecord | None:

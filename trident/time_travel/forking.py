@@ -137,7 +137,17 @@ def fork(
         pasts = pasts_of(source, name, incarnation, at)
         record = begin_record(source, name, incarnation, as_name, uuid.uuid4().hex, until_kept, pasts)
         storage.make_warehouse(warehouse)
-        record.put_into(warehouse)
+        if not record.begin_in(warehouse):  # another call was faster: this one goes on with that one's ids
+            return fork(
+                name,
+                at,
+                as_name,
+                target,
+                config,
+                until_kept=until_kept,
+                may_copy=may_copy,
+                accept_acknowledging=accept_acknowledging,
+            )
     else:
         record = found
         _check_same(record, source, name, at, until_kept, warehouse)

@@ -44,3 +44,36 @@ def test_a_column_that_only_one_has_is_null_in_the_other() -> None:
     assert row_pairs(["k"], rows({"k": 1}), rows({"k": 1, "v": 2})) == [
         RowPair({"k": 1}, {"k": 1, "v": None}, {"k": 1, "v": 2})
     ]
+
+
+def test_the_order_of_a_map_is_no_difference_wherever_the_map_is() -> None:
+    maps = pa.map_(pa.string(), pa.int64())
+    kinds = {"m": maps, "s": pa.struct([("in", maps)]), "l": pa.list_(maps)}
+    one, other = [("a", 1), ("b", 2)], [("b", 2), ("a", 1)]
+    tables = [
+        pa.table(
+            {
+                "m": pa.array([each], kinds["m"]),
+                "s": pa.array([{"in": each}], kinds["s"]),
+                "l": pa.array([[each]], kinds["l"]),
+            }
+        )
+        for each in (one, other, [("a", 1), ("b", 3)])
+    ]
+    assert row_pairs([], *tables[:2]) == []
+    assert len(row_pairs([], tables[0], tables[2])) == 2
+
+
+def test_of_a_key_that_both_delete_nothing_else_counts() -> None:
+    one = rows(
+        {"k": 1, "v": 3, "_deleted": True}, {"k": 2, "v": 4, "_deleted": None}, {"k": 3, "v": 5, "_deleted": True}
+    )
+    other = rows(
+        {"k": 1, "v": 9, "_deleted": True}, {"k": 2, "v": 4, "_deleted": False}, {"k": 3, "v": 5, "_deleted": False}
+    )
+    found = row_pairs(["k"], one, other)
+    assert found == [
+        RowPair({"k": 3}, {"k": 3, "v": None, "_deleted": True}, {"k": 3, "v": 5, "_deleted": False}),
+    ]
+    without = rows({"k": 2, "v": 4})
+    assert row_pairs(["k"], without, rows({"k": 2, "v": 4, "_deleted": False})) == []

@@ -22,6 +22,7 @@ from benchmarks.report import Report
 NAMES = (
     "word-count",
     "commit-path",
+    "history",
     "python-pass",
     "kept-plans",
     "catch-up",

@@ -41,9 +41,11 @@ from trident.coordinators.group_store import Begin, GroupStore
 from trident.coordinators.master import CoordinatorState, Limits, Mode
 from trident.coordinators.patience import Patience
 from trident.coordinators.ports import (
+    AttemptStory,
     BatchRunner,
     Beginning,
     Committer,
+    FailedAttempt,
     Observer,
     PreparedBatch,
     ProcessedBatch,
@@ -58,6 +60,8 @@ log = logging.getLogger("trident.coordinator")
 _NEVER: Any = object()
 # How often a spout is told of a success before it is left to the next start.
 _SUCCESS_TRIES = 3
+# Of a transaction's failures so many are kept with its manifest.
+_FAILURES_KEPT = 8
 SPOUT_COMMIT = faults.register("spout.commit", "telling a committer spout that its batch is published")
 SUCCESS = faults.register("spout.success", "telling the spouts that a transaction has succeeded")
 
@@ -126,6 +130,7 @@ class GroupDriver:
         self.last_error: BaseException | None = None
         self.last_error_at = 0.0  # seconds since the epoch
         self._failures: dict[int, BaseException] = {}  # txid -> its last failure
+        self._failed: dict[int, tuple[FailedAttempt, ...]] = {}  # txid -> its last failures
         # Since when the spouts raise whenever they are asked whether they have something, and what; None: they do not.
         self.unready: tuple[float, Exception] | None = None
         name = f"trident-{store.group}"
@@ -409,10 +414,18 @@ class GroupDriver:
             self._failures = {
                 txid: failure for txid, failure in self._failures.items() if txid >= self._state.current
             } | {attempt.txid: meaning}
+            self._failed = self._failed_with(attempt, meaning)
             self._record_failure(attempt, meaning)
         # A batch that did not fit into memory is tried smaller, like one that did not fit into its time.
         smaller = isinstance(meaning, (BatchTimeout, BatchOutOfMemory))
         self.post(master.Failed(attempt, smaller, getattr(meaning, "fingerprint", None)))
+
+    def _failed_with(self, attempt: TransactionAttempt, error: BaseException) -> dict[int, tuple[FailedAttempt, ...]]:
+        """The failures of transactions that have not advanced, and this one."""
+        one = FailedAttempt(attempt.attempt_id, self._threads.wall_time(), str(error))
+        found = {txid: of_txid for txid, of_txid in self._failed.items() if txid >= self._state.current}
+        found[attempt.txid] = (*found.get(attempt.txid, ()), one)[-_FAILURES_KEPT:]
+        return found
 
     def _record_failure(self, attempt: TransactionAttempt | None, error: BaseException) -> None:
         error = self._explain(error)
@@ -435,7 +448,8 @@ class GroupDriver:
             work.duration_ms.update(work.processed.duration_ms)
             # Before it is decided: metadata that cannot be stored now never could be.
             self._store.check_advance(attempt.txid, self._opaque(work))
-            work.prepared = self._committer.prepare(attempt, work.parent, work.processed, self._store.record)
+            story = AttemptStory(work.began_at, self._failed.get(attempt.txid, ()))
+            work.prepared = self._committer.prepare(attempt, work.parent, work.processed, self._store.record, story)
         except Exception as error:
             self._fail(attempt, error)
             return

@@ -17,6 +17,33 @@ Json = Any
 
 
 @dataclass(frozen=True)
+class FailedAttempt:
+    """An attempt that failed before the decision.
+
+    Attributes:
+        at: seconds since the epoch.
+        error: its message, perhaps shortened.
+    """
+
+    attempt_id: int
+    at: float
+    error: str
+
+
+@dataclass(frozen=True)
+class AttemptStory:
+    """The facts about an attempt that only the running process knows; kept with its manifest.
+
+    Attributes:
+        begun_at: seconds since the epoch.
+        failures: of earlier attempts at the transaction, under this lease; the last of them.
+    """
+
+    begun_at: float
+    failures: tuple[FailedAttempt, ...] = ()
+
+
+@dataclass(frozen=True)
 class ProcessedBatch:
     """The staged work of one attempt; opaque to the driver but for the counts.
 
@@ -26,12 +53,14 @@ class ProcessedBatch:
             spout in partitions "opaque": partition → metadata, of all ever seen.
         input_rows: rows read, for progress only; None when not known.
         duration_ms: of the parts, for progress.
+        skipped: the error of a batch that is skipped, which leaves only a dead letter; None: it is not.
     """
 
     staged: Any
     spouts: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     input_rows: int | None = None
     duration_ms: Mapping[str, float] = field(default_factory=dict)
+    skipped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +179,7 @@ class Committer(Protocol):
         parent: TransactionAttempt | None,
         processed: ProcessedBatch,
         record: GroupRecord,
+        story: AttemptStory | None = None,
     ) -> PreparedBatch:
         """Checks the tables and makes the manifest durable.
 

@@ -54,8 +54,9 @@ class Group:
         self.warehouse, self.incarnation = warehouse, incarnation
         self.record = record or GroupRecord(incarnation, 1)
         self.bindings = [append_binding(), map_binding()] if bindings is None else bindings
+        self.topology = topology
         self.committer = DeltaCommitter(
-            engine, warehouse, topology, "g", incarnation, epoch, self.bindings, fence, None, retention
+            engine, warehouse, topology, "g", incarnation, epoch, self.bindings, fence, None, retention, "code"
         )
 
     def open(self) -> Group:

@@ -225,6 +225,29 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
             sys.exit(code)
 
 
+@main.command(short_help="Say what the past transactions of NAME did.")
+@click.argument("name", callback=_name)
+@click.option("--txid", type=click.IntRange(min=1), help="Only this one, with all that is known of it.")
+@click.option("--group", help="Only of this batch group.")
+@click.option(
+    "--last", type=click.IntRange(min=0), default=20, show_default=True, help="So many; 0: all that are kept."
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON, one transaction a line.")
+@_warehouse_option
+@_command
+def history(
+    name: str, txid: int | None, group: str | None, last: int, as_json: bool, settings: tuple[str, ...]
+) -> None:
+    """Print the past transactions of topology NAME, which may be running: when, from where, what each changed.
+
+    They are in the Delta table NAME__GROUP__transactions of the warehouse too, which any Delta reader can query.
+    """
+    from trident.commands import history as command
+
+    for line in command.history(name, txid, _config(settings), group, last, as_json):
+        click.echo(line)
+
+
 @main.command(short_help="Bring the plain tables of NAME up to date.")
 @click.argument("name", callback=_name)
 @_warehouse_option

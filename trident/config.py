@@ -182,8 +182,8 @@ class TridentConfig(Settings):
     history_retention_txids: int = _setting(
         1000,
         whole(0),
-        "Of so many transactions back the manifests are kept: sources' positions, files and changes of all tables, for"
-        " `trident history` and what goes back in time. 0: of none.",
+        "Of so many transactions back the manifests are kept (sources' positions, files of all states), and recorded in"
+        " the table `<topology>__<group>__transactions`. 0: of none, and there is no such table.",
         unit="transactions",
     )
     history_retention_secs: float | None = _setting(

@@ -14,14 +14,14 @@ import re
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TableError
 from trident.coordinators.records import Decision
-from trident.coordinators.stored_json import Unreadable, as_record, parse_stored, shown
+from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, parse_stored, shown
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.binding import StateKind
@@ -30,6 +30,7 @@ from trident.states.core.names import STREAMS_FOLDER, check_inside
 from trident.states.core.place import Place
 from trident.states.core.side_by_side import side_by_side
 from trident.states.core.staged import StagedFile
+from trident.states.delta.told import Told
 
 WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
 READ = faults.register("manifest.read", "reading the manifest of a decided batch")
@@ -95,6 +96,7 @@ class Manifest:
         parent: the attempt of txid − 1 that it builds on.
         tables: in the order in which they are published.
         spouts: tx_id → {"spout", "kind", "metadata", "commit_data"}.
+        told: what only the process knew that wrote it; None: written by a version that did not keep it.
     """
 
     topology: str
@@ -104,10 +106,15 @@ class Manifest:
     parent: TransactionAttempt | None
     tables: tuple[ManifestTable, ...]
     spouts: Mapping[str, Mapping[str, Any]]
+    told: Told | None = field(default=None, metadata={MAY_BE_MISSING: True})
 
     def encode(self) -> bytes:
         value = {"schema": _SCHEMA, **vars(self), "tables": [table.to_json() for table in self.tables]}
         value["spouts"] = {tx_id: dict(spout) for tx_id, spout in self.spouts.items()}
+        if self.told is None:
+            del value["told"]
+        else:
+            value["told"] = asdict(self.told)
         return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
@@ -172,6 +179,9 @@ class ManifestStore:
         retention: Retention = NONE_KEPT,
     ) -> None:
         self.retention = retention
+        # Manifests of later transactions stay, however old: they are not in the table of transactions yet. None: there
+        # is no such table.
+        self.recorded_upto: int | None = None
         self._warehouse, self._topology, self._group = Place(warehouse), topology, group
         self._old_folder = self._warehouse / "_trident" / topology / group / "manifests"
         self._incarnation = incarnation
@@ -336,7 +346,9 @@ class ManifestStore:
         """
         if not self.retention.txids:
             return ()
-        since, latest = published_txid - self.retention.txids, dict[int, TransactionAttempt]()
+        latest = dict[int, TransactionAttempt]()
+        recorded = published_txid if self.recorded_upto is None else self.recorded_upto
+        since = min(published_txid - self.retention.txids, recorded)
         dated = {name: attempt for name in names if (attempt := attempt_of(name)) is not None}
         for attempt in dated.values():
             if since < attempt.txid <= published_txid and attempt.txid not in empty:
@@ -346,7 +358,8 @@ class ManifestStore:
             return set(kept)
         # By txid they are by age: only the oldest are looked at.
         by_age = sorted(kept, key=lambda name: dated[name])
-        first = next((at for at, name in enumerate(by_age) if self._is_young(folder / name)), len(by_age))
+        young = (dated[name].txid > recorded or self._is_young(folder / name) for name in by_age)
+        first = next((at for at, is_young in enumerate(young) if is_young), len(by_age))
         return set(by_age[first:])
 
     def _is_young(self, path: Place) -> bool:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from trident.coordinators import faults
+from trident.coordinators.records import GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.place import Place
@@ -24,6 +25,7 @@ _STRAGGLER_SECS = 60.0
 # So are manifests where a history of them is kept, which a look goes through: of a long one less often.
 CLEAN_EVERY = 20
 _HISTORY_PER_LOOK = 50
+_EMPTY_MAX = 1_000
 
 
 class Cleaner:
@@ -44,20 +46,25 @@ class Cleaner:
         self._replayed: dict[TransactionAttempt, float] = {}  # when it was cleaned up after
         self._look_again = 0.0  # for files of other attempts, at the earliest
         self._cleaned = 0  # transactions, under this lease
-        self._published: set[TransactionAttempt] = set()  # those known to this process, of late
-        self._empty: set[int] = set()  # transactions that have advanced without a manifest, since the last clean-up
+        self._without_effect: set[TransactionAttempt] = set()  # prepared without a manifest, and not advanced yet
+        self._empty: set[int] = set()  # transactions that have advanced so, since the last clean-up
         self._tries_beside: bool | None = None  # whether Spark may try a task a second time beside the first
 
     def published(self, attempt: TransactionAttempt, tables: Iterable[ManifestTable]) -> None:
         """An attempt is published; its rows are needed until it has advanced."""
         self.last_published = attempt
-        self._published.add(attempt)
         self._tables_of[attempt] = tables
 
-    def opened(self, last_published: TransactionAttempt) -> None:
-        """The group is opened; this attempt is the last that was published."""
-        self.last_published = last_published
-        self._published.add(last_published)
+    def without_effect(self, attempt: TransactionAttempt) -> None:
+        """An attempt is prepared and has no manifest; one of another attempt that is there was never decided."""
+        self._without_effect.add(attempt)
+
+    def opened(self, record: GroupRecord) -> None:
+        """The group is opened, with no decision pending."""
+        if record.last_published is not None:
+            self.last_published = record.last_published.attempt
+        published, last = (marker.txid if marker else 0 for marker in (record.last_published, record.last))
+        self._empty |= set(range(max(published + 1, last - _EMPTY_MAX), last + 1))
 
     def advanced(self, attempt: TransactionAttempt) -> None:
         """Cleans what is left of attempts up to this txid; never another attempt's before that.
@@ -91,16 +98,16 @@ class Cleaner:
 
     def _clean_manifests(self, attempt: TransactionAttempt, due: bool) -> None:
         # Behind attempt 0 there was no other, which could have a manifest.
-        if attempt.attempt_id > 0 and attempt not in self._published:
+        if attempt.attempt_id > 0 and attempt in self._without_effect:
             self._empty.add(attempt.txid)
         if kept := self._manifests.retention.txids:
             every = CLEAN_EVERY * max(1, kept // (CLEAN_EVERY * _HISTORY_PER_LOOK))
             # A manifest of a transaction that came to nothing goes at once, lest it be taken for a decided one.
             due = due and (self._cleaned % every == 0 or bool(self._empty))
         self._manifests.clean(attempt.txid, self.last_published, due, self._empty)
+        self._without_effect = {other for other in self._without_effect if other.txid > attempt.txid}
         if due:
             self._empty.clear()
-            self._published = {other for other in self._published if other.txid >= attempt.txid}
 
     def _drop_published_rows(self, txid: int) -> None:
         """Rows that waited for their transaction's turn, or were given to states without a table."""

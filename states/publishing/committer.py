@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
+from trident.coordinators.ports import AttemptStory, PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
@@ -23,6 +23,8 @@ from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.log_entries import unchanged as unchanged_tables
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable, Retention
 from trident.states.delta.staging import StagingTarget
+from trident.states.delta.told import Told
+from trident.states.history.lately import PublishedLately
 from trident.states.outside.health import OutsideProgress
 from trident.states.publishing.cleaning import Cleaner
 from trident.states.publishing.group_tables import GroupTables
@@ -41,6 +43,11 @@ class DeltaCommitter:
         check_fence: raises Deposed when another coordinator leads.
         outside: is told how far states outside of the warehouse are, if given.
         retention: how long manifests of published transactions are kept.
+        code_id: tells the code that runs; kept with each manifest.
+
+    Attributes:
+        manifests: the group's.
+        lately: what this process has published of late.
     """
 
     def __init__(
@@ -55,18 +62,20 @@ class DeltaCommitter:
         check_fence: Callable[[], None],
         outside: OutsideProgress | None,
         retention: Retention,
+        code_id: str = "",
     ) -> None:
         self._bindings = {binding.name: binding for binding in bindings}
         self._tables = GroupTables(engine, warehouse, topology, group, incarnation, epoch, check_fence)
-        self._manifests = ManifestStore(warehouse, topology, group, incarnation, retention)
+        self.manifests = ManifestStore(warehouse, topology, group, incarnation, retention)
+        self.lately, self._code_id = PublishedLately(), code_id
         led = self._tables.check_fence
         self._outside = OutsidePublisher(
             engine.spark, warehouse, topology, incarnation, epoch, led, outside or OutsideProgress()
         )
         user_code = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, led, self._outside)
         self._opener = TableOpener(self._tables, self._bindings)
-        self._publisher = Publisher(self._tables, self._bindings, self._manifests, user_code)
-        self._cleaner = Cleaner(self._tables, self._manifests, lambda: [target.root for target in self.staging_targets])
+        self._publisher = Publisher(self._tables, self._bindings, self.manifests, user_code)
+        self._cleaner = Cleaner(self._tables, self.manifests, lambda: [target.root for target in self.staging_targets])
         self._decided_here: set[TransactionAttempt] = set()
 
     @property
@@ -88,8 +97,7 @@ class DeltaCommitter:
             Halted: a table is not as this group left it: which side is older is said.
             ForeignTable, SchemaMismatch: a table cannot be this state's.
         """
-        if record.last_published is not None:
-            self._cleaner.opened(record.last_published.attempt)
+        self._cleaner.opened(record)
         self._opener.open(record)
         self._outside.open(self._bindings.values(), record)
 
@@ -119,6 +127,7 @@ class DeltaCommitter:
         parent: TransactionAttempt | None,
         processed: ProcessedBatch,
         record: GroupRecord,
+        story: AttemptStory | None = None,
     ) -> PreparedBatch:
         staged: Mapping[str, list[StagedFile]] = processed.staged
         parts = [
@@ -133,6 +142,7 @@ class DeltaCommitter:
         rows = {table.state: table.rows for table in tables}
         wants_commit = any(spout.get("commit_data") is not None for spout in processed.spouts.values())
         if not any(rows.values()) and not wants_commit:
+            self._cleaner.without_effect(attempt)
             return PreparedBatch(None, rows)
         manifest = Manifest(
             self._tables.topology,
@@ -142,9 +152,10 @@ class DeltaCommitter:
             parent,
             tables,
             processed.spouts,
+            Told.now(self._tables.epoch, self._code_id, story, processed.skipped),
         )
         self._decided_here = {other for other in self._decided_here if other.txid == attempt.txid} | {attempt}
-        return PreparedBatch(self._manifests.write(manifest), rows)
+        return PreparedBatch(self.manifests.write(manifest), rows)
 
     def _part(
         self,
@@ -167,9 +178,11 @@ class DeltaCommitter:
     def publish(self, decision: Decision, record: GroupRecord) -> Published:
         """Publishes what was decided; doing it again, in this process or another, changes nothing."""
         first = decision.attempt in self._decided_here
-        published, tables = self._publisher.publish(decision, record, first)
-        self._cleaner.published(decision.attempt, tables)
+        published, manifest = self._publisher.publish(decision, record, first)
+        self._cleaner.published(decision.attempt, manifest.tables)
         self._outside.renew(self._bindings.values())
+        if self.manifests.retention.txids:
+            self.lately.add(decision, manifest, {table: mark.version for table, mark in published.marks.items()})
         return published
 
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:

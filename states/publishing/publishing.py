@@ -47,16 +47,14 @@ class Publisher:
         self._led_at = float("-inf")  # when the fence was last asked before a commit
         self._begun: TransactionAttempt | None = None  # what was last begun to be published
 
-    def publish(
-        self, decision: Decision, record: GroupRecord, first: bool
-    ) -> tuple[Published, Sequence[ManifestTable]]:
+    def publish(self, decision: Decision, record: GroupRecord, first: bool) -> tuple[Published, Manifest]:
         """Brings each table from the last published transaction to the decided one; again: changes nothing.
 
         Args:
             first: whether this process decided it, so that no other can have published it.
 
         Returns:
-            what ZooKeeper is told, and the tables and states that the transaction has rows for.
+            what ZooKeeper is told, and the manifest: the tables and states that the transaction has rows for.
 
         Raises:
             Deposed: another coordinator leads.
@@ -78,7 +76,7 @@ class Publisher:
             if isinstance(kind := table.state_kind, TablelessKind):
                 mark = self._publish_without_table(kind, table, decision, record, first)
                 marks |= {} if mark is None else {outside_id(table.state): mark}
-        return Published(marks, manifest.spouts), manifest.tables
+        return Published(marks, manifest.spouts), manifest
 
     def _publish_tables(
         self, tables: Sequence[ManifestTable], decision: Decision, record: GroupRecord

@@ -52,6 +52,7 @@ SUITES = {
     "test_commit_rules": "publishing",
     "test_torn_entries": "publishing",
     "test_kernel_races": "races",
+    "test_recorder": "publishing",
     "test_compactor": "merging and reading",
     "test_reading": "merging and reading",
     "test_key_reads": "merging and reading",
@@ -898,6 +899,9 @@ PLANTED: dict[str, Caught] = {
     ),
     "240-rollback-leaves-a-table-out": spark(
         "assert ", "rollback.py::test_the_next_incarnation_is_in_every_table_and_no_local_copy_outlives_it"
+    ),
+    "237-manifest-deleted-before-it-is-recorded": spark(
+        "== 45", "recorder.py::test_a_manifest_goes_only_when_the_table_has_its_transaction"
     ),
     "197-kafka-early-end-believed-without-the-leader": pure(
         "assert ",

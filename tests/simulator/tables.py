@@ -20,7 +20,7 @@ from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.threads import SimThreads
 from tests.simulator.world import Process, World
 from trident.coordinators.errors import CommitConflict, Halted
-from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
+from trident.coordinators.ports import AttemptStory, PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
@@ -247,6 +247,7 @@ class SimCommitter:
         parent: TransactionAttempt | None,
         processed: ProcessedBatch,
         record: GroupRecord,
+        story: AttemptStory | None = None,
     ) -> PreparedBatch:
         for table in self._store.tables.values():
             known: Any = self._tables.seen[table.path].snapshot

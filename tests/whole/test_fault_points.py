@@ -328,6 +328,8 @@ ELSEWHERE = {
     "repair.ledger": "test_file_spout.py",
     "zk.rollback": "test_rollback.py",
     "rollback.table": "test_rollback.py",
+    "history.write": "test_recorder.py",
+    "history.tidy": "test_recorder.py",
 }
 
 

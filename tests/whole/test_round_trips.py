@@ -45,7 +45,7 @@ lines.group_by("value").persistent_aggregate(counts, Count(), "count")
 lines.partition_persist(DeltaAppend("lines"))
 query = topology.start(
     warehouse=warehouse, zookeeper=zookeeper, zookeeper_root=root, spark_master="local[1]",
-    spark_conf=json.loads(conf), driver_memory="700m", max_spout_pending=1,
+    spark_conf=json.loads(conf), driver_memory="700m", max_spout_pending=1, history_retention_txids=0,
 )
 query.process_all_available(200)
 assert query.exception() is None, query.exception()

@@ -23,6 +23,8 @@ from trident.coordinators.errors import ConfigError, StorageProblem
 from trident.spark import stores
 from trident.states.core import storage
 from trident.states.core.place import Place
+from trident.states.history.recorded import recorded_transactions
+from trident.states.history.recorded_mark import owner_by_log
 
 ALL = os.environ.get("TRIDENT_STORES") == "all"
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,14 +36,17 @@ LIVES = [
     "publish.table:do_then_die:3",
     "publish.table:do_then_die:4",
     "compact.merge:do_then_die:1",
+    "history.write:do_then_die:1",
 ]
 
 PROGRAM = """
 import json, sys
 from collections.abc import Iterator
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
+from trident.states.history import recorder
 
 folder, warehouse, zookeeper, root, conf = sys.argv[1:]
+recorder.TXIDS_A_COMMIT = 1
 
 def split(line: str) -> Iterator[str]:
     yield from line.split()
@@ -160,6 +165,20 @@ def test_killed_and_resumed_on_a_store_nothing_is_lost_or_doubled(
         cwd=tmp_path,
     )
     assert json.loads(told.stdout)["name"] == "stored", told.stderr
+    past = subprocess.run(
+        [sys.executable, "-m", "trident.cli", "history", "stored", "--json", "--last", "0", "--warehouse", f"{base}/w"],
+        env={**environment, "TRIDENT_SPARK_CONF": conf},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    rows = [json.loads(line) for line in past.stdout.splitlines()]
+    assert [row["txid"] for row in rows] == list(range(1, len(rows) + 1)), past.stderr
+    written = [part["rows"] for row in rows for part in row["tables"] if part["state"] == "lines"]
+    assert sum(written) == len(lines)
+    table = recorded_transactions(f"{base}/w", "stored", "lines")
+    assert table.trouble == "" and sorted(table.rows) == [row["txid"] for row in rows]
+    assert owner_by_log(Place(f"{base}/w/stored__lines__transactions")) == ("stored", "lines")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "program.py"], "no folder is named like a URL"
 
 

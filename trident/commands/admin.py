@@ -278,7 +278,7 @@ class _SkipRunner:
             tx_id: {"spout": self._spouts[tx_id], "kind": "", "metadata": value, "commit_data": None}
             for tx_id, value in self._metadata.items()
         }
-        return ProcessedBatch(staged, spouts)
+        return ProcessedBatch(staged, spouts, skipped=self._error)
 
     def resolve(
         self, attempt: TransactionAttempt, processed: ProcessedBatch, timeout_secs: float | None

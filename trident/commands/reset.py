@@ -16,6 +16,7 @@ from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.beside import MESSAGES, SIDE_TABLES, VIEWS
 from trident.states.delta.incarnations import incarnations_in
+from trident.states.history.recorded import tables_of
 from trident.states.publishing.dead_letters import tables_beside
 
 
@@ -45,6 +46,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
         # Messages settled before say nothing of those that come now, nor views; dead letters are kept like any table.
         kinds = (*SIDE_TABLES, VIEWS) if drop_tables else (MESSAGES, VIEWS)
         beside = [path for path, _ in tables_beside(warehouse, name, kinds)]
+        beside += tables_of(warehouse, name) if drop_tables else []  # else the past is kept: it names the incarnation
         is_here = bool(descriptors or beside) or storage.exists(folder)
         published = {one.incarnation for one in incarnations_in(warehouse, name)} if is_here else None
         known = delete_topology(zk, name, published)

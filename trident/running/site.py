@@ -13,6 +13,7 @@ from trident.coordinators.incarnation_ids import first_id
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.messages.executor import MessageSpoutExecutor
+from trident.planning.code_id import code_id
 from trident.running.positions_check import check_by_manifest
 from trident.running.runner import SparkBatchRunner
 from trident.running.session_end import session_end
@@ -32,6 +33,8 @@ from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import Retention
+from trident.states.history.recorder import Published, TransactionRecorder
+from trident.states.history.transactions_table import TransactionsTable
 from trident.states.history.view_record import ViewRecorder
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
@@ -81,6 +84,8 @@ class SparkSite:
         self.topology, self.plans = topology, {plan.name: plan for plan in plans}
         self.spark, self.config, self.warehouse = spark, config, warehouse
         self.compaction_failed = compaction_failed
+        # Of the code that is loaded: its files may be edited while it runs.
+        self.code_ids = {plan.name: code_id(plan) for plan in plans}
         self.engine = KernelEngine(spark)
         self._copies: dict[str, StateCopies | None] = {}
         self._copies_lock = threading.Lock()
@@ -153,6 +158,7 @@ class SparkOpening:
             self._check_fence,
             site.outside[plan.name],
             Retention(site.config.history_retention_txids, site.config.history_retention_secs),
+            site.code_ids[plan.name],
         )
 
     def check_new(self) -> None:
@@ -235,6 +241,16 @@ class SparkOpening:
         context = SpoutContext(site.spark, site.topology, tx_id, own, first_id(term.incarnation), known)
         return make_executor(self._plan.spouts[tx_id], context)
 
+    def _recorder(self) -> TransactionRecorder | None:
+        """None where no history is kept."""
+        site, group, incarnation = self._site, self._plan.name, self._term.incarnation
+        manifests = self.committer.manifests
+        if not manifests.retention.txids:
+            return None
+        published = Published(site.warehouse, site.topology, group, incarnation, manifests, self.committer.lately)
+        table = TransactionsTable(site.engine, site.warehouse, site.topology, group, incarnation)
+        return TransactionRecorder(table, published, self._check_fence)
+
     def _upkeep(self, tell: Callable[[int], None]) -> BackgroundCompactor:
         site, name = self._site, self._plan.name
         compactors = [
@@ -252,11 +268,17 @@ class SparkOpening:
         incarnation = self._term.incarnation
         views = recorder(site.engine, site.warehouse, site.topology, name, incarnation, compactors, self._epoch)
         site.views[name] = views
-        return _Upkeep(compactors, partial(site.compaction_failed, name), tell, views.record if compactors else None)
+        return _Upkeep(
+            compactors,
+            partial(site.compaction_failed, name),
+            tell,
+            views.record if compactors else None,
+            self._recorder(),
+        )
 
 
 class _Upkeep(BackgroundCompactor):
-    """Merges a group's tables and records their views; the runner hears of advances too."""
+    """Merges a group's tables and records their views and its transactions; the runner hears of advances too."""
 
     def __init__(
         self,
@@ -264,17 +286,29 @@ class _Upkeep(BackgroundCompactor):
         on_error: Callable[[str, BaseException], None],
         tell: Callable[[int], None],
         record: Callable[[], object] | None,
+        recorder: TransactionRecorder | None,
     ) -> None:
         super().__init__(compactors, on_error, record=record)
-        self._tell = tell
+        self._tell, self._recorder = tell, recorder
 
     def start(self, advanced: int = 0) -> None:
         self._tell(advanced)
         super().start(advanced)
+        if self._recorder is not None:
+            self._recorder.start(advanced)
 
     def advanced(self, txid: int) -> None:
         self._tell(txid)
         super().advanced(txid)
+        if self._recorder is not None:
+            self._recorder.advanced(txid)
+
+    def stop(
+        self, compact: bool = True, timeout_secs: float = 60.0, give_up: Callable[[], bool] = lambda: False
+    ) -> bool:
+        if self._recorder is not None:
+            self._recorder.stop(flush=compact)
+        return super().stop(compact, timeout_secs, give_up)
 
 
 def _outside_states(plan: GroupPlan) -> list[str]:

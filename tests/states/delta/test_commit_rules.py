@@ -11,12 +11,14 @@ import pyarrow as pa
 import pytest
 
 from trident.coordinators.errors import Halted, StagedFileMissing
+from trident.coordinators.ports import AttemptStory, FailedAttempt
 from trident.coordinators.records import TableMark
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import ControlRecord
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import fsync_folders, staged_file, verify_staged
+from trident.states.delta.told import Told
 
 CONTROL = ControlRecord("top", "g", "inc", 7, 2, "digest", 1, 1)
 
@@ -100,6 +102,18 @@ def test_manifests_of_the_version_before_are_read_and_cleaned_up_when_they_are_o
     assert [path.name for path in store.clean(3, TransactionAttempt(3, 0))] == ["1-0.json"]
     store.clean(4, TransactionAttempt(4, 0))
     assert [path.name for path in folder.glob("*.json")] == ["2-0.json"]
+
+
+def test_a_manifest_of_a_version_that_told_nothing_is_read_and_what_is_told_comes_back(store: ManifestStore) -> None:
+    old = (
+        b'{"attempt":[3,0],"group":"g","incarnation":"inc","parent":null,"schema":1,"spouts":{},"tables":[],'
+        b'"topology":"top"}'
+    )
+    assert manifest(3).encode() == old and Manifest.decode(old) == manifest(3)
+    story = AttemptStory(1.5, (FailedAttempt(0, 2.5, "half a pair: \ud800"),))
+    told = replace(manifest(3), told=Told.now(4, "code", story, None))
+    assert told.told is not None and told.told.failures[0].error == "half a pair: ?"
+    assert Manifest.decode(told.encode()) == told
 
 
 @pytest.mark.parametrize("keep", [TransactionAttempt(3, 0), None])

@@ -470,6 +470,7 @@ def test_kept_manifests_are_looked_through_once_in_a_while_and_behind_a_replay_w
     assert looked == looks, "transactions without rows cost no look, nor do those that were tried again"
     group.prepare(TransactionAttempt(42, 0), ["never"])
     assert (folder / "42-0.json").exists()
+    assert group.prepare(TransactionAttempt(42, 1), []) is None
     has_advanced(42, attempt_id=1)
     assert looked == [*looks, 42] and not (folder / "42-0.json").exists()
     assert len(real(folder)) == 5, "those of the decided attempts"

@@ -1,0 +1,130 @@
+"""Reads the transactions of a batch group, without Spark: from their table, and from manifests what it lacks.
+
+A transaction is told as soon as a table of the group has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from trident.coordinators.errors import ForeignTable, TableError, TransactionNotKept
+from trident.coordinators.records import Decision
+from trident.states.core import storage
+from trident.states.core.descriptor import descriptors_of_group
+from trident.states.core.place import AnyPath, Place
+from trident.states.delta.file_rows import rows_of
+from trident.states.delta.kernel_errors import TableMissing
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import LogTables
+from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.states.history.kept import KeptManifests
+from trident.states.history.published_entries import published_as
+from trident.states.history.recorded_mark import DOMAIN, RecordedUpTo, owner_by_log, table_name
+from trident.states.history.transaction_rows import SCHEMA, Row, transaction_row
+
+
+@dataclass(frozen=True)
+class Transactions:
+    """The past of a batch group, as far as it is known.
+
+    Attributes:
+        incarnation: whose transactions these are: the topology's present one.
+        rows: by txid, the columns of the table of transactions.
+        manifests: the transactions whose manifests are kept.
+        trouble: why the table could not be read, where all is from manifests; "" where it could.
+    """
+
+    incarnation: str
+    rows: dict[int, Row]
+    manifests: tuple[int, ...]
+    trouble: str = ""
+
+
+def recorded_transactions(
+    warehouse: AnyPath, topology: str, group: str, txids: Collection[int] | None = None, last: int | None = None
+) -> Transactions:
+    """The transactions of a batch group's present incarnation.
+
+    Args:
+        txids: only these; None: all.
+        last: of the newest so many; None: all.
+
+    Raises:
+        OSError: the warehouse cannot be read.
+    """
+    warehouse = Place(warehouse)
+    mark, rows, trouble = _of_table(warehouse, topology, group, txids)
+    incarnation = _incarnation(warehouse, topology, group, mark)
+    found = {row["txid"]: row for row in rows if row["incarnation"] == incarnation}
+    kept = KeptManifests(warehouse, topology, group, incarnation)
+    there = kept.txids() if incarnation else []
+    wanted = [txid for txid in there if txid not in found and (txids is None or txid in txids)]
+    if last is not None:
+        wanted = wanted[-last:]
+    found |= _of_manifests(warehouse, kept, wanted)
+    newest = sorted(found)[-last:] if last else sorted(found)
+    return Transactions(incarnation, {txid: found[txid] for txid in newest}, tuple(there), trouble)
+
+
+def _of_table(
+    warehouse: Place, topology: str, group: str, txids: Collection[int] | None
+) -> tuple[RecordedUpTo | None, list[Row], str]:
+    path, tables = warehouse / table_name(topology, group), LogTables()
+    try:
+        snapshot = tables.load(str(path))
+        mark = RecordedUpTo.decode(path, snapshot.control(DOMAIN))
+        if (mark.topology, mark.group) != (topology, group):
+            return None, [], ""
+        files = [file for file in tables.live_files(snapshot) if _may_have(file, txids)]
+        rows = [row for batch in rows_of(str(path), files, SCHEMA) for row in batch.to_pylist()]
+    except TableMissing:
+        return None, [], ""
+    except (TableError, ForeignTable) as error:
+        return None, [], str(error)
+    return mark, [row for row in rows if txids is None or row["txid"] in txids], ""
+
+
+def _may_have(file: LiveFile, txids: Collection[int] | None) -> bool:
+    """Tells by the log's statistics; False only where the file surely has none of them."""
+    stats: Any = file.stats or {}
+    low, high = (dict(stats.get(name) or {}).get("txid") for name in ("minValues", "maxValues"))
+    if txids is None or not isinstance(low, int) or not isinstance(high, int):
+        return True
+    return any(low <= txid <= high for txid in txids)
+
+
+def _incarnation(warehouse: Place, topology: str, group: str, mark: RecordedUpTo | None) -> str:
+    """The present one, by the states' descriptors; of a group without tables by the last manifest, or the mark."""
+    try:
+        named = {state.incarnation for state in descriptors_of_group(warehouse, topology, group)}
+    except TableError:
+        named = set()
+    if len(named) == 1:
+        return named.pop()
+    for _, manifest in ManifestStore(warehouse, topology, group).newest_first():
+        return manifest.incarnation
+    return mark.incarnation if mark is not None else ""
+
+
+def _of_manifests(warehouse: Place, kept: KeptManifests, txids: list[int]) -> dict[int, Row]:
+    found: list[tuple[Decision, Manifest]] = []
+    for txid in txids:
+        try:
+            found.append(kept.decided(txid))
+        except (TransactionNotKept, TableError):
+            continue  # it changed nothing; or it is damaged, which its reader will be told
+    published = published_as(warehouse, found)
+    return {decision.txid: transaction_row(decision, each, published[decision.txid]) for decision, each in found}
+
+
+def tables_of(warehouse: AnyPath, topology: str) -> list[Place]:
+    """The folders of a topology's tables of transactions, of all its batch groups.
+
+    Their names alone do not say whose they are: a topology's name may begin with another's. So each one's log is asked.
+    """
+    warehouse, pattern = Place(warehouse), table_name(topology, "*")
+    found = [warehouse / name for name in sorted(storage.list_names(warehouse)) if fnmatchcase(name, pattern)]
+    return [path for path in found if (owner := owner_by_log(path)) is not None and owner[0] == topology]

@@ -1,0 +1,411 @@
+"""The table of transactions has every transaction once, whatever fails, and a manifest goes only when it is there."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.group_helpers import Group, append_binding, map_binding
+from tests.zk_fixtures import eventually
+from trident.coordinators import faults
+from trident.coordinators.errors import Deposed, ForeignTable, TableError
+from trident.coordinators.faults import InjectedFault
+from trident.coordinators.ports import AttemptStory, FailedAttempt, ProcessedBatch
+from trident.coordinators.records import Marker
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.place import Place
+from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.log_entries import read_commit
+from trident.states.delta.manifest import Retention
+from trident.states.history import recorder as recorder_module
+from trident.states.history import transactions_table
+from trident.states.history.recorded import recorded_transactions
+from trident.states.history.recorder import Published, TransactionRecorder
+from trident.states.history.transactions_table import TransactionsTable
+
+TABLE = "top__g__transactions"
+
+
+@pytest.fixture(autouse=True)
+def no_faults() -> Iterator[None]:
+    yield
+    faults.disarm()
+
+
+@pytest.fixture(scope="module")
+def engine(spark: SparkSession) -> KernelEngine:
+    return KernelEngine(spark)
+
+
+def made(engine: KernelEngine, folder: Path, txids: int = 1000, **settings: Any) -> Group:
+    bindings = [append_binding(), map_binding()]
+    return Group(engine, folder, bindings, retention=Retention(txids), **settings).open()
+
+
+def made_unopened(engine: KernelEngine, group: Group) -> Group:
+    """The coordinator after one that was killed."""
+    retention = group.committer.manifests.retention
+    return Group(engine, group.warehouse, group.bindings, epoch=2, record=group.record, retention=retention)
+
+
+def recorder_of(engine: KernelEngine, group: Group, check_fence: Any = lambda: None) -> TransactionRecorder:
+    """That of a process which has not run the transactions: it knows of none but from files."""
+    place, names = Place(group.warehouse), (group.topology, "g", group.incarnation)
+    manifests = group.committer.manifests
+    published = Published(place, *names, manifests, type(group.committer.lately)())
+    return TransactionRecorder(TransactionsTable(engine, place, *names), published, check_fence)
+
+
+def warm_recorder_of(engine: KernelEngine, group: Group) -> TransactionRecorder:
+    """That of the process which has run them."""
+    place, names = Place(group.warehouse), (group.topology, "g", group.incarnation)
+    published = Published(place, *names, group.committer.manifests, group.committer.lately)
+    return TransactionRecorder(TransactionsTable(engine, place, *names), published, lambda: None)
+
+
+def run(group: Group, txids: range) -> None:
+    for txid in txids:
+        group.commit(txid, ["a", "b"][: txid % 2 + 1])
+        group.committer.advanced(TransactionAttempt(txid, 0), published=True)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """By another reader than ours."""
+    found = deltalake.DeltaTable(str(folder / TABLE)).to_pyarrow_table().to_pylist()
+    return sorted(found, key=lambda row: (row["incarnation"], row["txid"]))
+
+
+def txids(folder: Path) -> list[int]:
+    return [row["txid"] for row in rows(folder)]
+
+
+def is_made(folder: Path) -> bool:
+    return (folder / TABLE / "_delta_log" / f"{0:020d}.json").exists()
+
+
+def names_of_manifests(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "_trident/top/g/manifests").glob("*/*.json"))
+
+
+def test_a_row_says_what_its_transaction_did(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path)
+    failure = FailedAttempt(0, 5.0, "half a pair \ud800")
+    story = AttemptStory(7.5, (failure,))
+    spouts = {"lines": {"spout": "FileSpout", "kind": "transactional", "metadata": {"from": 1}, "commit_data": None}}
+    processed = ProcessedBatch(group.staged(TransactionAttempt(1, 1), ["a", "b", "b"]), spouts)
+    decision = group.committer.prepare(TransactionAttempt(1, 1), None, processed, group.record, story).decision
+    group.advance(decision, group.committer.publish(decision, group.record))
+    warm_recorder_of(engine, group).record(1)
+    (row,) = rows(tmp_path)
+    assert (row["txid"], row["attempt_id"], row["parent_attempt_id"]) == (1, 1, None)
+    assert (row["incarnation"], row["epoch"], row["code_id"]) == ("inc", 1, "code")
+    assert row["begun_at"].timestamp() == 7.5 < row["decided_at"].timestamp() <= row["published_at"].timestamp()
+    assert row["sources"] == [
+        {
+            "stream": "lines",
+            "spout": "FileSpout",
+            "kind": "transactional",
+            "metadata": '{"from":1}',
+            "positions": None,
+            "commit_data": None,
+        }
+    ]
+    assert [(one["attempt_id"], one["error"]) for one in row["failures"]] == [(0, "half a pair ?")]
+    assert (row["rows"], row["files"], row["skipped"]) == (6, 2, None)
+    assert {table["state"]: table["rows"] for table in row["tables"]} == {"rows": 3, "counts": 3}
+    for table in row["tables"]:
+        added = read_commit(str(tmp_path / table["path"]), table["version"]).added
+        assert (len(added), sum(file.size for file in added)) == (table["files"], table["bytes"])
+    assert (row["manifest"], row["manifest_sha256"]) == (decision.manifest, decision.sha256)
+
+
+def test_a_process_that_knows_nothing_writes_the_same_rows(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 8))
+    warm_recorder_of(engine, group).record(7)
+    told = rows(tmp_path)
+    shutil.rmtree(tmp_path / TABLE)
+    recorder_of(engine, group).record(7)
+    again = rows(tmp_path)
+    assert [row.pop("published_at") is not None for row in told] == [
+        row.pop("published_at") is not None for row in again
+    ]
+    assert told == again and [row["txid"] for row in told] == list(range(1, 8))
+
+
+def test_a_manifest_goes_only_when_the_table_has_its_transaction(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path, txids=2)
+    recorder = recorder_of(engine, group)
+    run(group, range(1, 46))
+    assert len(names_of_manifests(tmp_path)) == 45
+    recorder.record(45)
+    run(group, range(46, 66))
+    assert txids(tmp_path) == list(range(1, 46))
+    assert [name.split("-")[0] for name in names_of_manifests(tmp_path)] == [str(txid) for txid in range(46, 66)]
+
+
+def test_a_successor_that_tells_success_once_more_deletes_no_manifest(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 4))
+    successor = made_unopened(engine, group)
+    successor.committer.advanced(TransactionAttempt(3, 0), published=True)  # while it finishes what was decided
+    successor.open()
+    successor.committer.advanced(TransactionAttempt(3, 0), published=True)
+    assert names_of_manifests(tmp_path) == ["1-0.json", "2-0.json", "3-0.json"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_of_a_transaction_without_effect_no_attempts_manifest_stays(engine, tmp_path: Path, killed: bool) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 3))
+    group.prepare(TransactionAttempt(3, 0), ["a"])  # fails before its decision, and its replay has no row left
+    nothing = ProcessedBatch({target.name: [] for target in group.committer.staging_targets})
+    assert group.committer.prepare(TransactionAttempt(3, 1), None, nothing, group.record).decision is None
+    group.record = replace(group.record, current_txid=4, last=Marker(3, 1, ""))
+    assert names_of_manifests(tmp_path) == ["1-0.json", "2-0.json", "3-0.json"]
+    if killed:
+        group = made_unopened(engine, group).open()
+        run(group, range(4, 5))
+    else:
+        group.committer.advanced(TransactionAttempt(3, 1), published=False)
+    assert "3-0.json" not in names_of_manifests(tmp_path)
+    recorder_of(engine, group).record(group.record.current_txid - 1)
+    assert txids(tmp_path) == ([1, 2, 4] if killed else [1, 2])
+
+
+@pytest.mark.parametrize("outcome", ["fail_before", "do_then_fail"])
+@pytest.mark.parametrize("point", ["history.write", "delta.commit"])
+def test_a_commit_that_fails_or_is_not_answered_leaves_out_none_and_doubles_none(
+    engine: KernelEngine, tmp_path: Path, point: str, outcome: str
+) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 4))
+    recorder = recorder_of(engine, group)
+    recorder.record(3)
+    run(group, range(4, 6))
+    faults.arm(f"{point}:{outcome}")
+    with pytest.raises((InjectedFault, TableError)):
+        recorder.record(5)
+    assert not faults.unfired()
+    recorder.record(5)
+    assert txids(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_of_two_that_record_the_same_each_transaction_comes_once(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 4))
+    zombie, leader = recorder_of(engine, group), recorder_of(engine, group)
+    zombie.record(2)
+    leader.record(3)
+    with pytest.raises(TableError):
+        zombie.record(3)
+    zombie.record(3)
+    assert txids(tmp_path) == [1, 2, 3]
+
+
+def test_one_that_is_deposed_writes_nothing(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 3))
+
+    def deposed() -> None:
+        raise Deposed("another leads")
+
+    recorder_of(engine, group).record(1)
+    with pytest.raises(Deposed):
+        recorder_of(engine, group, deposed).record(2)
+    assert txids(tmp_path) == [1]
+
+
+def truncate(folder: Path) -> None:
+    path = next((folder / TABLE / "data").glob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip(folder: Path) -> None:
+    spoil(sorted((folder / TABLE / "_delta_log").glob("*.json"))[1])
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(b"{" + path.read_bytes())
+
+
+def lose(folder: Path) -> None:
+    next((folder / TABLE / "data").glob("*.parquet")).unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, lose])
+def test_a_damaged_table_is_made_again_and_the_log_says_so(
+    engine: KernelEngine, tmp_path: Path, caplog: Any, damage: Any
+) -> None:
+    group = made(engine, tmp_path)
+    for upto in (2, 4):
+        run(group, range(upto - 1, upto + 1))
+        recorder_of(engine, group).record(upto)
+    damage(tmp_path)
+    told = recorded_transactions(tmp_path, "top", "g")
+    assert sorted(told.rows) == [1, 2, 3, 4] and told.trouble
+    recorder = recorder_of(engine, group)
+    with caplog.at_level(logging.WARNING, "trident.history"):
+        for _ in range(2):
+            with pytest.raises(TableError):
+                recorder.record(4)
+        recorder.record(4)
+    assert "is damaged and made again from the manifests that are kept" in caplog.text
+    assert txids(tmp_path) == [1, 2, 3, 4]
+    assert recorded_transactions(tmp_path, "top", "g").trouble == ""
+
+
+def test_of_a_torn_newest_entry_only_its_transactions_are_written_again(engine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path)
+    for upto in (2, 4):
+        run(group, range(upto - 1, upto + 1))
+        recorder_of(engine, group).record(upto)
+    spoil(max((tmp_path / TABLE / "_delta_log").glob("*.json")))
+    recorder_of(engine, group).record(4)
+    assert txids(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_table_of_others_in_its_place_is_left_alone(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path, txids=2)
+    deltalake.write_deltalake(str(tmp_path / TABLE), pa.table({"n": [1]}))
+    run(group, range(1, 3))
+    recorder = recorder_of(engine, group)
+    with pytest.raises(ForeignTable, match="is no table of transactions"):
+        recorder.record(2)
+    recorder.start(2)
+    recorder.stop(flush=True)
+    run(group, range(3, 45))
+    assert deltalake.DeltaTable(str(tmp_path / TABLE)).to_pyarrow_table().num_rows == 1
+    assert len(names_of_manifests(tmp_path)) < 30, "manifests go by their retention, where there is no table"
+    assert max(recorded_transactions(tmp_path, "top", "g").rows) == 44
+
+
+def test_the_table_is_written_anew_without_what_is_past_its_retention(engine, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(recorder_module, "FILES_MAX", 4)
+    group = made(engine, tmp_path, txids=5)
+    recorder = recorder_of(engine, group)
+    for txid in range(1, 13):
+        run(group, range(txid, txid + 1))
+        recorder.record(txid)
+    table = deltalake.DeltaTable(str(tmp_path / TABLE))
+    assert txids(tmp_path) == list(range(6, 13))
+    assert len(table.file_uris()) < 4
+    replaced = len(list((tmp_path / TABLE / "data").glob("*.parquet")))
+    monkeypatch.setattr(transactions_table, "_GRACE_SECS", -1.0)
+    faults.arm("history.tidy:do_then_fail")
+    for txid in range(13, 17):
+        run(group, range(txid, txid + 1))
+        with suppress(InjectedFault):
+            recorder.record(txid)
+    assert not faults.unfired()
+    left = len(list((tmp_path / TABLE / "data").glob("*.parquet")))
+    assert left < replaced and txids(tmp_path)[-5:] == list(range(12, 17))
+
+
+@pytest.mark.parametrize("fault", ["", "history.tidy:do_then_fail", "history.write:fail_before"])
+def test_when_the_group_has_gone_back_later_rows_are_taken_out_and_come_again(
+    engine, tmp_path: Path, fault: str
+) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 6))
+    recorder_of(engine, group).record(5)
+    back = recorder_of(engine, group)
+    faults.arm(fault)
+    with suppress(InjectedFault):
+        back.record(3)
+    assert not faults.unfired()
+    back.record(3)
+    assert txids(tmp_path) == [1, 2, 3]
+    back.record(4)  # of transactions 4 and 5 the manifests are there: they stand for others of these numbers
+    recorder_of(engine, group).record(5)
+    assert txids(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_one_that_is_deposed_takes_out_nothing(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 6))
+    recorder_of(engine, group).record(5)
+
+    def deposed() -> None:
+        raise Deposed("another leads")
+
+    with pytest.raises(Deposed):
+        recorder_of(engine, group, deposed).record(3)
+    assert txids(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_a_later_incarnation_goes_on_in_the_same_table(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 4))
+    recorder_of(engine, group).record(3)
+    for name in (
+        "_trident",
+        "rows",
+        "counts",
+        "counts__log",
+    ):  # as after a reset
+        shutil.rmtree(tmp_path / name)
+    later = made(engine, tmp_path, incarnation="later")
+    run(later, range(1, 3))
+    recorder_of(engine, later).record(2)
+    assert [(row["incarnation"], row["txid"]) for row in rows(tmp_path)] == [
+        ("inc", 1),
+        ("inc", 2),
+        ("inc", 3),
+        ("later", 1),
+        ("later", 2),
+    ]
+    assert sorted(recorded_transactions(tmp_path, "top", "g").rows) == [1, 2]
+
+
+def test_what_the_table_does_not_have_yet_is_read_from_manifests(engine: KernelEngine, tmp_path: Path) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 4))
+    recorder_of(engine, group).record(2)
+    found = recorded_transactions(tmp_path, "top", "g")
+    assert txids(tmp_path) == [1, 2] and sorted(found.rows) == [1, 2, 3] and found.manifests == (1, 2, 3)
+    assert {table["state"]: table["version"] for table in found.rows[3]["tables"]} == {"rows": 3, "counts": 3}
+    assert list(recorded_transactions(tmp_path, "top", "g", last=2).rows) == [2, 3]
+    assert list(recorded_transactions(tmp_path, "top", "g", {2}).rows) == [2]
+    decision = group.prepare(TransactionAttempt(4, 0), ["c"])
+    assert sorted(recorded_transactions(tmp_path, "top", "g").rows) == [1, 2, 3], "4 may never be decided"
+    group.advance(decision, group.committer.publish(decision, group.record))
+    assert sorted(recorded_transactions(tmp_path, "top", "g").rows) == [1, 2, 3, 4]
+
+
+def test_the_thread_writes_behind_so_many_transactions_and_at_its_end(engine, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(recorder_module, "TXIDS_A_COMMIT", 3)
+    group = made(engine, tmp_path)
+    recorder = warm_recorder_of(engine, group)
+    recorder.start(0)
+    for txid in (1, 2, 3):
+        run(group, range(txid, txid + 1))
+        recorder.advanced(txid)
+    assert eventually(lambda: is_made(tmp_path) and txids(tmp_path) == [1, 2, 3], 20)
+    run(group, range(4, 5))
+    recorder.advanced(4)
+    recorder.stop(flush=True)
+    assert txids(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_failure_is_told_and_tried_again(engine: KernelEngine, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(recorder_module, "TXIDS_A_COMMIT", 1)
+    monkeypatch.setattr(recorder_module, "_BACKOFF_SECS_MIN", 0.05)
+    group = made(engine, tmp_path)
+    run(group, range(1, 2))
+    recorder = recorder_of(engine, group)
+    faults.arm("history.write:fail_before")
+    recorder.start(1)
+    assert eventually(lambda: is_made(tmp_path) and txids(tmp_path) == [1], 20)
+    recorder.stop(flush=False)
+    assert "transactions are not recorded in top__g__transactions yet" in caplog.text

@@ -27,6 +27,7 @@ from trident import (
     FixedBatchSpout,
     MapGet,
     MemoryMapState,
+    TridentConfig,
     TridentTopology,
     Upsert,
     replay,
@@ -51,6 +52,7 @@ from trident.time_travel.captures import write_capture
 from trident.time_travel.capturing import capture
 from trident.time_travel.kept_batch import incarnation_of
 from trident.time_travel.replay import require_readable
+from trident.time_travel.rollback import roll_back
 
 START = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 
@@ -401,6 +403,43 @@ def test_each_kind_of_source_gives_its_rows_or_says_why_not(start, spark: SparkS
     assert digest_of(ran) == files
     with pytest.raises(TopologyError, match="several batch groups"):
         replay(topology(), ran, 1, spark=spark)
+
+
+@pytest.mark.skipif(not ALL, reason="with TRIDENT_REPLAYS=all (make replays)")
+def test_behind_a_rollback_what_stays_is_replayed_and_what_was_taken_back_is_not(
+    start,  # noqa: F811
+    spark: SparkSession,
+    zk_server: str,
+    zk_root: str,
+    tmp_path: Path,
+) -> None:
+    def topology(third: str) -> TridentTopology:
+        made = TridentTopology("back")
+        spout = FixedBatchSpout("word string", [[("a",), ("b",)], [("a",)], [(third,)]])
+        stream = made.new_stream("w", spout)
+        counts = stream.group_by("word").persistent_aggregate(DeltaMapState("counts_back"), Count(), "n")
+        counts.new_values_stream().partition_persist(DeltaAppend("news_back"))
+        return made
+
+    def run(third: str) -> None:
+        query = start(topology(third))
+        query.process_all_available(WAIT_SECS)
+        query.stop(WAIT_SECS, compact=False)
+
+    def news(third: str, txid: int) -> list[tuple]:
+        with replay(topology(third), ran, txid, spark=spark) as replayed:
+            assert [str(one) for one in replayed.differences()] == []
+            return rows_of(replayed.states["news_back"].rows)
+
+    ran = tmp_path / "warehouse"
+    run("bad")
+    config = TridentConfig(warehouse=str(ran), zookeeper=zk_server, zookeeper_root=zk_root)
+    roll_back("back", 2, apply=True, config=config, spark=spark)
+    assert [news("bad", txid) for txid in (1, 2)] == [[("a", 1), ("b", 1)], [("a", 2)]]
+    with pytest.raises(TransactionNotKept):
+        replay(topology("bad"), ran, 3, spark=spark)
+    run("a")
+    assert [news("a", txid) for txid in (1, 2, 3)] == [[("a", 1), ("b", 1)], [("a", 2)], [("a", 3)]]
 
 
 def test_a_state_of_which_earlier_transactions_are_not_kept_is_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trident.coordinators.errors import ConfigError, TableError, TopologyError, described
+from trident.coordinators.errors import ConfigError, TableError, TopologyError, TransactionNotKept, described
+from trident.coordinators.incarnation_ids import first_id, rollbacks_of, up_to
+from trident.coordinators.records import Decision
 from trident.operations.windows import windows_with_rows
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core import storage
@@ -12,6 +14,7 @@ from trident.states.core.place import Place
 from trident.states.delta.incarnations import incarnations_in
 from trident.states.delta.manifest import Manifest
 from trident.states.history.kept import KeptManifests
+from trident.states.history.versions import published_as_of
 from trident.streams.topology import TridentTopology
 
 _NOT_TOPOLOGIES = frozenset({"states", "zookeeper"})
@@ -54,9 +57,45 @@ def find_kept(topology: TridentTopology, warehouse: Place, txid: int, group: str
     topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
     chosen = group_of(plan(topology.graph, tracking=False), topology.name, group)
     incarnation = incarnation_of(warehouse, topology.name)
-    manifest = KeptManifests(warehouse, topology.name, chosen.name, incarnation).read(txid)
+    manifest = read_kept(warehouse, topology.name, chosen.name, incarnation, txid)
     check_streams(manifest, chosen)
     return KeptBatch(warehouse, chosen, manifest)
+
+
+def read_kept(warehouse: Place, topology: str, group: str, incarnation: str, txid: int) -> Manifest:
+    """The manifest of a transaction: also of one from before a rollback, which has left it there.
+
+    Args:
+        incarnation: the one that the topology has now.
+
+    Raises:
+        TransactionNotKept: there is none, or no longer; or a rollback has taken the transaction back.
+        TableError: it cannot be read.
+    """
+    try:
+        return KeptManifests(warehouse, topology, group, incarnation).read(txid)
+    except TransactionNotKept:
+        for earlier in up_to(incarnation)[1:]:
+            kept = KeptManifests(warehouse, topology, group, earlier, upto=txid)
+            if txid in kept.txids():
+                decision, manifest = kept.decided(txid)
+                if _stays(warehouse, manifest, decision, incarnation):
+                    return manifest
+        raise
+
+
+def _stays(warehouse: Place, manifest: Manifest, decision: Decision, incarnation: str) -> bool:
+    """Tells whether the tables, as they are now, have the transaction of a manifest from before a rollback."""
+    for path in sorted({table.path for table in manifest.tables if table.state_kind.has_table}):
+        try:
+            found = published_as_of(
+                warehouse / path, manifest.topology, manifest.group, incarnation, manifest.attempt.txid
+            )
+        except TableError:  # its log does not reach back so far, or it is there no more
+            continue
+        if found.control.is_of(decision):
+            return True
+    return False
 
 
 def group_of(plans: list[GroupPlan], topology: str, group: str | None) -> GroupPlan:
@@ -88,9 +127,9 @@ def incarnation_of(warehouse: Place, topology: str) -> str:
         TableError: its tables are of several incarnations.
     """
     signs = incarnations_in(warehouse, topology)
-    found = sorted({sign.incarnation for sign in signs})
-    if len(found) == 1:
-        return found[0]
+    found = sorted({sign.incarnation for sign in signs}, key=rollbacks_of)
+    if len({first_id(each) for each in found}) == 1:
+        return found[-1]  # a table that has left the topology has no part in its rollbacks
     if found:
         raise TableError(
             f"the tables of {topology} are of several incarnations",

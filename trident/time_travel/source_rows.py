@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError
+from trident.coordinators.incarnation_ids import first_id
 from trident.planning.groups import GroupPlan
 from trident.planning.nodes import sources
 from trident.planning.session_frames import compute_once, is_single
@@ -68,7 +69,8 @@ def source_rows(
             continue
         folder = warehouse / "_trident" / manifest.topology / "streams" / tx_id
         own: Path | Place = Path(folder) if folder.is_local else folder
-        context = SpoutContext(spark, manifest.topology, tx_id, own, manifest.incarnation, options, replays=True)
+        begun = first_id(manifest.incarnation)  # for a source nothing begins anew with a rollback
+        context = SpoutContext(spark, manifest.topology, tx_id, own, begun, options, replays=True)
         metadata = manifest.spouts[tx_id]["metadata"]
         if isinstance(spout, PartitionedTridentSpout):
             rows = _of_partitions(spout, context, schema, manifest, metadata)

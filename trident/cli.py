@@ -21,7 +21,6 @@ import click
 
 from trident.commands.exit_codes import (
     EXIT_BAD_INPUT,
-    EXIT_DIFFERENT,
     EXIT_HALT,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
@@ -399,15 +398,15 @@ def diff_(
 ) -> None:
     """Compare NAME and NAME2 transaction by transaction: where they first part, in which table, key and values.
 
-    Exit code 1 when they differ.
+    Exit code 1 when they differ, 6 when there is no transaction that could be compared.
     """
     from trident.commands.fork import diff_of
 
     given = (*settings, *([f"warehouse={source}"] if source is not None else []))
-    text, differ = diff_of(name, other, target, _config(given), txids, group, as_json)
+    text, code = diff_of(name, other, target, _config(given), txids, group, as_json)
     click.echo(text)
-    if differ:
-        sys.exit(EXIT_DIFFERENT)
+    if code:
+        sys.exit(code)
 
 
 @main.command(short_help="Find contradictions in NAME, and mend them.")

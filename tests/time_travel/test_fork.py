@@ -186,6 +186,9 @@ def test_a_fork_with_the_same_code_does_the_same_and_leaves_its_original_as_it_w
     assert original.digests() == before
     assert made.cost.linked > 0 and made.cost.copied == 0
     target = Path(str(made.warehouse))
+    early = CliRunner().invoke(main, ["diff", "words", "again", "--warehouse", str(target)])
+    assert early.exit_code == 6 and "nothing was compared" in early.output and "no difference" not in early.output
+    assert f"again has not processed any of the {TXIDS - AT} transactions from {AT + 1} on" in early.output
     held = original.run(target, words("again", original.input))
     every = range(len(lines_up_to(TXIDS)) + NEW)
     assert held["counts"] == held["said"] == held["seen"] == counted(every), "behind its batches it reads on"

@@ -3,7 +3,7 @@
 0 stopped or done, 1 the attempt cap was reached, 2 bad input, 3 HALT (a person
 must look), 4 ZooKeeper, or the store of a warehouse, unreachable, or ZooKeeper
 refuses a certificate or a password.
-``diff`` ends with 1 where two topologies differ.
+``diff`` ends with 1 where two topologies differ, with 6 where no transaction could be compared.
 ``status`` and ``zookeeper status`` end with 5 when what they tell of does not
 run, ``status`` also with 1 or 3 when that is how it ended. Beside these 70 for
 an error of the framework itself, or a JVM that has died, and 130 for an
@@ -35,7 +35,7 @@ from trident.coordinators.errors import (
 
 EXIT_ATTEMPT_CAP, EXIT_BAD_INPUT, EXIT_HALT, EXIT_UNREACHABLE, EXIT_NOT_RUNNING = 1, 2, 3, 4, 5
 EXIT_INTERNAL, EXIT_INTERRUPTED = 70, 130
-EXIT_DIFFERENT = 1
+EXIT_DIFFERENT, EXIT_NOT_COMPARED = 1, 6
 # The exit codes of `status`; of several topologies the first of these that is one's.
 EXIT_OF_CONDITION = {
     "halted": EXIT_HALT,

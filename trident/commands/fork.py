@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from trident.commands.exit_codes import EXIT_DIFFERENT, EXIT_NOT_COMPARED
 from trident.config import TridentConfig
 from trident.coordinators.errors import ConfigError
 from trident.time_travel.comparing import Part
@@ -78,7 +79,7 @@ def diff_of(
     txids: str | None = None,
     group: str | None = None,
     as_json: bool = False,
-) -> tuple[str, bool]:
+) -> tuple[str, int]:
     """Compares a topology with its fork, or with another one.
 
     Args:
@@ -87,7 +88,7 @@ def diff_of(
         txids: N, or N..M; None: all that both have.
 
     Returns:
-        the text, and whether they differ.
+        the text, and the exit code.
 
     Raises:
         ConfigError: that is no range.
@@ -95,7 +96,18 @@ def diff_of(
     """
     found = diff(name, other, warehouse, config, span(txids), group)
     text = json.dumps(asdict(found), default=str) if as_json else "\n".join(lines(found))
-    return text, found.parting is not None
+    return text, exit_code_of(found)
+
+
+def exit_code_of(found: Diff) -> int:
+    """That of two that were compared tells whether they differ; where nothing could be compared it is another one."""
+    if found.parting is not None:
+        return EXIT_DIFFERENT
+    return 0 if _is_compared(found) else EXIT_NOT_COMPARED
+
+
+def _is_compared(found: Diff) -> bool:
+    return found.first <= found.last
 
 
 def span(text: str | None) -> tuple[int, int] | None:
@@ -113,15 +125,18 @@ def span(text: str | None) -> tuple[int, int] | None:
 
 def lines(found: Diff) -> list[str]:
     """The comparison for people."""
-    told = [f"compared: transactions {found.first} to {found.last} of {found.group}"] if found.last else []
-    if found.behind:
+    compared = f"compared: transactions {found.first} to {found.last} of {found.group}"
+    told = [compared if _is_compared(found) else f"nothing was compared: no transaction of {found.group} is there yet"]
+    if found.behind and not _is_compared(found):
+        told.append(f"{found.other} has not processed any of the {found.behind} transactions from {found.first} on")
+    elif found.behind:
         told.append(f"{found.other} has not processed transaction {found.last + 1} yet, of {found.behind} to come")
     for side, states in ((found.name, found.only_one), (found.other, found.only_other)):
         if states:
             told.append(f"only {side} has: {', '.join(states)}")
     parting = found.parting
     if parting is None:
-        return [*told, "no difference"]
+        return [*told, "no difference"] if _is_compared(found) else told
     told.append(f"they part at transaction {parting.txid}")
     for tx_id, (one, other) in parting.streams.items():
         told.append(f"  stream {tx_id}: other batches: {found.name} {_shown(one)}, {found.other} {_shown(other)}")

@@ -19,7 +19,7 @@
 # make cluster a standalone Spark cluster (master, workers) whose hosts have neither the framework nor the user's modules;
 #              kills of its parts, with a shared folder, and on S3 and HDFS with hosts that share no disk
 # make planted  every patch of tests/planted, with every test that must find it
-# make replays  every transaction of every example, run again and compared with what it has committed
+# make replays  every transaction of the examples that can be replayed, run again and compared with what it has committed
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make races   processes for one table version, stopped at any moment, and Delta's own writers; ROUNDS=200; STORE=s3, hdfs
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a sixth of them

@@ -371,6 +371,7 @@ class GroupDriver:
         work = self._work.get(attempt)
         if work is not None:
             work.metadata = {**pinned, **work.unpinned}
+            self._observer.began(attempt)
             self.post(master.Began(attempt))
 
     def _take_ahead(self, attempt: TransactionAttempt | None = None) -> Begin | None:
@@ -461,7 +462,9 @@ class GroupDriver:
         work = self._work[command.attempt]
         assert work.decision is not None
         decision, parent = work.decision, work.parent
-        self._until_done(work, "decide", lambda: self._store.decide(decision, parent), master.Decided(command.attempt))
+        self._until_done(
+            command.attempt, "decide", lambda: self._store.decide(decision, parent), master.Decided(command.attempt)
+        )
 
     def _commit(self, command: master.Commit) -> None:
         work = self._work[command.attempt]
@@ -471,7 +474,7 @@ class GroupDriver:
         def publish() -> None:
             work.published = self._committer.publish(decision, self._store.record)
 
-        if not self._until_done(work, "publish", publish, None):
+        if not self._until_done(command.attempt, "publish", publish, None):
             return
         assert work.published is not None
         # A queue is acknowledged only when the data is durable.
@@ -486,7 +489,7 @@ class GroupDriver:
                 with faults.fault_point(SPOUT_COMMIT):
                     self._spouts.commit(command.attempt, data)
 
-        self._until_done(work, "spout_commit", commit, master.Committed(command.attempt))
+        self._until_done(command.attempt, "spout_commit", commit, master.Committed(command.attempt))
 
     def _advance(self, command: master.Advance) -> None:
         work = self._work[command.attempt]
@@ -516,7 +519,7 @@ class GroupDriver:
                 begin=begin,
             )
 
-        if self._until_done(work, "advance", advance, None):
+        if self._until_done(command.attempt, "advance", advance, None):
             if work.processed is not None:
                 self._patience.advanced(command.attempt, work.timeout_factor)
             self._report(command.attempt, work, command.published)
@@ -549,9 +552,11 @@ class GroupDriver:
         }
         return {tx_id: found for tx_id, found in changed.items() if found}
 
-    def _until_done(self, work: _Work, part: str, action: Callable[[], Any], event: master.Event | None) -> bool:
+    def _until_done(
+        self, attempt: TransactionAttempt, part: str, action: Callable[[], Any], event: master.Event | None
+    ) -> bool:
         """Rolls forward: retries with back-off until it is done, deposed, or at the cap halted."""
-        started, failures, refusals = self._threads.monotonic(), 0, 0
+        work, started, failures, refusals = self._work[attempt], self._threads.monotonic(), 0, 0
         while not self._stopping.is_set():
             try:
                 action()
@@ -570,6 +575,7 @@ class GroupDriver:
                     failures,
                     error,
                 )
+                self._observer.retries(attempt, part, error)
                 if refusals >= self._limits.max_attempts:
                     halted = Halted(
                         f"a decided transaction could not be finished after {failures} tries of {part}: {error}",

@@ -204,9 +204,16 @@ class Committer(Protocol):
 class Observer(Protocol):
     """Told what happens, for progress and status. Calls must be quick and not raise."""
 
+    def began(self, attempt: TransactionAttempt) -> None:
+        """Its begin is stored."""
+
     def advanced(self, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None: ...
 
-    def failed(self, attempt: TransactionAttempt, error: BaseException) -> None: ...
+    def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        """It failed before its decision; with attempt_id -1: the spouts could not say whether they are ready."""
+
+    def retries(self, attempt: TransactionAttempt, part: str, error: BaseException) -> None:
+        """A part (publish, spout_commit, advance…) of a decided transaction failed, and is tried again."""
 
 
 # --- what the supervisor needs -----------------------------------------------------------------
@@ -367,6 +374,10 @@ class SupervisorListener(Protocol):
     def closes(self) -> None:
         """The groups are closed, and are forgotten after this call."""
 
+    def began(self, group: str, attempt: TransactionAttempt) -> None: ...
+
     def advanced(self, group: str, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None: ...
 
     def failed(self, group: str, attempt: TransactionAttempt, error: BaseException) -> None: ...
+
+    def retries(self, group: str, attempt: TransactionAttempt, part: str, error: BaseException) -> None: ...

@@ -181,6 +181,9 @@ class _Observer:
     def __init__(self, group: str, listener: SupervisorListener, upkeep: Upkeep | None = None) -> None:
         self._group, self._listener, self._upkeep = group, listener, upkeep
 
+    def began(self, attempt: TransactionAttempt) -> None:
+        self._listener.began(self._group, attempt)
+
     def advanced(self, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None:
         if self._upkeep is not None:
             self._upkeep.advanced(attempt.txid)
@@ -188,3 +191,6 @@ class _Observer:
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         self._listener.failed(self._group, attempt, error)
+
+    def retries(self, attempt: TransactionAttempt, part: str, error: BaseException) -> None:
+        self._listener.retries(self._group, attempt, part, error)

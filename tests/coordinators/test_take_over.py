@@ -59,7 +59,7 @@ class Surroundings:
 
     def nothing(self, *_: Any) -> None: ...
 
-    cancel = commit = success = failed = event = nothing
+    cancel = commit = success = began = failed = retries = event = nothing
 
 
 def driver_of(zk: Any, record: GroupRecord, around: Surroundings, explain: Any = lambda error: error) -> GroupDriver:

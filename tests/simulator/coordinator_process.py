@@ -190,7 +190,13 @@ class CoordinatorProcess:
     def advanced(self, group: str, attempt: Any, info: Any) -> None:
         pass
 
+    def began(self, group: str, attempt: Any) -> None:
+        pass
+
     def failed(self, group: str, attempt: Any, error: BaseException) -> None:
+        pass
+
+    def retries(self, group: str, attempt: Any, part: str, error: BaseException) -> None:
         pass
 
 

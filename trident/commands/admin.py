@@ -293,10 +293,16 @@ class _Advanced:
     def __init__(self) -> None:
         self.done = threading.Event()
 
+    def began(self, attempt: TransactionAttempt) -> None:
+        """It begins nothing."""
+
     def advanced(self, attempt: TransactionAttempt, info: Any) -> None:
         self.done.set()
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        """The driver keeps the error."""
+
+    def retries(self, attempt: TransactionAttempt, part: str, error: BaseException) -> None:
         """The driver keeps the error."""
 
 

@@ -43,6 +43,7 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pyspark.sql.types import StructType
@@ -81,16 +82,29 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 )
 # Everybody is told these in full: nothing in them comes from the user's code or data.
 _TOLD = (UnknownFunction, WrongArguments, NotLeading, DrpcTimeout)
-_ROUTES = Map(
-    [
-        Rule("/drpc", endpoint="functions", methods=["GET"]),
-        Rule("/drpc/<function>", endpoint="post", methods=["POST"]),
-        Rule("/drpc/<function>/<path:argument>", endpoint="get", methods=["GET"]),
-        Rule("/health", endpoint="health", methods=["GET"]),
-    ],
-    merge_slashes=False,  # an argument may be a URL
-    strict_slashes=False,
-)
+_RULES = {
+    "functions": ("/drpc", "GET"),
+    "post": ("/drpc/<function>", "POST"),
+    "get": ("/drpc/<function>/<path:argument>", "GET"),
+    "health": ("/health", "GET"),
+}
+
+
+@dataclass(frozen=True)
+class Route:
+    """A further path at the port, beside those of requests.
+
+    Attributes:
+        rule: the path, as werkzeug's ``Rule`` has it: "/state/<name>".
+        answer: is called with the request and the rule's values; what it raises is answered as for requests.
+        method: of HTTP.
+        without_token: answered to everybody who may connect, as ``/health`` is: it must tell nothing.
+    """
+
+    rule: str
+    answer: Callable[..., Response]
+    method: str = "GET"
+    without_token: bool = False
 
 
 class Answers(Protocol):
@@ -117,11 +131,21 @@ class AnswerTooLarge(AnswerNotWritable):
 
 
 class Application:
-    """The WSGI application: who may ask, the routes, and errors as answers."""
+    """The WSGI application: who may ask, the routes, and errors as answers.
 
-    def __init__(self, token: str | None, front: Answers) -> None:
+    Args:
+        routes: answered beside those of requests.
+    """
+
+    def __init__(self, token: str | None, front: Answers, routes: Sequence[Route] = ()) -> None:
         self._token = token.encode() if token else None
         self._front = front
+        own = {name: getattr(self, f"_{name}") for name in _RULES}
+        self._answers: dict[str, Callable[..., Response]] = own | {route.rule: route.answer for route in routes}
+        self._open = {"health", *(route.rule for route in routes if route.without_token)}
+        rules = [Rule(rule, endpoint=name, methods=[method]) for name, (rule, method) in _RULES.items()]
+        rules += [Rule(route.rule, endpoint=route.rule, methods=[route.method]) for route in routes]
+        self._map = Map(rules, merge_slashes=False, strict_slashes=False)  # an argument may be a URL
         self._slots = threading.Semaphore(_AT_ONCE)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
@@ -134,10 +158,10 @@ class Application:
         values: Mapping[str, Any] = {}
         try:
             try:
-                endpoint, values = _ROUTES.bind_to_environ(request.environ).match()
+                endpoint, values = self._map.bind_to_environ(request.environ).match()
             except HTTPException as problem:
                 return self._refused(request, "") or _http_error(problem)
-            return self._refused(request, endpoint) or getattr(self, f"_{endpoint}")(request, **values)
+            return self._refused(request, endpoint) or self._answers[endpoint](request, **values)
         except HTTPException as problem:
             return _http_error(problem)
         except Exception as error:
@@ -170,7 +194,7 @@ class Application:
             )
         if self._token is None:
             return _refused_without_token(request, host)
-        if endpoint == "health":
+        if endpoint in self._open:
             return None
         scheme, _, presented = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(presented.strip().encode(), self._token):

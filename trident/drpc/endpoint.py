@@ -16,6 +16,7 @@ from trident.planning.requests import drpc_plans
 
 if TYPE_CHECKING:
     from trident.config import TridentConfig
+    from trident.drpc.application import Route
     from trident.drpc.http import HttpServer
 
 log = logging.getLogger("trident.drpc")
@@ -34,6 +35,9 @@ class DrpcFront:
     Args:
         event: is told in a line what happens.
 
+    Attributes:
+        routes: further paths at the port; set before :meth:`listen`.
+
     Raises:
         TopologyError: a function has several results.
     """
@@ -41,6 +45,7 @@ class DrpcFront:
     def __init__(self, graph: TopologyGraph, config: "TridentConfig", event: Callable[[str], None]) -> None:
         self.name, self.plans = graph.name, drpc_plans(graph)
         self._address, self._token, self._event = config.http, config.http_token, event
+        self.routes: Sequence[Route] = ()
         self._changed = threading.Condition()
         self._role = _Role.STARTING
         self._requests: DrpcRequests | None = None
@@ -131,7 +136,7 @@ class DrpcFront:
             with self._changed:
                 if self._role is _Role.ENDED:
                     return
-                self._http = HttpServer(self._address, self._token, self)
+                self._http = HttpServer(self._address, self._token, self, self.routes)
         except AddressInUse as problem:
             if not self._is_port_taken:
                 self._is_port_taken = True

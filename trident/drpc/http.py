@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from waitress import wasyncore
 
 from trident.config_kinds import is_loopback, listen_address
 from trident.coordinators.errors import ConfigError, TridentError
-from trident.drpc.application import Answers, Application
+from trident.drpc.application import Answers, Application, Route
 from trident.drpc.limits import BoundedServer
 from trident.drpc.requests import _AT_ONCE
 
@@ -24,13 +25,16 @@ _STOP_SECS = 2.0
 class HttpServer:
     """Listens from its making on; answers in threads of its own.
 
+    Args:
+        routes: further paths; see :class:`trident.drpc.application.Route`.
+
     Raises:
         ConfigError: the address cannot be listened at, or other machines can
             reach it and there is no token.
         AddressInUse: another process listens there.
     """
 
-    def __init__(self, address: str, token: str | None, front: Answers) -> None:
+    def __init__(self, address: str, token: str | None, front: Answers, routes: Sequence[Route] = ()) -> None:
         self._listener = _listen(address)
         host, port = self._listener.getsockname()[:2]
         if not token and not is_loopback(host):
@@ -43,7 +47,9 @@ class HttpServer:
             )
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._map: dict[int, Any] = {}
-        self._server = BoundedServer(Application(token, front), self._listener, self._map, _THREADS, _BODY_BYTES_MAX)
+        self._server = BoundedServer(
+            Application(token, front, routes), self._listener, self._map, _THREADS, _BODY_BYTES_MAX
+        )
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="trident-http", daemon=True)
         self._thread.start()

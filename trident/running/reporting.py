@@ -23,6 +23,18 @@ from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, Statu
 from trident.running.warm_up import WarmUp
 from trident.spark.class_archive import make_later
 from trident.states.keyed.background_compactor import VIEWS
+from trident.watching.events import (
+    Advanced,
+    Began,
+    Event,
+    Failed,
+    LostLead,
+    Started,
+    Terminated,
+    TookOver,
+    Waits,
+    Watchers,
+)
 
 if TYPE_CHECKING:
     from trident.planning.groups import GroupPlan
@@ -37,6 +49,7 @@ class Reporter:
     Attributes:
         supervisor, site, front: set before the supervisor starts.
         errors: group → its last error as text, and when (seconds since the epoch).
+        watchers: are told of each event.
     """
 
     supervisor: Supervisor
@@ -48,12 +61,25 @@ class Reporter:
     ) -> None:
         self.progress = progress
         self.errors: dict[str, tuple[str, float]] = {}
+        self.watchers = Watchers()
         self._plans, self._shows, self._writer, self._keeps_warm = plans, shows, writer, keeps_warm
         self._warm_up: WarmUp | None = None
         self._copies: StandbyCopies | None = None
         self._leads_last = False  # of all that is known here: no other process has led since
         self._final_groups: tuple[GroupStatus, ...] = ()
         self._has_advanced = False
+
+    def starts(self) -> None:
+        """The query is made, and its thread begins."""
+        self._tell(Started)
+
+    def ends(self) -> None:
+        """The last events; nothing runs any more."""
+        self._tell(Terminated, error=self.supervisor.error)
+
+    def _tell(self, kind: type[Event], **facts: Any) -> None:
+        progress = self.progress
+        self.watchers.tell(kind(topology=progress.name, incarnation=progress.id, run_id=progress.run_id, **facts))
 
     # --- the listener's calls ---------------------------------------------------------------------
 
@@ -69,6 +95,7 @@ class Reporter:
 
     def waits(self, holder: Holder) -> None:
         self._leads_last = False
+        self._tell(Waits, host=holder.host, pid=holder.pid)
         self.front.waits()
         self._writer.forget()
         if self._keeps_warm and self._warm_up is None:
@@ -97,6 +124,7 @@ class Reporter:
     def leads(self, term: Term) -> None:
         self.progress.id = term.incarnation
         self._leads_last = True
+        self._tell(TookOver, epoch=term.epoch)
 
     def recovery_waits(self, cause: str) -> None:
         """Until there are groups again the status has the cause, and nothing else to say of them."""
@@ -127,12 +155,16 @@ class Reporter:
 
     def closes(self) -> None:
         self._final_groups = self._group_statuses() or self._final_groups
+        self._tell(LostLead)
+
+    def began(self, group: str, attempt: TransactionAttempt) -> None:
+        self._tell(Began, group=group, txid=attempt.txid, attempt_id=attempt.attempt_id)
 
     def advanced(self, group: str, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None:
         if not self._has_advanced:
             self._has_advanced = True
             make_later(self.site.spark)
-        self.progress.transaction(
+        record = self.progress.transaction(
             {
                 "group": group,
                 "batch_id": attempt.txid,
@@ -143,9 +175,24 @@ class Reporter:
                 "states": info["rows"],
             }
         )
+        self._tell(
+            Advanced,
+            group=group,
+            txid=attempt.txid,
+            attempt_id=attempt.attempt_id,
+            progress=record,
+            published=info["published"],
+            recovered=info["recovered"],
+        )
 
     def failed(self, group: str, attempt: TransactionAttempt, error: BaseException) -> None:
         self.errors[group] = (f"attempt {attempt}: {error}", time.time())  # the driver has logged it
+        attempt_id = attempt.attempt_id if attempt.attempt_id >= 0 else None
+        part = "ready" if attempt_id is None else "processing"
+        self._tell(Failed, group=group, txid=attempt.txid, attempt_id=attempt_id, part=part, error=error)
+
+    def retries(self, group: str, attempt: TransactionAttempt, part: str, error: BaseException) -> None:
+        self._tell(Failed, group=group, txid=attempt.txid, attempt_id=attempt.attempt_id, part=part, error=error)
 
     # --- other things that go wrong ----------------------------------------------------------------
 

@@ -150,10 +150,18 @@ def _make_query(
     ending = Ending(
         name,
         reporter.supervisor,
-        [reporter.write_last_status, reporter.close_copies, reporter.front.end, reporter.progress.close, *closing],
+        [
+            reporter.write_last_status,
+            reporter.close_copies,
+            reporter.ends,
+            reporter.front.end,
+            reporter.progress.close,
+            *closing,
+        ],
         config.stop_timeout_secs,
         lambda thread: thread == f"trident-{name}" or thread.startswith(groups),
     )
+    reporter.starts()
     query._start(ending)
     return query
 

@@ -1,0 +1,1 @@
+"""Events of a running topology, and those who are told them: metrics, pages, listeners."""

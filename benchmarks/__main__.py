@@ -50,6 +50,8 @@ NAMES = (
 # Half an hour each, and processes of their own: only when they are asked for.
 WHEN_NAMED = ("failover", "stores", "cluster")
 JSON_SCHEMA = 1
+# The server of a run waits as long for the next benchmark that uses it.
+_IDLE_SECS = 6 * 3600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,7 +106,7 @@ def _run(names: list[str], given: argparse.Namespace, folder: Path) -> int:
             print(line)
         if given.quick:
             print("--quick: tiny sizes, whatever the titles say; the figures say nothing about speed")
-        bench = Bench(spark, folder, EmbeddedZooKeeper.ensure(folder / "zookeeper"), given.quick, _say)
+        bench = Bench(spark, folder, EmbeddedZooKeeper.ensure(folder / "zookeeper", idle_secs=_IDLE_SECS), given.quick, _say)
         results: dict[str, object] = {}
         for name in names:
             report, error = _measure(name, bench)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from kazoo.client import KazooClient
 
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
@@ -29,8 +30,21 @@ def zk_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield given  # that of the process that runs this one: test_planted_bugs.py
         return
     folder = tmp_path_factory.mktemp("zookeeper")
-    yield EmbeddedZooKeeper.ensure(folder)
+    with kept_busy(EmbeddedZooKeeper.ensure(folder)) as hosts:
+        yield hosts
     EmbeddedZooKeeper.stop(folder)
+
+
+@contextmanager
+def kept_busy(hosts: str) -> Iterator[str]:
+    """Holds one client: the server ends after ten minutes without any, and other tests may take as long."""
+    client = KazooClient(hosts)
+    client.start_async()
+    try:
+        yield hosts
+    finally:
+        client.stop()
+        client.close()
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def zookeeper_for_all(tmp_path_factory: pytest.TempPathFactory):
     from trident.coordinators.embedded import EmbeddedZooKeeper
 
     folder = tmp_path_factory.mktemp("zookeeper")
-    yield EmbeddedZooKeeper.ensure(folder)
+    yield EmbeddedZooKeeper.ensure(folder, idle_secs=3600.0)
     EmbeddedZooKeeper.stop(folder)
 
 

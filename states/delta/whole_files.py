@@ -40,20 +40,22 @@ def require_whole(what: str, root: str, files: Iterable[SizedFile], action: str 
         action: what to do when one is not; by default to bring it back.
     """
     for file in files:
+        problem: OSError | None = None
         try:
             there = storage.stat(f"{root}/{file.path}")
         except OSError as error:
-            found = str(error)
+            found, problem = str(error), error
         else:
             if there is not None and there.is_file and there.size == file.size:
                 continue
             found = "no such file" if there is None else there.described
+        # With its cause: a storage that does not answer is told from a file that is damaged.
         raise TableError(
             f"a data file of {what} is not what was written: {file.path}",
             found=found,
             expected=f"a file of {file.size} bytes",
             action=action or "bring it back from a back-up: without it rows would be missing without a word",
-        )
+        ) from problem
 
 
 def require_whole_log(path: str, version: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,13 @@ from trident.coordinators.errors import AttemptCapReached, SourceError, StagedFi
 from trident.spouts.delta.frames import DeltaFrames
 from trident.spouts.delta.log import DeltaChanges
 from trident.spouts.partitions import Emission, EmittedFile, PartitionEmission
+from trident.states.core import storage
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.log_entries import read_commit
 from trident.states.delta.staging import verify_staged
 from trident.states.delta.whole_files import require_whole, require_whole_log
+from trident.states.history.transactions_table import is_damage
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.lookups import StatePins, base_of
@@ -58,6 +61,21 @@ def test_a_file_is_as_long_as_it_was_written_or_an_error_says_what_it_is(tmp_pat
     damage(tmp_path / "a")
     with pytest.raises(TableError, match="data file of table t .* a; found: .*expected: a file of 5 bytes"):
         require_whole("table t", str(tmp_path), [file])
+
+
+def test_a_storage_that_does_not_answer_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged table of transactions is deleted and made again: one that is only out of reach must not be."""
+
+    def no_answer(path: object) -> None:
+        raise OSError(errno.EIO, "the store is away", str(path))
+
+    file = LiveFile("a", 5, {}, None, None, 0)
+    with pytest.raises(TableError) as gone:
+        require_whole("table t", str(tmp_path), [file])
+    monkeypatch.setattr(storage, "stat", no_answer)
+    with pytest.raises(TableError, match="the store is away") as away:
+        require_whole("table t", str(tmp_path), [file])
+    assert (is_damage(gone.value), is_damage(away.value)) == (True, False)
     with pytest.raises(StagedFileMissing, match="5 bytes"):
         verify_staged(tmp_path, [file])
 

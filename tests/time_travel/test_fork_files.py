@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from trident.states.core.place import Place
-from trident.time_travel.fork_record import ForkRecord, load_fork
-from trident.time_travel.fork_tables import copy_streams
+from trident.states.core.tables import TXID_COLUMN
+from trident.states.delta.kernel_files import LiveFile
+from trident.time_travel.fork_record import ForkedState, ForkRecord, load_fork
+from trident.time_travel.fork_tables import _behind, copy_streams
 
 
 def record_of(warehouse: Path, incarnation: str, source: str = "9f3c-r1") -> ForkRecord:
@@ -33,3 +35,9 @@ def test_of_two_calls_at_once_one_begins_the_fork(tmp_path: Path) -> None:
     begun = [record_of(tmp_path, incarnation).begin_in(warehouse) for incarnation in ("ab12", "cd34")]
     found = load_fork(warehouse, "copy")
     assert begun == [True, False] and found is not None and found.incarnation == "ab12"
+
+
+def test_of_an_append_table_every_file_is_taken_whatever_a_column_of_the_users_has() -> None:
+    file = LiveFile("a", 1, {}, {"maxValues": {TXID_COLUMN: -5}}, 1, 0)
+    assert _behind(ForkedState(3, None, -1))(file)
+    assert not _behind(ForkedState(3, None, 0))(file)

@@ -339,6 +339,14 @@ def test_a_group_that_stays_keeps_its_rows_and_its_floor() -> None:
     assert merged_after(now, None) == 9
 
 
+@pytest.mark.parametrize("role", [APPEND, PLAIN, BESIDE])
+def test_only_of_a_log_the_column_of_txids_tells_what_comes_back(role: str) -> None:
+    """An append table may have a column of the user's own with that name, and numbers below zero in it."""
+    then = TableAt(1, control(1), files={"a": data_file("a", [-7])})
+    goes, comes = moved_files(role, TableAt(2, control(2), files={"b": data_file("b", [-5])}), then)
+    assert ([file.path for file in goes], [file.path for file in comes]) == (["b"], ["a"])
+
+
 def test_dead_letters_are_no_witness_of_the_last_transaction() -> None:
     """They take part only in transactions that have rows for them."""
     versions = published([1, 2])

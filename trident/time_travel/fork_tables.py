@@ -88,7 +88,7 @@ def _behind(versions: ForkedState) -> Callable[[LiveFile], bool]:
     """Tells of a log's files whether they have rows that the plain table has not; of an append table all count."""
 
     def keeps(file: LiveFile) -> bool:
-        return greatest_txid(file) > versions.merged
+        return versions.merged < 0 or greatest_txid(file) > versions.merged
 
     return keeps
 

@@ -14,6 +14,7 @@ that have pinned a version read on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,7 +155,8 @@ def move_of(table: TableFacts) -> TableMove:
 
 def moved_files(role: str, now: TableAt, then: TableAt) -> tuple[tuple[LiveFile, ...], tuple[LiveFile, ...]]:
     """The files that a table loses on the way to an earlier version, and those that it gets again."""
-    floor = now.control.floor if role == LOG else -1
+    # Of other tables every file counts, also one of a user's column that has the name of a log's txids.
+    floor: float = now.control.floor if role == LOG else -math.inf
     wanted = {path: file for path, file in then.files.items() if path in now.files or greatest_txid(file) > floor}
     goes = tuple(file for path, file in sorted(now.files.items()) if path not in wanted)
     comes = tuple(file for path, file in sorted(wanted.items()) if path not in now.files)

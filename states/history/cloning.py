@@ -41,7 +41,7 @@ class LiveTable:
     """A table at one version, as its log says.
 
     Attributes:
-        adds: the bodies of the ``add`` actions of the live files, by their path as the log has it.
+        adds: the bodies of the ``add`` actions of the live files, by their path, which is not URL-encoded.
     """
 
     path: Place
@@ -67,10 +67,10 @@ def live_table(path: Place, version: int) -> LiveTable:
     adds: dict[str, Mapping[str, Any]] = {}
     try:
         for removed, kind, body in _actions(str(path), version):
-            if removed:
-                adds.pop(body["path"], None)
+            if removed:  # by another writer, perhaps, which encodes other letters of the path
+                adds.pop(unquote(body["path"]), None)
             elif kind == "add":
-                adds[body["path"]] = body
+                adds[unquote(body["path"])] = body
             elif kind == "protocol":
                 protocol = body
             elif kind == "metaData":

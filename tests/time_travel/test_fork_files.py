@@ -1,12 +1,16 @@
-"""The files of a fork besides its tables: what its streams keep, and its record, which only one of two calls begins."""
+"""The parts of a fork alone: files that its streams keep, its record, the files of its tables, its znodes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.history.cloning import live_table
 from trident.time_travel.fork_record import ForkedState, ForkRecord, load_fork
 from trident.time_travel.fork_tables import _behind, copy_streams
 
@@ -41,3 +45,21 @@ def test_of_an_append_table_every_file_is_taken_whatever_a_column_of_the_users_h
     file = LiveFile("a", 1, {}, {"maxValues": {TXID_COLUMN: -5}}, 1, 0)
     assert _behind(ForkedState(3, None, -1))(file)
     assert not _behind(ForkedState(3, None, 0))(file)
+
+
+@pytest.mark.parametrize("removed", ["city=%C3%A9/a%20b", "city=é/a%20b"])
+def test_a_removed_file_does_not_come_again_whichever_letters_of_its_path_are_encoded(
+    tmp_path: Path, removed: str
+) -> None:
+    """Spark leaves é as it is, and this framework does not."""
+    (log := tmp_path / "_delta_log").mkdir()
+    metadata = {"id": "t", "schemaString": "{}", "partitionColumns": ["city"]}
+    add = {"path": "city=é/a%20b", "size": 1, "partitionValues": {"city": "é"}, "modificationTime": 0}
+    entries = [
+        [{"protocol": {"minWriterVersion": 7}}, {"metaData": metadata}, {"add": add}],
+        [{"remove": {"path": removed}}],
+    ]
+    for version, actions in enumerate(entries):
+        (log / f"{version:020d}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+    assert list(live_table(Place(str(tmp_path)), 0).adds) == ["city=é/a b"]
+    assert not live_table(Place(str(tmp_path)), 1).adds

@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from trident.coordinators.errors import CoordinationError
+from trident.coordinators.leadership import Leadership
+from trident.coordinators.records import Decision, GroupRecord, Marker
+from trident.coordinators.repairing import RepairStore
+from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.manifest import Manifest
 from trident.states.history.cloning import live_table
+from trident.time_travel.fork_plan import Past
 from trident.time_travel.fork_record import ForkedState, ForkRecord, load_fork
 from trident.time_travel.fork_tables import _behind, copy_streams
+from trident.time_travel.forking import _Fork
 
 
 def record_of(warehouse: Path, incarnation: str, source: str = "9f3c-r1") -> ForkRecord:
@@ -63,3 +72,40 @@ def test_a_removed_file_does_not_come_again_whichever_letters_of_its_path_are_en
         (log / f"{version:020d}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
     assert list(live_table(Place(str(tmp_path)), 0).adds) == ["city=é/a b"]
     assert not live_table(Place(str(tmp_path)), 1).adds
+
+
+def test_a_name_that_another_topology_took_meanwhile_stays_its(zk: ZooKeeper, tmp_path: Path) -> None:
+    """While the tables of the fork were copied, which may take hours, one of its name was started and stopped."""
+
+    def made(incarnation: str) -> tuple[_Fork, list[Past]]:
+        manifest = Manifest(
+            "words", "g", "9f3c", TransactionAttempt(5, 0), None, (), {"s": {"spout": "A", "metadata": {"n": 5}}}
+        )
+        decision = Decision(5, 0, "m", 1, "d" * 64)
+        place = Place(str(tmp_path))
+        fork = _Fork(place, place, record_of(tmp_path, incarnation), False, False)
+        fork._decisions, fork._marks = {"g": decision}, {"g": {}}
+        return fork, [Past("g", decision, manifest, {})]
+
+    identity = {"streams": {"s": "A"}, "states": {}, "groups": {"g": ["s"]}}
+    lease = Leadership(zk, "copy", ["g"]).acquire()
+    assert lease is not None
+    store = RepairStore(zk, "copy", "g", ["s"], lease.fences["g"])
+    store.load()
+    store.rebuild(
+        "other",
+        identity,
+        GroupRecord("other", 9, last=Marker(8, 0, "d"), last_published=Marker(8, 0, "d")),
+        None,
+        {"s": {8: {"n": 8}}},
+        {},
+        8,
+    )
+    lease.release()
+    fork, pasts = made("ab12")
+    with pytest.raises(CoordinationError, match="the name copy is taken.*incarnation other"):
+        fork.register(zk, identity, pasts)
+    record = RepairStore(zk, "copy", "g", ["s"]).load()[0]
+    assert record is not None and (record.incarnation, record.current_txid) == ("other", 9)
+    again, pasts = made("other")  # its own, which an earlier try has written
+    again.register(zk, identity, pasts)

@@ -222,9 +222,15 @@ class _Fork:
         self.cost.entry_bytes += len(data)
 
     def register(self, zk: ZooKeeper, identity: Mapping[str, object], pasts: list[Past]) -> None:
-        """The fork in its ZooKeeper; groups that an earlier try has written are left as they are."""
+        """The fork in its ZooKeeper; groups that an earlier try has written are left as they are.
+
+        Raises:
+            CoordinationError: another topology has its name, and is left as it is.
+        """
         record = self._record
         with leading(zk, record.name, [past.group for past in pasts]) as lease:
+            # Again, under the lease: making the tables takes its time, and by now the name may be another topology's.
+            _refuse_taken(zk, record.name, record.incarnation)
             for past in pasts:
                 store = RepairStore(zk, record.name, past.group, sorted(past.spouts), lease.fences[past.group])
                 there = store.load()[0]
@@ -294,15 +300,19 @@ def _check_free(config: TridentConfig, warehouse: Place, name: str, incarnation:
     if config.zookeeper == "embedded" and not storage.is_folder(server_folder(warehouse)):
         return  # its own, which knows nothing yet
     with closing(open_zookeeper(config, warehouse)) as zk:
-        found = Registration(zk, name).read()
-        refuse_unfinished_reset(zk, name)
-        if found is not None and found[0] != incarnation:
-            raise CoordinationError(
-                f"the name {name} is taken: ZooKeeper has a topology of it",
-                found=f"incarnation {found[0]}, with the streams {', '.join(sorted(found[1]['streams']))}",
-                expected=f"no topology {name!r} under {config.zookeeper_root}",
-                action="choose another name with --as, or another zookeeper_root with --set",
-            )
+        _refuse_taken(zk, name, incarnation)
+
+
+def _refuse_taken(zk: ZooKeeper, name: str, incarnation: str | None) -> None:
+    found = Registration(zk, name).read()
+    refuse_unfinished_reset(zk, name)
+    if found is not None and found[0] != incarnation:
+        raise CoordinationError(
+            f"the name {name} is taken: ZooKeeper has a topology of it",
+            found=f"incarnation {found[0]}, with the streams {', '.join(sorted(found[1]['streams']))}",
+            expected=f"no topology {name!r} at {zk.path(name)}",
+            action="choose another name with --as, or another zookeeper_root with --set",
+        )
 
 
 def _is_registered(config: TridentConfig, warehouse: Place, record: ForkRecord) -> bool:

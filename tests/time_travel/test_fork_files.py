@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trident.coordinators.errors import CoordinationError
+from trident.coordinators.errors import CoordinationError, TransactionNotKept
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.records import Decision, GroupRecord, Marker
 from trident.coordinators.repairing import RepairStore
@@ -16,10 +16,11 @@ from trident.coordinators.zookeeper import ZooKeeper
 from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.manifest import Manifest
+from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.history.cloning import live_table
 from trident.time_travel.fork_plan import Past
 from trident.time_travel.fork_record import ForkedState, ForkRecord, load_fork
+from trident.time_travel.fork_source import pasts_of
 from trident.time_travel.fork_tables import _behind, copy_streams
 from trident.time_travel.forking import _Fork
 
@@ -109,3 +110,20 @@ def test_a_name_that_another_topology_took_meanwhile_stays_its(zk: ZooKeeper, tm
     assert record is not None and (record.incarnation, record.current_txid) == ("other", 9)
     again, pasts = made("other")  # its own, which an earlier try has written
     again.register(zk, identity, pasts)
+
+
+def test_a_batch_group_without_a_transaction_since_a_rollback_is_not_left_out(tmp_path: Path) -> None:
+    """The fork would begin that group at its first transaction, with empty tables."""
+    spouts = {"s": {"spout": "A", "kind": "transactional", "metadata": {"n": 1}}}
+    place = Place(str(tmp_path))
+    for group, incarnation in (("a", "9f3c-r1"), ("b", "9f3c")):
+        for txid in (1, 2):  # the newest may not be decided
+            attempt = TransactionAttempt(txid, 0)
+            parent = TransactionAttempt(1, 0) if txid == 2 else None
+            ManifestStore(place, "words", group, incarnation).write(
+                Manifest("words", group, incarnation, attempt, parent, (), spouts)
+            )
+    with pytest.raises(TransactionNotKept, match="batch group b of words has no kept transaction since the last"):
+        pasts_of(place, "words", "9f3c-r1", {"a": 1})
+    (past,) = pasts_of(place, "words", "9f3c", {"b": 1})
+    assert past.at == 1

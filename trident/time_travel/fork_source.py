@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from trident.coordinators.errors import TableError, TopologyError, TransactionNotKept
-from trident.coordinators.incarnation_ids import first_id, rollbacks_of
+from trident.coordinators.incarnation_ids import first_id, rollbacks_of, same_start
 from trident.states.core import storage
+from trident.states.core.descriptor import descriptors_of_group
 from trident.states.core.place import Place
 from trident.states.delta.incarnations import incarnations_in
-from trident.states.delta.manifest import groups_with_manifests
+from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 from trident.states.history.kept import KeptManifests
 from trident.states.history.versions import StateVersions, group_as_of
 from trident.states.keyed.compaction import SnapshotUnavailable
@@ -63,6 +64,8 @@ def pasts_of(warehouse: Place, topology: str, incarnation: str, at: At, record: 
         for group in groups_with_manifests(warehouse, topology)
         if (kept := KeptManifests(warehouse, topology, group, incarnation)).txids()
     }
+    if record is None:
+        _refuse_left_out(warehouse, topology, incarnation, groups.keys())
     points = _points(topology, sorted(groups), at)
     found = []
     for group, txid in sorted(points.items()):
@@ -79,6 +82,28 @@ def pasts_of(warehouse: Place, topology: str, incarnation: str, at: At, record: 
         fork_plan.check_states(past)
         found.append(past)
     return found
+
+
+def _refuse_left_out(warehouse: Place, topology: str, incarnation: str, groups: Collection[str]) -> None:
+    """Refuses a topology of which a batch group has had no transaction since a rollback: the fork would be without it.
+
+    Raises:
+        TransactionNotKept: there is one.
+    """
+    for group in groups_with_manifests(warehouse, topology):
+        states = descriptors_of_group(warehouse, topology, group)
+        if group in groups or (states and all(state.ends_at is not None for state in states)):
+            continue  # or it has left the topology
+        earlier = (manifest for _, manifest in ManifestStore(warehouse, topology, group).newest_first())
+        before = next((one for one in earlier if same_start(one.incarnation, incarnation)), None)
+        if before is not None and rollbacks_of(before.incarnation) < rollbacks_of(incarnation):
+            raise TransactionNotKept(
+                f"batch group {group} of {topology} has no kept transaction since the last rollback",
+                txid=before.attempt.txid,
+                found=f"manifests of the incarnation before, up to transaction {before.attempt.txid}",
+                expected=f"one of incarnation {incarnation} of each batch group",
+                action=f"let {topology} run until each of its batch groups has had a transaction",
+            )
 
 
 def _points(topology: str, groups: list[str], at: At) -> dict[str, int]:

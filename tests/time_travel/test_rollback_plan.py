@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trident.coordinators.records import GroupRecord, Marker, TableMark, UsedAttempts
+from trident.coordinators.errors import Deposed
+from trident.coordinators.records import GroupRecord, Marker, TableMark, UnfinishedRollback, UsedAttempts
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import ControlRecord
+from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.manifest import Manifest
@@ -38,6 +41,7 @@ from trident.time_travel.rollback_plan import (
     record_after,
     used,
 )
+from trident.time_travel.rollback_tables import TableCommits, TableOf
 
 
 def data_file(name: str, txids: Sequence[int], rows: int = 1) -> LiveFile:
@@ -352,3 +356,26 @@ def test_dead_letters_are_no_witness_of_the_last_transaction() -> None:
     versions = published([1, 2])
     beside = TableFacts("d", BESIDE, "d", versions[-1], versions[0])
     assert of(topology((rows_table(5, 3), beside), 5), 3).last == Marker(3, 0, "digest 3")
+
+
+def test_a_table_that_another_leader_has_changed_meanwhile_is_not_taken_back() -> None:
+    """The process stood still before its look: by now the topology was reset, or rolled back once more."""
+    led = ["this process"]
+
+    class Engine:
+        def load(self, path: str) -> Any:
+            led[0] = "another"
+            later = replace(control(12), incarnation="other").encode()
+            return SimpleNamespace(path=path, version=7, control=lambda domain: later)
+
+        def take_back(self, *args: Any) -> None:
+            raise AssertionError("it was taken back")
+
+    def check_leads() -> None:
+        if led[0] != "this process":
+            raise Deposed("another leads")
+
+    intent = UnfinishedRollback("g", 1, Marker(1, 0, "d"), "inc-r1", UsedAttempts(3, 0), {"rows": 1})
+    engine: Any = Engine()
+    with pytest.raises(Deposed):
+        TableCommits(engine, Place("/nowhere"), "top", intent, 1).take_back(TableOf("g", APPEND, "rows"), check_leads)

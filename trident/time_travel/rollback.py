@@ -189,6 +189,7 @@ class _Rollback:
             if state.group == self._intent.group and ends_at is not None and ends_at > last:
                 ends_at = None
             starts_at = starts[state.published_path]
+            self._check_leads()
             replace(state, incarnation=self._intent.incarnation, starts_at=starts_at, ends_at=ends_at).save(
                 self._warehouse
             )

@@ -120,10 +120,11 @@ class TableCommits:
         path = str(self._warehouse / table.path)
         met: TableError | None = None
         for _ in range(_COMMIT_TRIES):
-            check_leads()
             snapshot = self._engine.load(path)
             if decode_control(path, snapshot.control(DOMAIN)).incarnation == self._intent.incarnation:
                 return f"table {table.path} is of then again, as version {self._version_of(path, snapshot.version)}"
+            # Behind the look: a version that another leader has made meanwhile is not this process's to take back.
+            check_leads()
             try:
                 # MERGEs of other processes of this host share this lock, and need no lease.
                 with faults.fault_point(TABLE), table_lock(path):

@@ -96,6 +96,7 @@ class TransactionRecorder:
         self._open: OpenTransactions | None = None
         self._wake = threading.Condition()
         self._advanced = 0
+        self._began_at: int | None = None  # until the table has been looked at: where the group stood at the start
         self._covered = 0  # transactions up to this one are in the table, or have nothing for it
         self._stopping = self._flush = False
         self._failures = self._damaged = 0
@@ -103,7 +104,7 @@ class TransactionRecorder:
 
     def start(self, advanced: int) -> None:
         """Starts the thread; ``advanced`` is the last advanced txid."""
-        self._advanced = advanced
+        self._advanced = self._began_at = advanced
         self._thread = threading.Thread(target=self._run, name="trident-history", daemon=True)
         self._thread.start()
 
@@ -154,8 +155,11 @@ class TransactionRecorder:
             TridentError, OSError: it did not come about; to be tried again.
         """
         table = self._open or self._opened(advanced)
-        if table.mark.upto > advanced:
-            table = self._gone_back(table, advanced)
+        # By where it began: at the first look it may have come past the mark again, by other transactions.
+        stands_at = advanced if self._began_at is None else self._began_at
+        if table.mark.upto > stands_at:
+            table = self._gone_back(table, stands_at)
+        self._began_at = None
         kept = self._published.kept(advanced)
         waiting = [txid for txid in kept.txids() if txid > table.mark.upto]
         while waiting:

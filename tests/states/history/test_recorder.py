@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deltalake
@@ -26,12 +27,14 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.log_entries import read_commit
-from trident.states.delta.manifest import Retention
+from trident.states.delta.manifest import Manifest, ManifestStore, Retention
 from trident.states.history import recorder as recorder_module
 from trident.states.history import transactions_table
+from trident.states.history.lately import PublishedLately
 from trident.states.history.recorded import recorded_transactions
+from trident.states.history.recorded_mark import RecordedUpTo
 from trident.states.history.recorder import Published, TransactionRecorder
-from trident.states.history.transactions_table import TransactionsTable
+from trident.states.history.transactions_table import OpenTransactions, TransactionsTable
 
 TABLE = "top__g__transactions"
 
@@ -329,6 +332,44 @@ def test_when_the_group_has_gone_back_later_rows_are_taken_out_and_come_again(
     back.record(4)  # of transactions 4 and 5 the manifests are there: they stand for others of these numbers
     recorder_of(engine, group).record(5)
     assert txids(tmp_path) == [1, 2, 3, 4, 5]
+
+
+class TableOfFive:
+    """A table that has transactions 1 to 5; of later calls it remembers up to which one they took it."""
+
+    path = Place("/warehouse") / TABLE
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def open(self) -> OpenTransactions:
+        return OpenTransactions(SimpleNamespace(), RecordedUpTo("top", "g", "inc", 5), 1)  # type: ignore[arg-type]
+
+    def cut(self, table: OpenTransactions, txid: int) -> OpenTransactions:
+        self.calls.append(("cut", txid))
+        return replace(table, mark=replace(table.mark, upto=txid))
+
+    def add(self, table: OpenTransactions, rows: list[Any], upto: int) -> OpenTransactions:
+        self.calls.append((f"add {len(rows)}", upto))
+        return replace(table, mark=replace(table.mark, upto=upto))
+
+    def maintain(self, table: OpenTransactions) -> None: ...
+
+
+def test_a_group_that_has_gone_back_and_come_on_before_the_first_look_is_noticed(tmp_path: Path) -> None:
+    """A start looks at the table a minute later, or behind a hundred transactions."""
+    place, names = Place(tmp_path), ("top", "g", "inc")
+    manifests = ManifestStore(place, *names, Retention(1000))
+    for txid in range(1, 8):
+        attempt = TransactionAttempt(txid, int(txid > 3))  # of 4 and 5 the table has attempt 0
+        parent = TransactionAttempt(txid - 1, int(txid > 4)) if txid > 1 else None
+        manifests.write(Manifest(*names, attempt, parent, (), {}))
+    table: Any = TableOfFive()
+    recorder = TransactionRecorder(table, Published(place, *names, manifests, PublishedLately()), lambda: None)
+    recorder.start(3)
+    recorder.advanced(7)
+    recorder.stop(flush=True)
+    assert table.calls == [("cut", 3), ("add 4", 7)]
 
 
 def test_one_that_is_deposed_takes_out_nothing(engine: KernelEngine, tmp_path: Path) -> None:

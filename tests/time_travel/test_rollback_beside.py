@@ -1,12 +1,18 @@
-"""Tables of dead letters that a reset has kept are of another life of the topology: a rollback leaves them alone."""
+"""A rollback's look: tables of dead letters that a reset has kept are left alone, and no manifest more is read."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from trident.coordinators.records import Marker
+from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.place import Place
-from trident.time_travel.rollback_look import own_tables_beside
+from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.time_travel.rollback_look import _Look, own_tables_beside
 
 
 def dead_letters(folder: Path, incarnation: str) -> None:
@@ -39,3 +45,20 @@ def test_only_the_tables_of_this_life_are_taken_back(tmp_path: Path) -> None:
     dead_letters(tmp_path, "now-r1")
     (found,) = own_tables_beside(Place(tmp_path), "top", "now-r2")
     assert found == (Place(tmp_path) / "top__now__dead_letters", "lines")
+
+
+def test_of_a_long_past_only_manifests_behind_the_transaction_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store takes a request for each."""
+    place = Place(tmp_path)
+    for txid in range(1, 41):
+        made = Manifest("top", "lines", "9f3c", TransactionAttempt(txid, 0), None, (), {"s": {"metadata": txid}})
+        ManifestStore(place, "top", "lines", "9f3c").write(made)
+    read: list[str] = []
+    whole = ManifestStore.read_found
+    monkeypatch.setattr(ManifestStore, "read_found", lambda self, path: read.append(path.name) or whole(self, path))
+    no_zookeeper: Any = None
+    look = _Look(no_zookeeper, place, "top", "lines", "9f3c", (), ())
+    assert [found["s"]["metadata"] for found in look._since(Marker(37, 0, "d"), "9f3c-r1")] == [40, 39, 38]
+    assert len(read) == 4

@@ -198,7 +198,9 @@ class _Look:
     def _since(self, last: Marker, incarnation: str) -> Iterator[Mapping[str, Mapping[str, Any]]]:
         """The streams of later attempts, as their manifests have them: a stream may have come behind ``last``."""
         for decision, manifest in ManifestStore(self.warehouse, self.topology, self.group).newest_first():
-            if decision.txid > last.txid and same_start(manifest.incarnation, incarnation):
+            if decision.txid <= last.txid:
+                return  # so are all that follow; each that is kept is a file to read
+            if same_start(manifest.incarnation, incarnation):
                 yield manifest.spouts
 
     def _begun(self, tables: Sequence[TableFacts], txid: int) -> dict[int, int]:

@@ -5,8 +5,8 @@ A transaction is told as soon as a table of the group has it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -35,12 +35,14 @@ class Transactions:
         rows: by txid, the columns of the table of transactions.
         manifests: the transactions whose manifests are kept.
         trouble: why the table could not be read, where all is from manifests; "" where it could.
+        unreadable: txid → why its manifest, which is there, cannot be read, of transactions without a row.
     """
 
     incarnation: str
     rows: dict[int, Row]
     manifests: tuple[int, ...]
     trouble: str = ""
+    unreadable: Mapping[int, str] = field(default_factory=dict)
 
 
 def recorded_transactions(
@@ -64,9 +66,17 @@ def recorded_transactions(
     wanted = [txid for txid in there if txid not in found and (txids is None or txid in txids)]
     if last is not None:
         wanted = wanted[-last:]
-    found |= _of_manifests(warehouse, kept, wanted)
-    newest = sorted(found)[-last:] if last else sorted(found)
-    return Transactions(incarnation, {txid: found[txid] for txid in newest}, tuple(there), trouble)
+    more, unreadable = _of_manifests(warehouse, kept, wanted)
+    found |= more
+    newest = sorted(found.keys() | unreadable.keys())
+    newest = newest[-last:] if last else newest
+    return Transactions(
+        incarnation,
+        {txid: found[txid] for txid in newest if txid in found},
+        tuple(there),
+        trouble,
+        {txid: unreadable[txid] for txid in newest if txid in unreadable},
+    )
 
 
 def _of_table(
@@ -109,15 +119,20 @@ def _incarnation(warehouse: Place, topology: str, group: str, mark: RecordedUpTo
     return mark.incarnation if mark is not None else ""
 
 
-def _of_manifests(warehouse: Place, kept: KeptManifests, txids: list[int]) -> dict[int, Row]:
+def _of_manifests(warehouse: Place, kept: KeptManifests, txids: list[int]) -> tuple[dict[int, Row], dict[int, str]]:
+    """The rows of transactions that changed something; and txid → why its manifest cannot be read."""
     found: list[tuple[Decision, Manifest]] = []
+    unreadable: dict[int, str] = {}
     for txid in txids:
         try:
             found.append(kept.decided(txid))
-        except (TransactionNotKept, TableError):
-            continue  # it changed nothing; or it is damaged, which its reader will be told
+        except TransactionNotKept:
+            continue  # it changed nothing
+        except TableError as error:
+            unreadable[txid] = str(error)
     published = published_as(warehouse, found)
-    return {decision.txid: transaction_row(decision, each, published[decision.txid]) for decision, each in found}
+    rows = {decision.txid: transaction_row(decision, each, published[decision.txid]) for decision, each in found}
+    return rows, unreadable
 
 
 def tables_of(warehouse: AnyPath, topology: str) -> list[Place]:

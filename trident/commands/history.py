@@ -34,7 +34,7 @@ def history(
         txid: only this one, with all that is known of it.
         group: only of this batch group.
         last: of each batch group the newest so many; 0: all that are kept.
-        as_json: each line is a JSON object, of one transaction.
+        as_json: each line is a JSON object, of one transaction; with ``unreadable`` where its manifest cannot be read.
 
     Raises:
         TopologyError: the warehouse knows no such topology, or group.
@@ -46,12 +46,14 @@ def history(
         each: recorded_transactions(warehouse, name, each, None if txid is None else {txid}, last or None)
         for each in _groups(warehouse, name, group)
     }
-    if txid is not None and not any(of_group.rows for of_group in found.values()):
+    if txid is not None and not any(of_group.rows or of_group.unreadable for of_group in found.values()):
         raise _not_kept(warehouse, name, txid, list(found))
     lines: list[str] = []
     for each, of_group in found.items():
         if as_json:
             lines += [json.dumps({"group": each, **row}, default=_json) for row in of_group.rows.values()]
+            said = sorted(of_group.unreadable.items())
+            lines += [json.dumps({"group": each, "txid": one, "unreadable": text}) for one, text in said]
         else:
             lines += list(_of_group(name, each, of_group, txid))
     return lines
@@ -79,7 +81,7 @@ def _not_kept(warehouse: Place, name: str, txid: int, groups: list[str]) -> Tran
             oldest = rows[0] if oldest is None else min(oldest, rows[0])
             newest = rows[-1] if newest is None else max(newest, rows[-1])
     inside = oldest is not None and newest is not None and oldest < txid < newest
-    what = "changed nothing" if inside else "is not recorded, or no longer"
+    what = "has no row: it changed nothing, or its manifest was lost" if inside else "is not recorded, or no longer"
     return TransactionNotKept(
         f"transaction {txid} of {name} {what}",
         txid=txid,
@@ -94,14 +96,18 @@ def _of_group(name: str, group: str, found: Transactions, txid: int | None) -> I
     yield f"{name}, batch group {group}:"
     if found.trouble:
         yield f"  (from manifests, since the table of transactions cannot be read: {found.trouble})"
-    if not found.rows:
+    if not found.rows and not found.unreadable:
         yield "  no transaction is kept"
     before: int | None = None
-    for each, row in found.rows.items():
+    for each in sorted(found.rows.keys() | found.unreadable.keys()):
         if before is not None and each > before + 1:
             missing = f"{before + 1}" if each == before + 2 else f"{before + 1} to {each - 1}"
-            yield f"  {missing}: changed nothing"
+            yield f"  {missing}: no row, as of transactions that changed nothing"
         before = each
+        if each in found.unreadable:
+            yield f"  {each}  NOT READABLE: {found.unreadable[each]}"
+            continue
+        row = found.rows[each]
         yield from (f"  {line}" for line in (_details(row) if txid is not None else [_line(row)]))
 
 

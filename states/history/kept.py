@@ -182,9 +182,10 @@ class KeptManifests:
             for folder in {table.path for table in manifest.tables if table.state_kind.has_table}:
                 table = self._warehouse / folder
                 control = newest_control(table) if has_log(table) else None
-                if control is None or control.incarnation != self.incarnation:
-                    continue
-                if control.txid > txid or control.is_of(decision):
+                # Also of the incarnation behind a rollback to this very transaction.
+                if control is not None and control.is_of(decision):
+                    return True
+                if control is not None and control.incarnation == self.incarnation and control.txid > txid:
                     return True
         return False
 

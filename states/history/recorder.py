@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trident.coordinators.backoff import backoff_secs
@@ -22,6 +22,7 @@ from trident.coordinators.errors import (
     TableError,
     TransactionNotKept,
 )
+from trident.coordinators.incarnation_ids import up_to
 from trident.coordinators.records import Decision
 from trident.states.core.place import Place
 from trident.states.delta.kernel import CommitOutcomeUnknown, TxnAlreadyApplied
@@ -29,6 +30,7 @@ from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.history.kept import KeptManifests
 from trident.states.history.lately import PublishedLately
 from trident.states.history.published_entries import published_as
+from trident.states.history.recorded_mark import RecordedUpTo
 from trident.states.history.transaction_rows import PublishedAs, Row, transaction_row
 from trident.states.history.transactions_table import FILES_MAX, OpenTransactions, TransactionsTable, is_damage
 
@@ -160,6 +162,8 @@ class TransactionRecorder:
         if table.mark.upto > stands_at:
             table = self._gone_back(table, stands_at)
         self._began_at = None
+        if table.before is not None:
+            table = self._with_those_before(table, table.before)
         kept = self._published.kept(advanced)
         waiting = [txid for txid in kept.txids() if txid > table.mark.upto]
         while waiting:
@@ -173,6 +177,26 @@ class TransactionRecorder:
         if table.files >= FILES_MAX:
             table = self._tidied(table)
         self._table.maintain(table)
+
+    def _with_those_before(self, table: OpenTransactions, before: RecordedUpTo) -> OpenTransactions:
+        """The transactions from before a rollback that no leader has recorded, of which the manifests have stayed."""
+        source = self._published
+        earlier = up_to(source.incarnation)[1:]
+        for one in reversed(earlier[: earlier.index(before.incarnation) + 1]):
+            mark = before if one == before.incarnation else replace(before, incarnation=one, upto=0)
+            kept = KeptManifests(source.warehouse, source.topology, source.group, one)
+            waiting = [txid for txid in kept.txids() if txid > mark.upto]
+            while waiting:
+                txids, waiting = waiting[:_ROWS_MAX], waiting[_ROWS_MAX:]
+                # Of the numbers that this process has published others are meant.
+                rows = replace(source, incarnation=one, lately=PublishedLately()).rows(kept, txids)
+                self._check_fence()
+                self._open = None
+                table = self._table.add(replace(table, mark=mark), rows, txids[-1])
+                mark = table.mark
+        own = replace(before, incarnation=source.incarnation, upto=0)
+        self._open = replace(table, mark=own, before=None)
+        return self._open
 
     def _gone_back(self, table: OpenTransactions, advanced: int) -> OpenTransactions:
         """After a rollback, or a repair by older tables, later transactions are not the group's any more."""

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from trident.coordinators import faults
 from trident.coordinators.errors import ForeignTable, TableError
+from trident.coordinators.incarnation_ids import up_to
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
@@ -47,11 +48,16 @@ _GRACE_SECS = 24 * 3600.0
 
 @dataclass(frozen=True)
 class OpenTransactions:
-    """The table as it was looked at."""
+    """The table as it was looked at.
+
+    Attributes:
+        before: its mark, where an incarnation from before a rollback wrote it: of that one some may be lacking.
+    """
 
     snapshot: TableSnapshot
     mark: RecordedUpTo
     files: int
+    before: RecordedUpTo | None = None
 
 
 class TransactionsTable:
@@ -77,13 +83,14 @@ class TransactionsTable:
             snapshot = self._engine.load(str(self.path))
         except TableMissing:
             return None
-        mark = self._mark(snapshot)
+        stored = RecordedUpTo.decode(self.path, snapshot.control(DOMAIN))
+        mark = self._own(stored)
         files = self._engine.live_files(snapshot)
         require_whole(f"table {self.path.name}", str(self.path), files)
-        return OpenTransactions(snapshot, mark, len(files))
+        before = stored if stored.incarnation in up_to(mark.incarnation)[1:] else None
+        return OpenTransactions(snapshot, mark, len(files), before)
 
-    def _mark(self, snapshot: TableSnapshot) -> RecordedUpTo:
-        mark = RecordedUpTo.decode(self.path, snapshot.control(DOMAIN))
+    def _own(self, mark: RecordedUpTo) -> RecordedUpTo:
         owner, own = (mark.topology, mark.group), (self._new.topology, self._new.group)
         if owner != own:
             raise ForeignTable(

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import deltalake
@@ -30,6 +29,7 @@ from trident.states.delta.log_entries import read_commit
 from trident.states.delta.manifest import Manifest, ManifestStore, Retention
 from trident.states.history import recorder as recorder_module
 from trident.states.history import transactions_table
+from trident.states.history.kept import KeptManifests
 from trident.states.history.lately import PublishedLately
 from trident.states.history.recorded import recorded_transactions
 from trident.states.history.recorded_mark import RecordedUpTo
@@ -334,16 +334,19 @@ def test_when_the_group_has_gone_back_later_rows_are_taken_out_and_come_again(
     assert txids(tmp_path) == [1, 2, 3, 4, 5]
 
 
-class TableOfFive:
-    """A table that has transactions 1 to 5; of later calls it remembers up to which one they took it."""
+class RecordedTable:
+    """A table with a mark; it remembers which transactions of which incarnation it was given later."""
 
     path = Place("/warehouse") / TABLE
 
-    def __init__(self) -> None:
+    def __init__(self, mark: RecordedUpTo, before: RecordedUpTo | None = None) -> None:
+        self.mark, self.before = mark, before
         self.calls: list[tuple[str, int]] = []
+        self.added: list[tuple[str, list[int]]] = []
 
     def open(self) -> OpenTransactions:
-        return OpenTransactions(SimpleNamespace(), RecordedUpTo("top", "g", "inc", 5), 1)  # type: ignore[arg-type]
+        nothing: Any = None
+        return OpenTransactions(nothing, self.mark, 1, self.before)
 
     def cut(self, table: OpenTransactions, txid: int) -> OpenTransactions:
         self.calls.append(("cut", txid))
@@ -351,9 +354,31 @@ class TableOfFive:
 
     def add(self, table: OpenTransactions, rows: list[Any], upto: int) -> OpenTransactions:
         self.calls.append((f"add {len(rows)}", upto))
+        self.added.append((table.mark.incarnation, [row["txid"] for row in rows]))
         return replace(table, mark=replace(table.mark, upto=upto))
 
     def maintain(self, table: OpenTransactions) -> None: ...
+
+
+def test_those_from_before_a_rollback_that_no_leader_recorded_are_written_first(tmp_path: Path) -> None:
+    """The leader was killed, and the topology rolled back before another one wrote what was lacking."""
+    place, last = Place(tmp_path), {"inc": 6, "inc-r1": 3, "inc-r2": 5}
+    for incarnation, upto in last.items():
+        for txid in range(5 if incarnation == "inc-r2" else 1, upto + 1):
+            parent = TransactionAttempt(txid - 1, 0) if txid > 1 else None
+            made = Manifest("top", "g", incarnation, TransactionAttempt(txid, 0), parent, (), {})
+            ManifestStore(place, "top", "g", incarnation).write(made)
+    names = ("top", "g", "inc-r2")
+    fake = RecordedTable(RecordedUpTo(*names, 0, 2), RecordedUpTo("top", "g", "inc", 2, 2))
+    manifests, lately = ManifestStore(place, *names, Retention(1000)), PublishedLately()
+    lately.add(*KeptManifests(place, *names, upto=5).decided(5), versions={})
+    table: Any = fake
+    recorder = TransactionRecorder(table, Published(place, *names, manifests, lately), lambda: None)
+    recorder.record(5)
+    # Of each earlier incarnation nothing tells here whether the newest was decided.
+    assert fake.added == [("inc", [3, 4, 5]), ("inc-r1", [1, 2]), ("inc-r2", [5])]
+    recorder.record(5)
+    assert len(fake.added) == 3
 
 
 def test_a_group_that_has_gone_back_and_come_on_before_the_first_look_is_noticed(tmp_path: Path) -> None:
@@ -364,7 +389,7 @@ def test_a_group_that_has_gone_back_and_come_on_before_the_first_look_is_noticed
         attempt = TransactionAttempt(txid, int(txid > 3))  # of 4 and 5 the table has attempt 0
         parent = TransactionAttempt(txid - 1, int(txid > 4)) if txid > 1 else None
         manifests.write(Manifest(*names, attempt, parent, (), {}))
-    table: Any = TableOfFive()
+    table: Any = RecordedTable(RecordedUpTo(*names, 5))  # transactions 1 to 5
     recorder = TransactionRecorder(table, Published(place, *names, manifests, PublishedLately()), lambda: None)
     recorder.start(3)
     recorder.advanced(7)

@@ -30,6 +30,7 @@ from trident.repair.facts import (
     TableFacts,
     TopologyFacts,
 )
+from trident.repair.look import own_manifests
 from trident.repair.steps import AbandonDecision, Choices, Finding, Restore, SetMarks, WriteRecord
 from trident.states.core.control import ControlRecord
 from trident.states.core.staged import StagedFile
@@ -590,3 +591,16 @@ def test_a_rebuild_says_where_nobody_could_look() -> None:
     assert "words before version 2 are gone" in finding.offers[0].text
     assert "NOT BE LOOKED AT" in finding.offers[0].text
     assert "LOOKED AT" not in diagnose(model.facts())[0].offers[0].text
+
+
+def test_a_manifest_from_before_a_rollback_is_the_topologys_own_and_one_from_before_a_reset_is_not() -> None:
+    """Transaction 2, to which it was rolled back, is not in the folder of the next incarnation."""
+
+    def made(incarnation: str, txid: int) -> tuple[Decision, Manifest]:
+        attempt = TransactionAttempt(txid, 0)
+        return Decision(txid, 0, "m", 1, "d"), Manifest("top", "g", incarnation, attempt, None, (), {})
+
+    found = [made("a", 2), made("a-r1", 3), made("a", 4), made("b", 9)]
+    own = [(manifest.incarnation, manifest.attempt.txid) for _, manifest in own_manifests(found, "a-r1")]
+    assert own == [("a", 2), ("a", 4), ("a-r1", 3)]
+    assert own_manifests(found[3:], "a-r1") == found[3:]

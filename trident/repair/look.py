@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from trident.coordinators.errors import OutboxDamaged, StagedFileMissing, TableError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
-from trident.coordinators.incarnation_ids import first_id
+from trident.coordinators.incarnation_ids import first_id, rollbacks_of, same_start
 from trident.coordinators.records import Decision, GroupRecord, TableMark, is_outside_id, outside_name
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
@@ -159,6 +159,16 @@ def _unfinished_since(tables: tuple[TableFacts, ...], record: GroupRecord | None
     return min(known, default=0)
 
 
+def own_manifests(found: list[tuple[Decision, Manifest]], incarnation: str) -> list[tuple[Decision, Manifest]]:
+    """A topology's own manifests, the newest last; all where none is its own.
+
+    A coordinator of the incarnation before a reset may have left its own, with greater numbers. Those from before a
+    rollback are this one's: one of them has the positions of the last transaction that stayed.
+    """
+    own = [one for one in found if same_start(one[1].incarnation, incarnation)]
+    return sorted(own, key=lambda one: (rollbacks_of(one[1].incarnation), one[0].txid, one[0].attempt_id)) or found
+
+
 @dataclass
 class _Look:
     """At one batch group."""
@@ -178,9 +188,8 @@ class _Look:
             tx_ids = tuple(sorted(found[-1][1].spouts)) if found else ()
         store = GroupStore(self.zk, self.topology, self.group, tx_ids)
         record, decision, pins = store.load()
-        if record is not None and any(manifest.incarnation == record.incarnation for _, manifest in found):
-            # A coordinator of the incarnation before a reset may have left its own, with greater numbers.
-            found = [one for one in found if one[1].incarnation == record.incarnation]
+        if record is not None:
+            found = own_manifests(found, record.incarnation)
         misplaced = [*store.misplaced, *misplaced_by_manifest(record, pins, store.partition_values, found)]
         tables = tuple(self._tables(record))
         since = _unfinished_since(tables, record, decision)

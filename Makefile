@@ -94,6 +94,7 @@ sweep: check-java $(STAMP) $(CLASSES)
 SEEDS := 20000
 simulate: $(STAMP)
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS)
+	@$(BIN)/python -m tests.simulator --seeds $$(($(SEEDS) / 4)) --rollbacks 2
 	@TRIDENT_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/whole/test_simulator.py -k planted $(PYTEST_ARGS)
 
 failover: check-java $(STAMP)

@@ -260,6 +260,19 @@ def test_a_rollback_that_cannot_be_meant_says_why_and_changes_nothing(
     assert base.seen() == seen
 
 
+def test_a_wrong_name_or_warehouse_is_told_and_makes_nothing(tmp_path: Path) -> None:
+    where = tmp_path / "warehouse"
+    asked = ["rollback", "nope", "--to", "2", "--warehouse", str(where)]
+    result = CliRunner().invoke(cli.main, asked)
+    assert result.exit_code == exit_codes.EXIT_BAD_INPUT and "has no topology 'nope'; found: none" in result.output
+    assert not where.exists()
+    (where / "_trident" / "orders").mkdir(parents=True)
+    result = CliRunner().invoke(cli.main, asked)
+    assert "found: those named orders" in result.output and sorted(path.name for path in where.iterdir()) == [
+        "_trident"
+    ]
+
+
 def test_what_is_gone_or_runs_is_refused(world: World) -> None:
     query = world.start(7, made(7))
     query.process_all_available(300)

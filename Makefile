@@ -7,8 +7,10 @@
 # make random  random topologies with random faults; N=200 of them
 # make kills   three batch groups in one process, killed with SIGKILL at every kind of moment; then broker, database,
 #              executors and coordinator at random: MESSAGES=1000000 KILLS=50; SEED=… again
-# make sweep   every fault point of a transaction, start or stop × outcome × time × kind of topology; pairs; real SIGKILLs; STORE=s3, STORE=hdfs
-# make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them
+# make sweep   every fault point of a transaction, start or stop × outcome × time × kind of topology; pairs; real SIGKILLs; STORE=s3, STORE=hdfs;
+#              on a disk those of rollback, fork, capture and the table of transactions, too
+# make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them; in a quarter as many an
+#              operator rolls back meanwhile
 # make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes; STORE=s3, hdfs
 # make rollback  a rollback killed at each of its steps
 # make repair  everything that can contradict itself, and its repair
@@ -90,10 +92,14 @@ STORE := disk
 sweep: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_SWEEP=all TRIDENT_STORE=$(STORE) $(BIN)/python -m pytest $(PYTEST) tests/whole/test_sweep.py \
 		$(if $(filter disk,$(STORE)),tests/states/keyed/test_host_copy.py) $(PYTEST_ARGS)
+	@$(if $(filter disk,$(STORE)),TRIDENT_ROLLBACK=all TRIDENT_FORK=12 TRIDENT_HISTORY=all TRIDENT_REPLAYS=all \
+		$(BIN)/python -m pytest $(PYTEST) tests/time_travel/test_rollback.py tests/time_travel/test_fork.py \
+		tests/time_travel/test_replay.py tests/running/test_recorded_past.py -k "kill or fails or failed" $(PYTEST_ARGS))
 
 SEEDS := 20000
 simulate: $(STAMP)
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS)
+	@$(BIN)/python -m tests.simulator --seeds $$(($(SEEDS) / 4)) --rollbacks 2
 	@TRIDENT_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/whole/test_simulator.py -k planted $(PYTEST_ARGS)
 
 failover: check-java $(STAMP)

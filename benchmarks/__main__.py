@@ -44,6 +44,7 @@ NAMES = (
     "postgres-out",
     "cdc",
     "fork",
+    "rollback",
     "replay",
     "state-size",
 )
@@ -106,7 +107,9 @@ def _run(names: list[str], given: argparse.Namespace, folder: Path) -> int:
             print(line)
         if given.quick:
             print("--quick: tiny sizes, whatever the titles say; the figures say nothing about speed")
-        bench = Bench(spark, folder, EmbeddedZooKeeper.ensure(folder / "zookeeper", idle_secs=_IDLE_SECS), given.quick, _say)
+        bench = Bench(
+            spark, folder, EmbeddedZooKeeper.ensure(folder / "zookeeper", idle_secs=_IDLE_SECS), given.quick, _say
+        )
         results: dict[str, object] = {}
         for name in names:
             report, error = _measure(name, bench)

@@ -8,7 +8,8 @@ In the order of the page, in one folder:
 
 ``python FILE`` runs in this process, with the session that the tests share, and ``trident …`` by click: starting Spark
 takes longer than what they do. A line with ``kill -9`` runs its program in a process of its own, which is killed by
-SIGKILL at a fault point. In what a program prints, ``…`` on the page stands for anything within a line.
+SIGKILL at a fault point. In what a program prints, ``…`` on the page stands for anything within a line; as a line of
+its own, for any lines.
 """
 
 from __future__ import annotations
@@ -43,18 +44,21 @@ class Block:
     line: int
 
 
-def blocks(page: Path) -> Iterator[Block]:
+def blocks(page: Path, section: str = "") -> Iterator[Block]:
+    """The blocks of a page, or of the section below one of its headings of the second level."""
     text = page.read_text(encoding="utf-8")
-    for found in FENCE.finditer(text):
+    start = text.index(f"\n## {section}\n") + 1 if section else 0
+    end = text.find("\n## ", start) if section else -1
+    for found in FENCE.finditer(text, start, len(text) if end < 0 else end):
         title = re.search(r'title="([^"]+)"', found[2])
         yield Block(found[1], title and title[1], found[3], text.count("\n", 0, found.start()) + 1)
 
 
 class PageRun:
-    """One page, in the current folder; ``printed()`` gives what was printed since it was last asked."""
+    """One page, or a section of it, in the current folder; ``printed()`` gives what was printed since the last call."""
 
-    def __init__(self, page: Path, printed: Callable[[], str]) -> None:
-        self._page, self._printed = page, printed
+    def __init__(self, page: Path, printed: Callable[[], str], section: str = "") -> None:
+        self._page, self._printed, self._section = page, printed, section
         self._names: dict[str, object] = {"__name__": "__main__"}
         self.compared = 0
 
@@ -64,7 +68,7 @@ class PageRun:
         Raises:
             AssertionError: something is printed that the page does not say.
         """
-        there = list(blocks(self._page))
+        there = list(blocks(self._page, self._section))
         for number, block in enumerate(there):
             following = there[number + 1] if number + 1 < len(there) else None
             if block.language == "python" and block.title:
@@ -105,7 +109,11 @@ class PageRun:
         return subprocess.run(["bash", "-ec", command], check=True, capture_output=True, text=True, timeout=60).stdout
 
     def _compare(self, line: int, expected: str, found: str) -> None:
-        pattern = ".*".join(re.escape(part) for part in expected.strip().split("…"))
+        lines = [
+            r"[\s\S]*" if line == "…" else ".*".join(re.escape(part) for part in line.split("…"))
+            for line in expected.strip().split("\n")
+        ]
+        pattern = "\n".join(lines)
         told = f"{self._page.name}, line {line}, says:\n{expected}\nand this is printed:\n{found}"
         assert re.fullmatch(pattern, found.strip()), told
         self.compared += bool(expected.strip())

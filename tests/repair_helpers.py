@@ -21,7 +21,7 @@ from trident.repair.steps import Choices
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
 
-WAIT_SECS = 90.0
+WAIT_SECS = 300.0
 BATCHES = [[("a b a",), ("b",)], [("c a",)], [("b b",)], [("d",), ("a d",)], [("e a",)]]
 
 

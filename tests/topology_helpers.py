@@ -13,7 +13,7 @@ from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
 from trident.streams.topology import TridentTopology
 
-WAIT_SECS = 90.0
+WAIT_SECS = 300.0
 # A standby in the process of the leader before is as warm as that one.
 IN_ONE_PROCESS = {"warm_standby": False}
 

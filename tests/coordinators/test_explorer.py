@@ -32,6 +32,7 @@ TINY = {
     "cap": Scenario(2, Budget(failures=2), Limits(max_spout_pending=2, max_attempts=2)),
     "same-failure": Scenario(2, Budget(failures=2), Limits(max_spout_pending=2, max_same_failures=2), alike=True),
     "timeouts": Scenario(2, Budget(failures=2), timeouts=True),
+    "rollback": Scenario(2, Budget(crashes=1, rollbacks=1)),
 }
 
 SMALL = {
@@ -46,6 +47,10 @@ SMALL = {
     "stop-in-a-crash": Scenario(2, Budget(failures=1, crashes=1, stops=1)),
     "pause-and-suspension": Scenario(2, Budget(failures=1, suspensions=1, pauses=1, not_ready=1)),
     "cap-three-in-flight": Scenario(3, Budget(failures=2), Limits(max_spout_pending=3, max_attempts=2)),
+    "rollback-behind-a-failure": Scenario(2, Budget(failures=1, crashes=1, rollbacks=1)),
+    "rollback-behind-a-rollback": Scenario(3, Budget(crashes=2, rollbacks=2), Limits(max_spout_pending=1)),
+    "rollback-beside-a-zombie": Scenario(2, Budget(crashes=1, takeovers=1, rollbacks=1)),
+    "rollback-of-a-stopped-one": Scenario(3, Budget(stops=1, rollbacks=1)),
     "emit-interval": Scenario(
         2, Budget(failures=1, crashes=1, pauses=1), Limits(max_spout_pending=2, batch_emit_interval_secs=1.0)
     ),

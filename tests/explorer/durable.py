@@ -6,7 +6,7 @@ checks the claims at the moment of the effect, from what is durable alone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.explorer.search import Violation
 from trident.coordinators.transactions import TransactionAttempt
@@ -30,13 +30,20 @@ class Begun(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The znodes ``coordinator`` and ``decided``."""
+    """The znodes ``coordinator`` and ``decided``.
+
+    Attributes:
+        used: up to which txid which attempt ids had begun before a rollback.
+        life: how many rollbacks there were: the incarnation.
+    """
 
     current: int = 1
     begun: tuple[Begun, ...] = ()
     last: TransactionAttempt | None = None
     last_published: TransactionAttempt | None = None
     decided: TransactionAttempt | None = None
+    used: TransactionAttempt | None = None
+    life: int = 0
 
     def begun_last(self, txid: int) -> Begun | None:
         return next((begun for begun in self.begun if begun.attempt.txid == txid), None)
@@ -51,11 +58,25 @@ class Record(NamedTuple):
 
 
 class Durable(NamedTuple):
-    """``tables``: of each, the attempts whose rows it holds, in commit order."""
+    """What every process finds.
+
+    Attributes:
+        tables: of each, the attempts whose rows it holds, in commit order.
+        lives: of each, the incarnation of its newest control record.
+        rollback: the one that was begun and has not ended.
+        ever: txid → the greatest attempt id that ever began; kept where there are rollbacks.
+    """
 
     epoch: int = 0
     record: Record = Record()
     tables: tuple[tuple[TransactionAttempt, ...], ...] = ((),) * TABLES
+    lives: tuple[int, ...] = (0,) * TABLES
+    rollback: Any = None
+    ever: tuple[tuple[int, int], ...] = ()
+
+    def greatest(self, txid: int) -> int:
+        """The greatest attempt id that ever began for a transaction, whatever the record says."""
+        return max(self.record.greatest(txid), dict(self.ever).get(txid, -1))
 
 
 class Rules(NamedTuple):
@@ -127,6 +148,10 @@ def publish(durable: Durable, writer: Writer, rules: Rules, number: int, attempt
     rows = durable.tables[number]
     control = rows[-1] if rows else None
     if rules.control_record:
+        if durable.lives[number] != writer.view.life:
+            if writer.epoch != durable.epoch:
+                raise Deposed
+            raise Violation(f"HALT: table {number} is of incarnation {durable.lives[number]}, not {writer.view.life}")
         if control == attempt:
             return durable
         if control != writer.view.last_published:
@@ -157,6 +182,8 @@ def advance(
             begun=tuple(begun for begun in seen.begun if begun.attempt.txid > attempt.txid),
             last=attempt,
             last_published=attempt if published else seen.last_published,
+            used=seen.used,
+            life=seen.life,
         ),
     )
     if attempt.txid != seen.current:
@@ -171,6 +198,8 @@ def advance(
 def check_recovery(durable: Durable) -> None:
     """What a new leader may find (docs/semantics.md 9, recovery); anything else is a HALT."""
     record = durable.record
+    if durable.rollback is not None or set(durable.lives) != {record.life}:
+        raise Violation(f"a coordinator leads amid a rollback: {durable}")
     allowed = {record.last_published, record.decided or record.last_published}
     for number, rows in enumerate(durable.tables):
         control = rows[-1] if rows else None

@@ -19,6 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tests.explorer import durable as store
+from tests.explorer import rollback
 from tests.explorer.durable import TABLES, Durable, Record, Rules, Writer
 from tests.explorer.search import Action, Violation
 from trident.coordinators import master
@@ -46,6 +47,7 @@ class Budget(NamedTuple):
     stops: int = 0
     suspensions: int = 0
     pauses: int = 0
+    rollbacks: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,13 +160,35 @@ class Environment:
     # --- what can happen ----------------------------------------------------------------
 
     def actions(self, world: World) -> Iterator[Action]:
-        if world.leader is None:
+        if world.budget.rollbacks and (world.leader is None or world.leader.ended is not None):
+            yield from self._rollbacks(world)
+        if world.durable.rollback is not None:
+            yield self._rollback_step(world)
+        elif world.leader is None:
             yield Action("a coordinator starts", partial(self._start, world))
         else:
             yield from self._process_actions(world, "leader")
             yield from self._faults(world)
         if world.zombie is not None:
             yield from self._process_actions(world, "zombie")
+
+    def _rollbacks(self, world: World) -> Iterator[Action]:
+        """No process leads: each transaction that can be gone back to."""
+        if world.durable.rollback is not None:
+            return
+        spent = world._replace(leader=None, budget=world.budget._replace(rollbacks=world.budget.rollbacks - 1))
+        for last in rollback.points(world.durable):
+            begun = spent._replace(durable=rollback.begin(world.durable, last))
+            yield Action(f"a rollback to {last} begins", lambda begun=begun: begun, fault=True)
+
+    def _rollback_step(self, world: World) -> Action:
+        """The next piece of one that has begun: by the command itself, or run again."""
+        durable = world.durable
+        left = [number for number, life in enumerate(durable.lives) if life == durable.record.life]
+        if left:
+            after = rollback.take_back(durable, left[0])
+            return Action(f"the rollback takes table {left[0]} back", lambda: world._replace(durable=after))
+        return Action("the rollback ends", lambda: world._replace(durable=rollback.end(durable)))
 
     def _faults(self, world: World) -> Iterator[Action]:
         budget, leader = world.budget, world.leader
@@ -290,7 +314,7 @@ class Environment:
             pending=record.decided.txid if record.decided else 0,
         )
         world = world._replace(durable=durable, leader=leader)
-        event = master.Recovered(record.current, record.attempts, record.last, record.decided)
+        event = master.Recovered(record.current, record.attempts, record.last, record.decided, record.used)
         return self._tell(world, "leader", event)
 
     def _begin(self, world: World, who: str, head: Beginning, rest: tuple[Beginning, ...]) -> World:
@@ -308,8 +332,9 @@ class Environment:
         return self._wrote(world, who, durable, begins=begins)
 
     def _check_attempt_id(self, world: World, who: str, head: Beginning) -> None:
-        if who == "leader" and head.attempt.attempt_id <= world.durable.record.greatest(head.attempt.txid):
-            raise Violation(f"attempt id used again: {head.attempt} after {world.durable.record.attempts}")
+        if who == "leader" and head.attempt.attempt_id <= world.durable.greatest(head.attempt.txid):
+            durable = world.durable
+            raise Violation(f"attempt id used again: {head.attempt} after {durable.record.attempts} {durable.ever}")
 
     def _effect(
         self, world: World, who: str, command: master.Command, done: int, begin: Beginning | None = None
@@ -343,6 +368,8 @@ class Environment:
 
     def _wrote(self, world: World, who: str, durable: Durable, **changes: object) -> World:
         process: Process = getattr(world, who)
+        if self.scenario.budget.rollbacks:
+            durable = rollback.remembered(durable)
         process = process._replace(writer=process.writer._replace(view=durable.record), **changes)
         return _put(world._replace(durable=durable), who, process)
 
@@ -395,6 +422,8 @@ class Environment:
             return process._replace(commit=(command, 0))
         if isinstance(command, master.Success):
             attempt = command.attempt
+            if not leads and (world.durable.rollback or process.writer.view.life != record.life):
+                return process._replace(told=attempt.txid)  # it did advance; a rollback has taken it back since
             _claim(attempt.txid < record.current, f"success of {attempt} is told, but {record.current} is current")
             held = all(attempt in rows for rows in world.durable.tables) or attempt.txid in self.scenario.empty
             _claim(held, f"success of {attempt} is told, but the tables hold {world.durable.tables}")

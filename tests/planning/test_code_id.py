@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+from trident.planning.code_id import code_id
+from trident.planning.groups import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPOLOGY = """
@@ -61,3 +65,15 @@ def test_the_same_code_has_the_same_id_wherever_it_lies_and_other_code_another(t
     assert len(first) == 16 and int(first, 16) >= 0
     assert len({first, *changed}) == 4
     assert codes(written(tmp_path / "e")) == [first], "another process, another folder"
+
+
+def test_a_file_that_was_edited_and_is_run_again_in_one_process_is_other_code(tmp_path: Path) -> None:
+    """As a notebook's reader does who edits a module, or a test that runs a program twice."""
+    file = tmp_path / "words.py"
+    found = []
+    for size in (1, 2):
+        text = TOPOLOGY.replace("from functions import longer", f"def longer(value: str) -> str: return value * {size}")
+        file.write_text(text + "#" * size)  # two edits within one tick of the clock differ in their size
+        (group,) = plan(runpy.run_path(str(file))["made"](str(tmp_path)).graph)
+        found.append(code_id(group))
+    assert found[0] != found[1]

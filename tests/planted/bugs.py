@@ -900,6 +900,7 @@ PLANTED: dict[str, Caught] = {
     "240-rollback-leaves-a-table-out": spark(
         "assert ", "rollback.py::test_the_next_incarnation_is_in_every_table_and_no_local_copy_outlives_it"
     ),
+    "260-rollback-uses-attempt-ids-again": coordinator("attempt id used again", "rollback"),
     "237-manifest-deleted-before-it-is-recorded": spark(
         "== 45", "recorder.py::test_a_manifest_goes_only_when_the_table_has_its_transaction"
     ),

@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--rollbacks", type=int, default=0, help="how often an operator rolls back in each (0)")
     parser.add_argument("--trace", action="store_true", help="print the whole trace")
     parser.add_argument("--keep-going", action="store_true", help="after a violation too")
     given = parser.parse_args()
@@ -29,7 +30,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     for seed in seeds:
-        result = run_seed(seed)
+        result = run_seed(seed, given.rollbacks)
         ran += 1
         counters.update(result.counters)
         if given.trace:

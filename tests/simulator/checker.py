@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = "/trident/wc"
 _LIVE = f"{ROOT}/live"
+_INTENT = f"{ROOT}/rollback.unfinished"
 TABLES = ("counts", "lines")
 Attempt = tuple[int, int]
 
@@ -41,6 +42,7 @@ class Checker:
     def __init__(self, world: Any, group: str, sources: Mapping[str, Any], window: int) -> None:
         self._world, self._sources, self._window = world, sources, window
         self.on_progress: Any = lambda: None
+        self.on_rollback_begun: Any = lambda: None
         self.advanced_now = False  # by the last write
         self._group = f"{ROOT}/{group}"
         self.leader: Any = None  # the process that acquired last
@@ -60,6 +62,8 @@ class Checker:
         self._acknowledged: dict[int, Attempt] = {}
         self._looked_up: dict[Attempt, list[tuple[int, list[Any]]]] = {}
         self._told: Counter[tuple[int, str]] = Counter()  # (txid, stream): how often success was told
+        self.intent: dict[str, Any] | None = None  # of a rollback that has not ended
+        self._taken_back: set[Attempt] = set()  # had advanced before a rollback
 
     def _claim(self, holds: object, otherwise: str) -> None:
         if not holds:
@@ -84,6 +88,8 @@ class Checker:
             self._epochs.setdefault(writer, set()).add(self._parsed(changes, f"{self._group}/leader", None)["epoch"])
         if writer is not None and changes.get(_LIVE, b"") is None:
             self._claim(not writer.working, f"{writer} gives its lease back, and {writer.working} of its threads work")
+        if _INTENT in changes:
+            self._on_intent(writer, changes[_INTENT])
         own = {path: data for path, data in changes.items() if self._is_state(path)}
         # Making an empty parent is not a write of the group's state.
         if not any(own.values()) and None not in own.values():
@@ -92,9 +98,13 @@ class Checker:
             writer is not None and writer is self.leader,
             f"a write of {writer} was accepted, but {self.leader} leads: {sorted(own)}",
         )
-        self._read_pins(own)
         decided = self._parsed(own, f"{self._group}/decided", self.decided)
         record = self._parsed(own, f"{self._group}/coordinator", self.record)
+        if self.record and record and record["incarnation"] != self.record["incarnation"]:
+            self._on_rollback(record, decided, own)
+            self.record, self.decided = record, decided
+            return
+        self._read_pins(own)
         if record != self.record:
             self._on_record(self.record, record, decided, writer)
         if decided != self.decided:
@@ -162,6 +172,70 @@ class Checker:
         self._claim(all(txid >= following for txid in kept), f"attempts of {sorted(kept)} are kept at {following}")
         lost = {int(txid) for txid in old["attempts"]} - kept - {current}
         self._claim(not lost, f"the attempts of {lost} are forgotten")
+
+    # --- rollbacks -----------------------------------------------------------------------------
+
+    def _on_intent(self, writer: Any, data: bytes | None) -> None:
+        """A rollback begins, or has ended."""
+        self._claim(writer is self.leader, f"{writer} begins or ends a rollback, and {self.leader} leads")
+        if data is None:
+            assert self.intent is not None and self.record is not None
+            wanted = self.intent["incarnation"]
+            self._claim(self.record["incarnation"] == wanted, f"the rollback to {wanted} ends, the record is before it")
+        self.intent = parsed(data) if data else None
+        if data is not None:
+            self.on_rollback_begun()
+
+    def on_taken_back(self, table: str, txids: list[int]) -> None:
+        """A table has the rows of an earlier transaction again."""
+        self._claim(self.intent is not None, f"{table} is taken back to {txids}, and no rollback was begun")
+        assert self.intent is not None
+        wanted = sorted(txid for txid in self._decided if txid <= self.intent["last"]["txid"])
+        self._claim(txids == wanted, f"{table} is taken back to {txids}, not to {wanted}")
+        self._tables[table] = txids
+
+    def _on_rollback(self, record: dict[str, Any], decided: Any, own: Mapping[str, bytes | None]) -> None:
+        """The group's record is of an earlier transaction again: of what was taken back only its numbers stay."""
+        self._claim(self.intent is not None, "another incarnation took over the record")
+        assert self.intent is not None
+        last, after = self.intent["last"], self.intent["incarnation"]
+        self._claim(record["incarnation"] == after, f"the record is of {record['incarnation']}, begun was {after}")
+        self._claim(record["current_txid"] == last["txid"] + 1, f"behind a rollback to {last} the record is {record}")
+        self._claim(decided is None and not record["attempts"], f"behind a rollback there is {decided}, {record}")
+        attempt = (last["txid"], last["attempt_id"])
+        self._claim(self._decided[last["txid"]] == (attempt, last["digest"]), f"{last} was not decided")
+        self._claim(record["last"] == record["last_published"] == last, f"behind a rollback to {last}: {record}")
+        wanted = sorted(txid for txid in self._decided if txid <= last["txid"])
+        for name, txids in self._tables.items():
+            self._claim(txids == wanted, f"behind a rollback table {name} has {txids}, not {wanted}")
+        self._taken_back |= {one for txid, one in self._advanced.items() if txid > last["txid"]}
+        for known in (self._decided, self._advanced, self._advanced_by, self._acknowledged):
+            for txid in [txid for txid in known if txid > last["txid"]]:
+                del known[txid]  # type: ignore[attr-defined]
+        for told in [told for told in self._told if told[0] > last["txid"]]:
+            del self._told[told]
+        self._pins_behind_a_rollback(attempt, own)
+        self._world.tell("rolled back to", *attempt)
+
+    def _pins_behind_a_rollback(self, attempt: Attempt, own: Mapping[str, bytes | None]) -> None:
+        for path, data in own.items():
+            parts = path[len(ROOT) + 1 :].split("/")
+            if len(parts) == 3 and parts[1] == "coordinator":
+                key = (parts[0], int(parts[2]))
+                if data:
+                    self._pins[key] = parsed(data)["value"]
+                else:
+                    self._pins.pop(key, None)
+            elif len(parts) == 3 and parts[1] == "partitions":
+                stored = self._opaque.setdefault(parts[0], set())
+                (stored.add if data else stored.discard)(int(parts[2]))
+        for name, source in self._sources.items():
+            if source.kind == "transactional":
+                pins = {txid: value for (of, txid), value in self._pins.items() if of == name}
+                wanted = {attempt[0]: self._pins_of[attempt][name]}
+                self._claim(pins == wanted, f"behind a rollback to {attempt} {name} has the pins {pins}, not {wanted}")
+
+    # --- attempts ------------------------------------------------------------------------------
 
     def _on_begin(self, txid: int, record: dict[str, Any]) -> None:
         current, attempt_id = record["current_txid"], record["attempts"][str(txid)]
@@ -314,6 +388,9 @@ class Checker:
     def on_success(self, process: Any, name: str, attempt: Any) -> None:
         key = tuple(attempt)
         self._world.tell("success", name, *key)
+        if key in self._taken_back:
+            self._world.reached("success is told of what a rollback has taken back")
+            return
         self._claim(self._advanced.get(key[0]) == key, f"success of {key} is told, advanced is {self._advanced}")
         if self._told[key[0], name]:
             self._world.reached("success is told again")
@@ -327,6 +404,8 @@ class Checker:
 
     def on_open(self, process: Any) -> None:
         """A coordinator opens the spouts of its group, to begin transactions."""
+        amid = self.leads(process) and self.intent is not None
+        self._claim(not amid, f"{process} leads amid a rollback: {self.intent}")
         pending = self.leads(process) and self.decided is not None
         self._claim(not pending, f"{process} opens its spouts while a decision is pending: {self.decided}")
 
@@ -337,7 +416,8 @@ class Checker:
 
     def on_upkeep(self, txid: int) -> None:
         """A coordinator lets a transaction be merged into the plain tables."""
-        self._claim(txid in self._advanced, f"{txid} is merged, advanced are {sorted(self._advanced)}")
+        known = txid in self._advanced or any(txid == taken for taken, _ in self._taken_back)
+        self._claim(known, f"{txid} is merged, advanced are {sorted(self._advanced)}")
 
     def on_stopped(self, process: Any) -> None:
         """A coordinator has stopped, as it was asked to."""

@@ -105,6 +105,8 @@ class SimTableFiles:
         versions = self._engine.look(self.path)
         if len(versions) <= self.version or versions[self.version] is not self._entry:
             return False
+        if versions[-1].content[: len(self._entry.content)] != self._entry.content:
+            return False  # files were removed: a rollback
         self._take(self._entry, versions)
         self._see(versions, len(versions) - 1)
         return True

@@ -238,13 +238,49 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
 }
 
+ROLLBACK = "trident.time_travel.rollback:"
+# Found where an operator rolls back.
+OF_ROLLBACKS: dict[str, tuple[Edit, ...]] = {
+    "attempt ids begin again behind a rollback": (Edit(ROLLBACK + "record_after", "used=intent.used", "used=None"),),
+    "positions of an attempt that was not decided": (
+        Edit(
+            ROLLBACK + "decided_manifest",
+            'names = f"{last.txid}-{last.attempt_id}"',
+            'names = f"{last.txid}"',
+        ),
+        Edit(ROLLBACK + "decided_manifest", "if hashlib.sha256(data).hexdigest() == last.digest:", "if data:"),
+    ),
+    "a table is left out of a rollback": (
+        Edit(ROLLBACK + "_Rollback.run", "for table in tables:", "for table in tables[1:]:"),
+    ),
+    "the app of publications stays the same behind a rollback": (
+        Edit(
+            "trident.states.publishing.group_tables:GroupTables.__init__",
+            'f"trident/{topology}/{group}/{incarnation}"',
+            'f"trident/{topology}/{group}"',
+        ),
+    ),
+    "a process leads amid a rollback": (
+        Edit(
+            "trident.coordinators.registration:Registration.ensure",
+            "refuse_unfinished_rollback(self._zk, self._topology)",
+            "pass",
+        ),
+        Edit(
+            "trident.coordinators.registration:Registration.check",
+            "refuse_unfinished_rollback(self._zk, self._topology)",
+            "pass",
+        ),
+    ),
+}
+
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
     """The defect is in the production code meanwhile."""
     texts: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        for where, old, new in PLANTED[name]:
+        for where, old, new in {**PLANTED, **OF_ROLLBACKS}[name]:
             owner, attribute, function = _find(where)
             text = texts.get(where) or textwrap.dedent(inspect.getsource(function))
             if text.count(old) < 1:

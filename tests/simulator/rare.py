@@ -74,3 +74,13 @@ RARE_STATES = (
     "an executor reads its host's copy",
     "a copy is refused",
 )
+
+# With an operator who rolls back.
+ROLLBACK_STATES = (
+    "a rollback is done",
+    "a rollback is refused",
+    "a rollback takes a decided transaction back",
+    "a rollback is killed amid its work",
+    "a rollback is finished by the next run of the command",
+    "a start amid a rollback is refused",
+)

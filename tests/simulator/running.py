@@ -40,9 +40,9 @@ class Result:
         return "\n".join(lines)
 
 
-def run_seed(seed: int) -> Result:
+def run_seed(seed: int, rollbacks: int = 0) -> Result:
     """One seed. A defect of the simulation itself is a violation too."""
-    simulation = Simulation(seed)
+    simulation = Simulation(seed, rollbacks)
     violation = None
     try:
         simulation.run()

@@ -22,6 +22,8 @@ from tests.simulator.checker import ROOT, Checker, Violation
 from tests.simulator.coordinator_process import CoordinatorProcess, Shared
 from tests.simulator.copies import simulated
 from tests.simulator.faults import Faults, SimulatedFailure
+from tests.simulator.operator import Operator, is_refused_start
+from tests.simulator.rollback import simulated as simulated_rollbacks
 from tests.simulator.sources import KINDS, Source
 from tests.simulator.world import Process, World
 from tests.simulator.zookeeper_server import Ensemble
@@ -39,11 +41,14 @@ SETTLE_SECS = 90.0
 class Simulation:
     """One seed, from its first process to the last look.
 
+    Args:
+        rollbacks: how often an operator goes back to an earlier transaction.
+
     Raises of :meth:`run`:
         Violation: a claim does not hold.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rollbacks: int = 0) -> None:
         self.seed = seed
         self.world = world = World(seed)
         rng = world.rng
@@ -53,6 +58,8 @@ class Simulation:
         self.faults.on_older_copy = self._put_older_copy
         self.faults.on_expire = lambda process: self._expire(self._processes[str(process)])
         kinds = rng.choice([(kind,) for kind in KINDS] + [KINDS, ("opaque", "queue"), ("transactional", "opaque")])
+        if rollbacks:  # of a queue what was acknowledged does not come again
+            kinds = tuple(kind for kind in kinds if kind != "queue") or ("opaque",)
         sources = {f"s{index}": Source(f"s{index}", kind, world) for index, kind in enumerate(kinds)}
         limits = Limits(
             max_spout_pending=rng.choice((1, 2, 3, 4)),
@@ -72,6 +79,10 @@ class Simulation:
         self._processes: dict[str, CoordinatorProcess] = {}
         self._ends = False
         self._halted = False
+        self.operator = Operator(self, rollbacks)
+        self.checker.on_rollback_begun = self.operator.on_intent
+        self.shared.warehouse.keeps_manifests = bool(rollbacks)
+        self._older_copies = not rollbacks
 
     # --- the run -------------------------------------------------------------------------------
 
@@ -82,6 +93,7 @@ class Simulation:
                 for name in self._lives:
                     world.later(world.rng.random() * world.rng.choice((0.01, 2.0)), self._start, name)
                 self._strike_soon()
+                self.operator.soon()
                 world.run(self.faults.until)
                 self._heal()
                 if not world.run(world.now + LIVENESS_SECS):
@@ -98,7 +110,8 @@ class Simulation:
         return hashlib.sha256(repr(self.world.trace).encode()).hexdigest()
 
     def _heal(self) -> None:
-        self.world.finished = self.checker.committed()
+        self.operator.gives_up_plans()
+        self.world.finished = self._is_done()
         self.world.tell("faults stop")
         self.faults.until = min(self.faults.until, self.world.now)
         for table in self.shared.warehouse.tables.values():
@@ -144,8 +157,11 @@ class Simulation:
         self.world.finished = True
 
     def _look_whether_done(self) -> None:
-        if not self._ends and self.checker.committed():
+        if not self._ends and self._is_done():
             self.world.finished = True
+
+    def _is_done(self) -> bool:
+        return not self.operator.has_plans and self.checker.committed()
 
     def _state(self) -> str:
         record = self.checker.record
@@ -158,7 +174,13 @@ class Simulation:
     # --- processes -----------------------------------------------------------------------------
 
     def _start(self, name: str) -> None:
-        if self._ends:
+        if self.operator.lets_start():
+            self._launch(name)
+
+    def _launch(self, name: str) -> None:
+        there = self._now.get(name)
+        runs = there is not None and not there.ended and not there.process.dead
+        if self._ends or runs:
             return
         self._lives[name] += 1
         process = Process(self.world, name, self._lives[name])
@@ -167,6 +189,31 @@ class Simulation:
         current = CoordinatorProcess(self.shared, process, host, self._on_end)
         self._now[name] = self._processes[str(process)] = current
         process.on_kill = lambda: self._on_kill(current)
+
+    def stop_for_rollback(self) -> None:
+        """The operator asks every process to stop."""
+        for current in self._now.values():
+            current.stop()
+
+    def kill_all(self) -> None:
+        """The operator kills what does not stop."""
+        for current in self._now.values():
+            self.world.kill(current.process)
+
+    def start_one(self, rng: random.Random) -> None:
+        """A service manager starts a process, whatever the operator does."""
+        name = rng.choice(sorted(self._lives))
+        self._launch(name)
+
+    def start_again(self) -> None:
+        """The operator starts what does not run."""
+        for name in self._lives:
+            self._start(name)
+        self._look_whether_done()
+
+    def knows(self, command: Any) -> None:
+        """A process of the operator's."""
+        self._processes[str(command.process)] = command
 
     def _start_later(self, name: str) -> None:
         rng = self.world.rng
@@ -209,6 +256,8 @@ class Simulation:
             self._halted = True
             for table in self.shared.warehouse.tables.values():
                 table.repair()
+        elif error is not None and is_refused_start(error) and self.operator.has_begun:
+            world.reached("a start amid a rollback is refused")
         elif error is not None and not isinstance(error, (ZooKeeperUnreachable, SimulatedFailure)):
             world.crash = Violation(f"{current.process} ended with {type(error).__name__}: {error}")
             world.crash.__cause__ = error
@@ -280,6 +329,8 @@ class Simulation:
         self._put_older_copy()
 
     def _put_older_copy(self) -> None:
+        if not self._older_copies:
+            return
         table = self.world.rng.choice(list(self.shared.warehouse.tables.values()))
         if table.put_older_copy(self.world.rng.randint(1, 2)):
             self._older_copy = True
@@ -389,6 +440,7 @@ def _surroundings(simulation: Simulation) -> Iterator[None]:
         mock.patch.object(processes, "is_gone", simulation.is_gone),
         mock.patch("kazoo.retry.time", _Clock(world)),
         simulated(world, _Clock(world)),
+        simulated_rollbacks(simulation.shared),
         mock.patch("kazoo.retry.random", random.Random(simulation.seed)),
     ):
         disabled = logging.root.manager.disable

@@ -38,11 +38,16 @@ _LATE_COMMIT_ODDS = 0.04
 
 
 class Version(NamedTuple):
-    """``content``: (txid, rows) of every commit that a reader of this version sees."""
+    """A table version.
+
+    Attributes:
+        txns: SetTransaction: app → version.
+        content: (txid, rows) of every commit that a reader of this version sees.
+    """
 
     number: int
     control: str
-    txn_version: int
+    txns: Mapping[str, int]
     content: tuple[tuple[int, tuple[Any, ...]], ...]
 
 
@@ -103,6 +108,10 @@ class Warehouse:
     def __init__(self) -> None:
         self.tables = {name: Table(name) for name in NAMES}
         self.manifests: dict[str, bytes] = {}
+        self.keeps_manifests = False
+
+    def decoded(self, data: bytes) -> Any:
+        return json.loads(data)
 
     def read(self, decision: Decision) -> Any:
         data = self.manifests.get(decision.manifest, b"")
@@ -115,6 +124,8 @@ class Warehouse:
         return SimpleNamespace(tables=tables, spouts=manifest["spouts"])
 
     def clean(self, published_txid: int, keep: TransactionAttempt | None) -> None:
+        if self.keeps_manifests:
+            return
         for path in list(self.manifests):
             txid, attempt_id = path.removesuffix(".json").split("/")[1].split("-")
             if int(txid) <= published_txid and (int(txid), int(attempt_id)) != keep:
@@ -132,15 +143,31 @@ class Engine:
         table = self._warehouse.tables[path.rpartition("/")[2]]
         return self._faults.io(self._process, f"load of {table.name}", lambda: Snapshot(table), _load_failed)
 
+    def table(self, name: str) -> Table:
+        return self._warehouse.tables[name]
+
+    def replace(self, snapshot: Snapshot, version: Version) -> None:
+        """A commit of a rollback: other files, all at once."""
+        table = snapshot.table
+
+        def land() -> None:
+            if table.newest is not snapshot.seen:
+                raise CommitConflict(f"{table.name} is at version {table.newest.number}")
+            table.versions.append(version)
+            self._world.tell("rollback of", table.name, "done")
+            self._checker.on_taken_back(table.name, [txid for txid, _ in version.content])
+
+        self._faults.io(self._process, f"rollback of {table.name}", land, _commit_failed)
+
     def commit_files(
         self, snapshot: Snapshot, files: Staged, txn: tuple[str, int], domains: Mapping[str, str], info: str
     ) -> Snapshot:
-        if snapshot.seen.txn_version >= txn[1]:
-            raise TxnAlreadyApplied(f"{snapshot.path} has {snapshot.seen.txn_version}")
+        if snapshot.seen.txns.get(txn[0], 0) >= txn[1]:
+            raise TxnAlreadyApplied(f"{snapshot.path} has {snapshot.seen.txns}")
         table = snapshot.table
 
         def land() -> Snapshot:
-            return self._land(snapshot, files.rows, txn[1], domains[DOMAIN])
+            return self._land(snapshot, files.rows, txn, domains[DOMAIN])
 
         if self._faults.chance(_LATE_COMMIT_ODDS) and self._faults.active:
             # The store takes its time: the writer gives up waiting, and the commit may come after its next try.
@@ -157,8 +184,8 @@ class Engine:
         except CommitConflict:
             pass
 
-    def _land(self, snapshot: Snapshot, rows: tuple[Any, ...], txid: int, control: str) -> Snapshot:
-        table, world = snapshot.table, self._world
+    def _land(self, snapshot: Snapshot, rows: tuple[Any, ...], txn: tuple[str, int], control: str) -> Snapshot:
+        table, world, (app, txid) = snapshot.table, self._world, txn
         leads = self._checker.leads(self._process)
         # What was under way when an older copy was put in place does not come through to it.
         if table.newest is not snapshot.seen or bool(table.put_away) != snapshot.of_copy:
@@ -168,7 +195,8 @@ class Engine:
         if not leads:
             world.reached("a deposed coordinator publishes what was decided, before its successor")
         before = table.newest
-        table.versions.append(Version(before.number + 1, control, txid, (*before.content, (txid, rows))))
+        content = (*before.content, (txid, rows))
+        table.versions.append(Version(before.number + 1, control, {**before.txns, app: txid}, content))
         world.tell("publish of", table.name, txid, "done")
         self._checker.on_commit(self._process, table.name, txid, control, rows, before.content, snapshot.of_copy)
         return Snapshot(table)
@@ -224,7 +252,7 @@ class SimCommitter:
                     starts_at=record.current_txid,
                     floor=record.current_txid - 1,
                 )
-                table.versions.append(Version(0, control.encode(), 0, ()))
+                table.versions.append(Version(0, control.encode(), {}, ()))
             self._check(table, record, self._engine.load(table.path))
 
     def _check(self, table: Table, record: GroupRecord, snapshot: Snapshot) -> None:

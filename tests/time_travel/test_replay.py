@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -54,6 +57,7 @@ from trident.time_travel.kept_batch import incarnation_of
 from trident.time_travel.replay import require_readable
 from trident.time_travel.rollback import roll_back
 
+ROOT = Path(__file__).resolve().parents[2]
 START = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 
 
@@ -319,6 +323,40 @@ def test_half_a_capture_and_one_that_has_changed_are_none(ran: Path, spark: Spar
         load_capture(folder)
     with pytest.raises(TableError, match="no whole capture"):
         load_capture(tmp_path / "nothing")
+
+
+WRITES = """
+import sys
+from trident.states.core.place import Place
+from trident.testing import load_capture
+from trident.time_travel.captures import write_capture
+
+write_capture(load_capture(sys.argv[1]), Place(sys.argv[2]))
+"""
+
+
+def test_a_capture_that_was_killed_anywhere_is_written_anew(ran: Path, spark: SparkSession, tmp_path: Path) -> None:
+    """At each of its files, in a process of its own; one in `make test`."""
+    whole = tmp_path / "whole"
+    write_capture(capture(topology_of(), ran, 4, spark=spark), Place(whole))
+    files = {str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file()}
+    assert "capture.begun" not in files and len(files) > 5
+    for nth in range(1, len(files) + 2) if ALL else (3,):
+        folder = tmp_path / f"killed-{nth}"
+        writes = [sys.executable, "-c", WRITES, str(whole), str(folder)]
+        environment = {**os.environ, "TRIDENT_FAULTS": f"capture.write:do_then_die:{nth}"}
+        assert subprocess.run(writes, env=environment, cwd=ROOT, timeout=300).returncode == -signal.SIGKILL
+        if nth <= len(files):  # its facts come last
+            with pytest.raises(TableError, match="no whole capture"):
+                load_capture(folder)
+            assert subprocess.run(writes, cwd=ROOT, timeout=300).returncode == 0
+        found, wanted = load_capture(folder), load_capture(whole)
+        assert (found.facts, found.inputs, found.states, found.expected) == (
+            wanted.facts,
+            wanted.inputs,
+            wanted.states,
+            wanted.expected,
+        )
 
 
 CODE = """

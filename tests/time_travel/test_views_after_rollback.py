@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import pytest
@@ -21,6 +22,13 @@ def at_view(view: trident.View) -> tuple[Counter[str], Counter[str]]:
     return Counter({row["word"]: row["count"] for row in counts}), Counter(words)
 
 
+def _writers_of_all(world: World) -> list[Any]:
+    """Each transaction that has written to the append table, as it is explained now."""
+    words = {word for batch in BATCHES for (line,) in batch for word in line.split()}
+    explained = [trident.explain_row(world.warehouse, "top", "words", {"word": word}) for word in sorted(words)]
+    return [one for said in explained for one in said.writers]
+
+
 @pytest.mark.parametrize("column", ["_txid", None])
 def test_views_and_rows_are_those_of_the_transactions_that_stand(spark, zk_server, zk_root, tmp_path: Path, column):
     world = World(spark, tmp_path / "warehouse", zk_server, zk_root)
@@ -28,6 +36,7 @@ def test_views_and_rows_are_those_of_the_transactions_that_stand(spark, zk_serve
         world.run(batches, compact=True, made=topology(batches, txid_column=column))
         view = trident.view(world.warehouse, "top")
         assert view.txid == batches and at_view(view) == (fold(batches), fold(batches))
+    before = {one.txid: one.attempt_id for one in _writers_of_all(world)}
     roll_back("top", 2, config=world.config, spark=spark, apply=True)
     with pytest.raises(TableError, match="there is no view"):
         trident.view(world.warehouse, "top")
@@ -41,7 +50,9 @@ def test_views_and_rows_are_those_of_the_transactions_that_stand(spark, zk_serve
             said = trident.explain_row(world.warehouse, "top", table, row)
             assert [one.txid for one in said.writers] == expected and said.not_known == (), said
             for one in said.writers:
-                # Attempts are never used again: of those that were taken back each came a second time.
-                assert (one.attempt_id or 0) == (1 if one.txid > 2 else 0), said
+                assert one.attempt_id is not None, said
+                # Attempts are never used again: those that were taken back came a second time, with greater ids.
+                stood = before[one.txid]
+                assert one.attempt_id > stood if one.txid > 2 else one.attempt_id == stood, said
                 assert one.incarnation.endswith("-r1") == (one.txid > 2) and one.epoch is not None and one.sources, said
     world.close()

@@ -18,14 +18,17 @@ from trident import Count, DeltaAppend, DeltaMapState, RateSpout, TridentTopolog
 from trident.spark.session import make_session
 
 TOPOLOGY, STREAM, ROWS = "viewed", "numbers", 10
+KEPT = 10**6
 
 
 def topology() -> TridentTopology:
     made = TridentTopology(TOPOLOGY)
     numbers = made.new_stream(STREAM, RateSpout(rows_per_second=10**6, rows_per_batch=ROWS))
     rests = numbers.each("value", lambda value: value % 7, "rest long")
-    often = DeltaMapState("often", merge_every_txids=2, merge_interval_secs=3600)
-    seldom = DeltaMapState("seldom", merge_every_txids=5, merge_interval_secs=3600)
+    # All of the past is kept, however long it runs: each row is explained in the end.
+    merged = {"merge_interval_secs": 3600, "snapshot_retention_txids": KEPT}
+    often = DeltaMapState("often", merge_every_txids=2, **merged)
+    seldom = DeltaMapState("seldom", merge_every_txids=5, **merged)
     rests.group_by("rest").persistent_aggregate(often, Count(), "count")
     rests.group_by("rest").persistent_aggregate(seldom, Count(), "count")
     numbers.partition_persist(DeltaAppend("told", txid_column="_txid"), "value")
@@ -53,6 +56,7 @@ def main(settings: dict[str, Any]) -> None:
         zookeeper=settings["zookeeper"],
         zookeeper_root=settings["zookeeper_root"],
         zookeeper_session_timeout_secs=4,
+        history_retention_txids=KEPT,
     )
     print("started", flush=True)
     while not os.path.exists(settings["stop"]):

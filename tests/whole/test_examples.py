@@ -175,3 +175,18 @@ def test_14_outbox(run: Run) -> None:
     out = run("14_outbox.py")
     assert "orders in the table: 5\nrequests: 8, mails: 4\n  ann: order 1\n  ann: order 4\n  cid: order 3\n" in out
     assert out.endswith('refused with status 422: {"id":2,"customer":"bob","amount":-5.0}\n')
+
+
+def test_16_time_travel(run: Run) -> None:
+    out = run("16_time_travel.py")
+    told = [line for line in out.splitlines() if line.startswith(("till", "[", "they part", "batch group"))]
+    assert told == [
+        "till: delft 525, gouda 1200, leiden 320",
+        "till: delft 2523, gouda 2150, leiden 545",
+        "[1, 2, 4]",
+        "till_mended: delft 2524, gouda 2150, leiden 545",
+        "they part at transaction 4",
+        "batch group sales goes on with transaction 3",
+        "till: delft 2524, gouda 2150, leiden 545",
+    ]
+    assert "|delft|   1998|" in out, "what transaction 4 changes, by a replay"

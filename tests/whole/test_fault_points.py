@@ -328,6 +328,7 @@ ELSEWHERE = {
     "repair.ledger": "test_file_spout.py",
     "zk.rollback": "test_rollback.py",
     "rollback.table": "test_rollback.py",
+    "capture.write": "test_replay.py",
     "history.write": "test_recorder.py",
     "history.tidy": "test_recorder.py",
 }

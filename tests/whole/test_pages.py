@@ -110,7 +110,17 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
 # --- programs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md", "docs/spouts.md", "docs/states.md"])
+# A page, or one section of it, whose other blocks show calls.
+PROGRAMS = [
+    "README.md",
+    "docs/getting-started.md",
+    "docs/spouts.md",
+    "docs/states.md",
+    "docs/time-travel.md#A bad deploy",
+]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore::trident.NotExactlyOnceWarning")
 def test_the_programs_of_a_page_print_what_it_says(
     name: str,
@@ -125,6 +135,7 @@ def test_the_programs_of_a_page_print_what_it_says(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIDENT_ZOOKEEPER", zk_server)
     monkeypatch.setenv("TRIDENT_ZOOKEEPER_ROOT", f"/pages-{uuid.uuid4().hex}")
-    run = PageRun(ROOT / name, lambda: capsys.readouterr().out)
+    page, _, section = name.partition("#")
+    run = PageRun(ROOT / page, lambda: capsys.readouterr().out, section)
     run.run()
     assert run.compared

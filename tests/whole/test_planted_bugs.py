@@ -177,6 +177,6 @@ def run(tests: tuple[str, ...], folder: Path, needs: str, zookeeper: str) -> tup
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     return ended.returncode, ended.stdout + ended.stderr

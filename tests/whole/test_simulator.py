@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulator.checker import Violation
-from tests.simulator.planted import PLANTED, RECOVERY, SUPERVISOR, planted
-from tests.simulator.rare import RARE_STATES
+from tests.simulator.planted import OF_ROLLBACKS, PLANTED, RECOVERY, SUPERVISOR, planted
+from tests.simulator.rare import RARE_STATES, ROLLBACK_STATES
 from tests.simulator.running import VARIABLE, run_seed
 from tests.simulator.simulation import Simulation
 
@@ -26,6 +26,8 @@ ONE = os.environ.get(VARIABLE)
 MANY = int(os.environ.get("TRIDENT_SIM_SEEDS", "0"))
 # So few reach every rare state, the last of them at the 447th; `make simulate` runs 20,000.
 SEEDS = MANY or 460
+
+ROLLBACK_SEEDS = 160
 
 # Most defects are found by one of the first fifty; those that take some hundred are left to TRIDENT_SIM_SEEDS.
 SEARCHED = 600
@@ -65,10 +67,35 @@ def test_every_claim_holds_in_every_seed_and_the_rare_states_were_reached(record
     assert not never, f"{SEEDS} seeds proved nothing about: {never}"
 
 
+def test_every_claim_holds_where_an_operator_rolls_back():
+    """Amid all other faults: the command is killed and run again, and processes are started beside it."""
+    counters: Counter[str] = Counter()
+    for seed in range(MANY or ROLLBACK_SEEDS):
+        result = run_seed(seed, rollbacks=1 + seed % 2)
+        counters.update(result.counters)
+        if result.violation is not None:
+            pytest.fail(f"with {1 + seed % 2} rollbacks: {result.story()}", pytrace=False)
+    never = [state for state in ROLLBACK_STATES if not counters[state]]
+    assert not never, f"nothing was proved about: {never}"
+
+
+@pytest.mark.parametrize("name", OF_ROLLBACKS)
+def test_a_planted_defect_of_rollbacks_is_found(name):
+    with planted(name):
+        for seed in range(max(MANY, SEARCHED)):
+            result = run_seed(seed, rollbacks=1 + seed % 2)
+            if result.violation is not None:
+                assert isinstance(result.violation, Violation), result.story()
+                print(f"{name}: seed {seed}: {result.violation}")
+                return
+    pytest.fail(f"{max(MANY, SEARCHED)} seeds did not find: {name}")
+
+
 def test_a_seed_is_the_same_in_two_runs():
     for seed in range(15):
         first, second = run_seed(seed), run_seed(seed)
         assert first.trace == second.trace
+        assert run_seed(seed, rollbacks=1).trace == run_seed(seed, rollbacks=1).trace
         assert first.trace_hash == second.trace_hash and len(first.trace) > 10
 
 

@@ -7,10 +7,9 @@ import os
 from trident.commands.user_file import load_topology
 from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError
-from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.streams.topology import TridentTopology
-from trident.time_travel.captures import Capture, write_capture
+from trident.time_travel.captures import Capture, check_folder, write_capture
 from trident.time_travel.capturing import STATE_ROWS, capture
 
 
@@ -27,7 +26,8 @@ def capture_to(
 
     Args:
         code: the file that defines the topology, FILE or FILE:NAME.
-        folder: a new or empty one; None: ``NAME-TXID`` in the working folder.
+        folder: a new or empty one, or one with half a capture, of a command that was killed; None: ``NAME-TXID`` in
+            the working folder.
         state_rows: of a state with more rows only those whose keys are asked are taken.
 
     Returns:
@@ -39,8 +39,7 @@ def capture_to(
     """
     topology = loaded(name, code)
     place = Place(folder if folder and "://" in folder else os.path.abspath(folder or f"{name}-{txid}"))
-    if storage.list_names(place):  # told before a session is made
-        raise TopologyError(f"the folder {place} is not empty", expected="a new one", action="name another with --to")
+    check_folder(place)  # told before a session is made
     found = capture(topology, config.warehouse, txid, group=group, config=config, state_rows=state_rows)
     write_capture(found, place)
     return _said(found, place)

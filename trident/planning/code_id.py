@@ -33,6 +33,8 @@ def code_id(plan: GroupPlan) -> str:
         fields = [f"{field.name} {field.dataType.simpleString()}" for field in node.schema.fields]
         digest.update("\0".join([type(node).__name__, node.operation, *fields, "\n"]).encode("utf-8", "replace"))
         files |= {node.location.rpartition(":")[0], *_files_of(vars(node), _STEPS_MAX)}
+    for file in files:
+        linecache.checkcache(file)  # a file that this process has run before, and that was edited since
     texts = ("".join(linecache.getlines(file)) for file in sorted(files))
     for text in sorted(filter(None, texts)):  # by their texts: a folder that is moved is the same code
         digest.update(text.encode("utf-8", "replace"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import keyword
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import NamedTuple
 
 from trident.config import TridentConfig
-from trident.coordinators.errors import TableError, TopologyError
+from trident.coordinators.errors import ConfigError, TableError, TopologyError
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
@@ -49,6 +52,63 @@ class View:
     txid: int
     tables: Mapping[str, TableAt]
 
+    def lines(self, reader: str) -> str:
+        """Lines of Python that read all tables at their versions, each into a variable of its name.
+
+        They run as they are: for a warehouse in a store, give delta-rs its ``storage_options``.
+
+        Args:
+            reader: "delta-rs", "duckdb" or "spark"; the last one's lines take a session ``spark`` with Delta.
+
+        Raises:
+            ConfigError: no such reader.
+        """
+        if reader not in _READERS:
+            raise ConfigError("no lines for this reader", found=repr(reader), expected=f"one of {', '.join(_READERS)}")
+        head, line = _READERS[reader]
+        names = {name: _variable(name) for name in self.tables}
+        tables = [line.format(name=names[name], path=at.path, version=at.version) for name, at in self.tables.items()]
+        return "\n".join([*head, *tables])
+
+    def __str__(self) -> str:
+        """Names the transaction, and has the lines for each reader."""
+        return "\n\n".join([self._caption(), *(f"# {reader}\n{self.lines(reader)}" for reader in _READERS)])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the versions, and lines that can be copied."""
+        rows = "".join(
+            f"<tr><td style='text-align:left'>{escape(name)}</td><td>{at.version}</td>"
+            f"<td style='text-align:left'>{escape(at.path)}</td></tr>"
+            for name, at in self.tables.items()
+        )
+        readers = "".join(
+            f"<details{' open' if reader == next(iter(_READERS)) else ''}><summary>{reader}</summary>"
+            f"<pre>{escape(self.lines(reader))}</pre></details>"
+            for reader in _READERS
+        )
+        head = "<tr><th>table</th><th>version</th><th>folder</th></tr>"
+        return f"<b>{escape(self._caption())}</b><table>{head}{rows}</table>{readers}"
+
+    def _caption(self) -> str:
+        return f"{self.topology}, batch group {self.group}: all tables as of transaction {self.txid}"
+
+
+# reader -> its first lines, and the line for a table.
+_READERS = {
+    "delta-rs": (["from deltalake import DeltaTable"], "{name} = DeltaTable({path!r}, {version}).to_pyarrow_table()"),
+    "duckdb": (
+        ["import duckdb", "from deltalake import DeltaTable"],
+        "{name} = duckdb.from_arrow(DeltaTable({path!r}, {version}).to_pyarrow_dataset())",
+    ),
+    "spark": ([], '{name} = spark.read.format("delta").option("versionAsOf", {version}).load({path!r})'),
+}
+
+
+def _variable(name: str) -> str:
+    """A state's name as one of Python's: states may be called ``class``, or as what the lines use."""
+    name = re.sub(r"\W", "_", name)
+    return f"{name}_" if keyword.iskeyword(name) or name in ("spark", "duckdb", "DeltaTable") else name
+
 
 def view(warehouse: "str | os.PathLike[str]", topology: str, group: str | None = None) -> View:
     """The newest transaction of which all tables of a batch group have a version, and these versions.
@@ -65,6 +125,8 @@ def view(warehouse: "str | os.PathLike[str]", topology: str, group: str | None =
 
         counts = DeltaTable(*v.tables["counts"]).to_pyarrow_dataset()  # DuckDB, by delta-rs
         duckdb.sql("SELECT word, count FROM counts ORDER BY count DESC LIMIT 10")
+
+        print(v)  # such lines for all tables and each reader; a notebook shows them by itself
 
     Needs no Spark, no JVM, no ZooKeeper and no running topology: it reads one small file, in milliseconds. Of a group
     without keyed states, whose tables nothing is merged into, it asks the tables' logs, and there is no lag.

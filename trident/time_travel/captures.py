@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trident.coordinators import faults
 from trident.coordinators.errors import TableError, TopologyError
 from trident.coordinators.stored_json import Unreadable, parse_stored
 from trident.coordinators.transactions import TransactionAttempt
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 FACTS = "capture.json"
+# In a folder from the first file to the last: such a folder may be written anew.
+_BEGUN = "capture.begun"
 INPUTS, STATES, EXPECTED = "inputs", "states", "expected"
+
+CAPTURE = faults.register("capture.write", "a file of a capture: what it was begun with, rows, and its facts last")
 
 
 @dataclass(frozen=True)
@@ -204,22 +209,47 @@ def _tables(place: Place, facts: Mapping[str, Any], kind: str) -> Iterator[tuple
         yield name, table
 
 
-def write_capture(capture: Capture, folder: Place) -> None:
-    """Writes a capture into a folder that is new or empty: its facts last, so that half a capture is none."""
-    if storage.list_names(folder):
+def check_folder(folder: Place) -> bool:
+    """Tells whether a folder that a capture may be written into has half of one, by a command that was killed.
+
+    Raises:
+        TopologyError: it has other content, or a whole capture.
+    """
+    names = set(storage.list_names(folder))
+    if names and (_BEGUN not in names or FACTS in names):
         raise TopologyError(
             f"the folder {folder} is not empty",
+            found="a whole capture" if FACTS in names else ", ".join(sorted(names)[:5]),
             expected="a new folder for the capture",
             action="name another one with --to, or delete it",
         )
+    return bool(names)
+
+
+def write_capture(capture: Capture, folder: Place) -> None:
+    """Writes a capture into a folder that is new or empty: its facts last, so that half a capture is none.
+
+    Half a capture, of a command that was killed, is written anew.
+
+    Raises:
+        TopologyError: the folder has other content.
+    """
+    if check_folder(folder):
+        for kind in (INPUTS, STATES, EXPECTED):
+            storage.delete(folder / kind)
     parts = {INPUTS: capture.inputs, STATES: capture.states, EXPECTED: capture.expected}
     facts = {**capture.facts, "schema": SCHEMA, "topology": capture.topology, "group": capture.group}
     facts |= {"txid": capture.attempt.txid, "attempt_id": capture.attempt.attempt_id}
+    storage.make_folder(folder, "/" if folder.is_local else folder.root)
+    with faults.fault_point(CAPTURE):
+        storage.write(folder / _BEGUN, b"a capture that is being written; without capture.json it is none\n")
     for kind, tables in parts.items():
         facts[kind] = {name: table.num_rows for name, table in tables.items()}
         for name, table in tables.items():
             path = folder / kind / f"{name}.parquet"
             storage.make_folder(path.parent, "/" if path.is_local else path.root)
-            with storage.output(path) as file:
+            with faults.fault_point(CAPTURE), storage.output(path) as file:
                 pq.write_table(table, file)
-    storage.write(folder / FACTS, json.dumps(facts, indent=1, sort_keys=True).encode() + b"\n")
+    with faults.fault_point(CAPTURE):
+        storage.write(folder / FACTS, json.dumps(facts, indent=1, sort_keys=True).encode() + b"\n")
+    storage.delete(folder / _BEGUN)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import ConfigError, TopologyError, TridentError
+from trident.coordinators.incarnation_ids import same_start
 from trident.running.status import read_status
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.names import check_name
@@ -56,7 +57,8 @@ def diff(
         name: a topology.
         other: its fork; or another topology that was given the same batches.
         other_warehouse: where that is.
-        config: ``warehouse`` is that of ``name``; of a fork's original its record says it.
+        config: ``warehouse`` is that of ``name``; of a fork's original its record says it. An original that was rolled
+            back meanwhile is compared by what it has done since.
         span: the first and the last transaction; None: all that both have.
         group: the batch group, where there are several.
 
@@ -73,7 +75,8 @@ def diff(
     record = load_fork(warehouse, other)
     if record is not None:
         _check_fork(record, name)
-        source, incarnation = Place(record.warehouse), record.source_incarnation
+        source = Place(record.warehouse)
+        incarnation = _incarnation_now(source, record)
     else:
         source = config.warehouse_place()
         incarnation = incarnation_of(source, name)
@@ -126,6 +129,15 @@ def _check_fork(record: ForkRecord, name: str) -> None:
         )
 
 
+def _incarnation_now(source: Place, record: ForkRecord) -> str:
+    """The original's; behind a rollback of it what it has done since is compared, not what was taken back."""
+    try:
+        now = incarnation_of(source, record.topology)
+    except TridentError:
+        return record.source_incarnation  # which of its transactions are not kept is told by the comparison
+    return now if same_start(now, record.source_incarnation) else record.source_incarnation
+
+
 def _group(source: Place, name: str, warehouse: Place, other: str, group: str | None) -> str:
     ours, theirs = groups_with_manifests(source, name), groups_with_manifests(warehouse, other)
     both = [each for each in ours if each in theirs]
@@ -150,7 +162,8 @@ def _bounds(
         return *span, 0
     if record is not None and group in record.groups:
         part = record.groups[group]
-        first, until = part.at + 1, part.until
+        # An original that was rolled back may not have come to all of them again.
+        first, until = part.at + 1, min(part.until, one.upto)
     else:
         first = max(side.txids[0] if side.txids else 1 for side in (one, two))
         until = min(side.upto for side in (one, two))

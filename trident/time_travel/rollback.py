@@ -28,11 +28,13 @@ from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.own_zookeeper import leading, own_zookeeper
 from trident.spark.session import make_session, spark_settings
 from trident.spark.stores import configure_by_session
+from trident.states.core import storage
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.copies import forget_copies
+from trident.time_travel.kept_batch import topologies_in
 from trident.time_travel.rollback_facts import PLAIN
 from trident.time_travel.rollback_look import decided_manifest, look
 from trident.time_travel.rollback_plan import Choices, Plan, plan, positions, record_after
@@ -89,6 +91,7 @@ def roll_back(
     check_name("topology", name)
     config, choices = as_config(config), choices or Choices()
     warehouse = config.warehouse_place()
+    _check_there(warehouse, name)
     with own_zookeeper(config, warehouse, name, "rollback") as zk:
         unfinished = unfinished_rollback(zk, name)
         _check_same(name, unfinished, txid, group)
@@ -111,6 +114,17 @@ def roll_back(
             configure_by_session(warehouse, spark)
             done = _Rollback(zk, KernelEngine(spark), lease, warehouse, name, intent).run()
         return RolledBack(planned, unfinished, tuple(done))
+
+
+def _check_there(warehouse: Place, name: str) -> None:
+    """Before an embedded ZooKeeper is started, which makes the warehouse: a wrong name changes nothing."""
+    if not storage.is_folder(warehouse / "_trident" / name):
+        others = topologies_in(warehouse)
+        raise TopologyError(
+            f"the warehouse {warehouse} has no topology {name!r}",
+            found=f"those named {', '.join(others)}" if others else "none of any name",
+            action="check the name, and the warehouse in which it runs (--warehouse)",
+        )
 
 
 def _groups_of(zk: ZooKeeper, name: str) -> Mapping[str, Sequence[str]]:

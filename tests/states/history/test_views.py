@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import random
 import time
 import uuid
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tests import store_servers
 from tests.keyed_helpers import Group, append, keyed
 from tests.states.history.test_versions import KEYED, OWNER, record
 from trident.coordinators import faults
-from trident.coordinators.errors import TableError, TopologyError
+from trident.coordinators.errors import ConfigError, TableError, TopologyError
 from trident.running.view import recorder
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN
@@ -190,6 +192,27 @@ def check(group: Group, view: trident.View) -> None:
     assert sorted(table(view, "lines")["line"].to_pylist()) == sorted(f"line {n}" for n in range(1, view.txid + 1))
 
 
+def check_lines(group: Group, view: trident.View) -> None:
+    """The lines that a view gives run as they are, and read what it names."""
+    rows = {
+        "delta-rs": lambda counts: counts.to_pylist(),
+        "duckdb": lambda counts: counts.to_arrow_table().to_pylist(),
+        "spark": lambda counts: [row.asDict() for row in counts.collect()],
+    }
+    html = view._repr_html_()
+    for reader, rows_of in rows.items():
+        if reader == "duckdb" and importlib.util.find_spec("duckdb") is None:
+            continue
+        assert view.lines(reader) in str(view) and escape(view.lines(reader)) in html
+        names: dict[str, Any] = {"spark": group.spark}
+        exec(view.lines(reader), names)
+        assert {"counts", "totals", "lines"} <= names.keys()
+        found = {(row["word"],): (row["count"],) for row in rows_of(names["counts"])}
+        assert found == group.expected("counts", view.txid), reader
+    with pytest.raises(ConfigError, match="no lines for this reader; found: 'pandas'"):
+        view.lines("pandas")
+
+
 def test_a_view_is_one_transaction_of_all_tables_and_is_found_at_once(group, tmp_path):
     counts, totals = made = compactors(group)
     views = recorded(group, made)
@@ -212,6 +235,7 @@ def test_a_view_is_one_transaction_of_all_tables_and_is_found_at_once(group, tmp
     check(group, trident.view(tmp_path, "top", "g"))
     check(group, view)  # the older one is what it was
     path, version = view.tables["counts"]
+    check_lines(group, view)
     by_spark = group.spark.read.format("delta").option("versionAsOf", version).load(path).collect()
     assert {(row["word"],): (row["count"],) for row in by_spark} == group.expected("counts", view.txid)
     began = time.perf_counter()

@@ -15,6 +15,10 @@
     │   └── StorageProblem       a disk is full, a folder cannot be written
     │       └── StoreProblem     a store refuses this process (StoreUnreachable: it does not answer)
     ├── SourceError              a source's data is missing, unreadable or has changed
+    │   ├── MessagesExpired      messages of a topic that were not read yet are gone
+    │   ├── LogCut               the log of a partition ends before what was read of it
+    │   ├── TopicGone            a topic was deleted, or is another one of its name
+    │   └── BrokersAway          no broker answers, or a partition has no leader
     ├── BatchError               one attempt at a batch failed; it may be tried again
     │   ├── FailedException      user code failed the batch on purpose
     │   ├── UserFunctionError    user code raised
@@ -138,6 +142,22 @@ class StoreUnreachable(StoreProblem):
 
 class SourceError(TridentError):
     """The data of a source is missing, unreadable or not what was pinned."""
+
+
+class MessagesExpired(SourceError):
+    """Messages of a Kafka topic that belong to the stream are gone before they were read."""
+
+
+class LogCut(SourceError):
+    """The log of a Kafka partition ends before what was read, or planned, as after an unclean election of a leader."""
+
+
+class TopicGone(SourceError):
+    """A Kafka topic was deleted, or deleted and made again, or has fewer partitions than it had."""
+
+
+class BrokersAway(SourceError):
+    """No Kafka broker answers, or the leader of a partition is away: it may be back soon."""
 
 
 class BatchError(TridentError):

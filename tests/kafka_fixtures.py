@@ -171,7 +171,11 @@ class KafkaBroker:
         assert producer.flush(60) == 0 and not failed, failed
 
     def put_in_transaction(self, topic: str, values: Sequence[Any], partition: int = 0, commit: bool = True) -> None:
-        """Appends values in one Kafka transaction, which is committed or aborted; both leave a control record."""
+        """Appends values in one Kafka transaction, which is committed or aborted; both leave a control record.
+
+        Returns once the control record is there: the broker answers before it has written it.
+        """
+        marked = self.ends(topic)[partition] + len(values) + 1
         producer = self.producer(**{"transactional.id": uuid.uuid4().hex})
         producer.init_transactions(60)
         producer.begin_transaction()
@@ -182,6 +186,7 @@ class KafkaBroker:
             producer.commit_transaction(60)
         else:
             producer.abort_transaction(60)
+        self._until(lambda: self.ends(topic)[partition] >= marked)
 
     def ends(self, topic: str) -> dict[int, int]:
         from confluent_kafka import TopicPartition

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 from trident.coordinators.errors import EnvironmentProblem, SchemaMismatch, StateAway, TopologyError, described
-from trident.kafka.settings import KAFKA_OF_ALL, Connection, KafkaSettings, kafka_module
+from trident.kafka.settings import KAFKA_OF_ALL, Connection, KafkaSettings, check_topic, kafka_module
 from trident.states.core.host_bound import is_this_host
 from trident.states.core.names import check_name
 from trident.states.outside.kafka_messages import Message, MessageForm
@@ -103,6 +103,7 @@ class KafkaState(OutsideState):
         ):
             if (given is not None or name == "topic") and not (isinstance(given, str) and given):
                 raise TopologyError(f"{name} of {_USER} cannot be used", found=described(given), expected="a name")
+        check_topic(self.topic, f"topic of {_USER}")
         keys = () if self.key is None else (self.key,) if isinstance(self.key, str) else self.key
         if not isinstance(keys, Sequence) or not all(isinstance(one, str) and one for one in keys):
             raise TopologyError(f"key of {_USER} cannot be used", found=described(self.key), expected="fields")

@@ -24,7 +24,7 @@ _STRAGGLER_SECS = 60.0
 # A store is cleaned up behind so many transactions at once: a look costs a request, and what is left over only space.
 # So are manifests where a history of them is kept, which a look goes through: of a long one less often.
 CLEAN_EVERY = 20
-_HISTORY_PER_LOOK = 50
+HISTORY_PER_LOOK = 50
 _EMPTY_MAX = 1_000
 
 
@@ -101,7 +101,7 @@ class Cleaner:
         if attempt.attempt_id > 0 and attempt in self._without_effect:
             self._empty.add(attempt.txid)
         if kept := self._manifests.retention.txids:
-            every = CLEAN_EVERY * max(1, kept // (CLEAN_EVERY * _HISTORY_PER_LOOK))
+            every = CLEAN_EVERY * max(1, kept // (CLEAN_EVERY * HISTORY_PER_LOOK))
             # A manifest of a transaction that came to nothing goes at once, lest it be taken for a decided one.
             due = due and (self._cleaned % every == 0 or bool(self._empty))
         self._manifests.clean(attempt.txid, self.last_published, due, self._empty)

@@ -16,6 +16,10 @@ from tests.sweep.topologies import MAPS, PER_BATCH_COUNTS, delta_states, topolog
 from tests.zk_fixtures import eventually
 from trident import TridentTopology
 
+# Of states/publishing/cleaning.py: all is looked through behind each transaction, in a store and in a history of
+# manifests too. Else what a zombie has written last goes with one of the next twenty, which no case waits for.
+CLEANED_EACH_TIME = {"CLEAN_EVERY": 1, "HISTORY_PER_LOOK": 2**62}
+
 
 class Books:
     """What was given to a topology, and what must be stored of it.

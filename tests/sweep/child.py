@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.sweep.books import source_of
+from tests.sweep.books import CLEANED_EACH_TIME, source_of
 from tests.sweep.topologies import topology_of
 from trident.coordinators import faults
 from trident.spark.session import make_session
@@ -18,7 +18,8 @@ from trident.states.publishing import cleaning
 
 
 def main(kind: str, folder: Path, warehouse: str, zookeeper: str, root: str, conf: str) -> None:
-    cleaning.CLEAN_EVERY = 1  # in a store too, so that what each life leaves is seen
+    for name, value in CLEANED_EACH_TIME.items():  # so that what each life leaves is seen
+        setattr(cleaning, name, value)
     spark = make_session(
         "killed",
         {

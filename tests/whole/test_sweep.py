@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from tests import store_servers
 from tests.matrix.sources import PER_BATCH
 from tests.outside_stores import OutsideStores
+from tests.sweep.books import CLEANED_EACH_TIME
 from tests.sweep.campaign import Campaign
 from tests.sweep.cases import (
     BIRTH,
@@ -76,8 +77,9 @@ BIRTHS = [case for case in CASES if case.time == BIRTH]
 
 @pytest.fixture(autouse=True)
 def cleaned_up_behind_each_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a store too, where it is done behind every twentieth: the sweep looks for leftovers behind each case."""
-    monkeypatch.setattr(cleaning, "CLEAN_EVERY", 1)
+    """Also where it is done behind every twentieth: the sweep looks for leftovers behind each case."""
+    for name, value in CLEANED_EACH_TIME.items():
+        monkeypatch.setattr(cleaning, name, value)
 
 
 @pytest.fixture

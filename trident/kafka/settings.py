@@ -18,6 +18,7 @@ _OURS = {"bootstrap.servers": "it is the first argument", "metadata.broker.list"
 _SECRET = re.compile(r"password|secret|token|jaas|\.pem$|sasl\.username|user\.info|passphrase|oauthbearer\.config")
 # Of "name=value name=value"; shorter ones are in any text.
 _VALUE = re.compile(r"""=\s*["']?([^\s;,"']{3,})""")
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _KEPT_IN = re.compile(r"(env|file):(.+)", re.DOTALL)
 
 
@@ -36,6 +37,16 @@ def kafka_module(name: str = "confluent_kafka") -> Any:
             found=str(problem),
             action=f"install it: pip install 'trident-spark[{extra}]'",
         ) from problem
+
+
+def check_topic(name: str, what: str) -> None:
+    """Raises TopologyError where Kafka can have no topic of that name."""
+    if not _TOPIC.fullmatch(name):
+        raise TopologyError(
+            f"{what} cannot be used",
+            found=described(name),
+            expected="a name of at most 249 letters, digits, '.', '_' and '-', as Kafka's topics have",
+        )
 
 
 @dataclass(frozen=True, repr=False)

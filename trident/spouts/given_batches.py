@@ -27,6 +27,7 @@ from trident.spouts.executors import BeginContext, SpoutExecutor
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
 from trident.states.core.place import Place
+from trident.states.core.store_problems import stores_told
 
 WRITE = faults.register("given.write", "the file of the batches that a fork is given")
 _SCHEMA = 1
@@ -82,13 +83,17 @@ def load_given(warehouse: Place, topology: str, group: str, incarnation: str) ->
 
     Raises:
         TableError: the file cannot be read. It is not passed over: the streams would cut other batches.
+        StoreProblem: the store refuses, or does not answer.
     """
     path = _path(warehouse, topology, group)
     try:
-        found = as_record(parse_stored(storage.read(path)), GivenBatches, _SCHEMA)
+        with stores_told():
+            found = as_record(parse_stored(storage.read(path)), GivenBatches, _SCHEMA)
     except FileNotFoundError:
         return None
-    except (OSError, Unreadable) as error:
+    except OSError as error:
+        raise TableError(f"the batches that {topology} is given cannot be read: {path}: {error}") from error
+    except Unreadable as error:
         raise TableError(
             f"the batches that {topology} is given cannot be read: {path}: {error}",
             found=getattr(error, "found", None),

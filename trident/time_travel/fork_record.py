@@ -16,6 +16,7 @@ from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
 from trident.states.core import storage
 from trident.states.core.place import Place
+from trident.states.core.store_problems import stores_told
 
 WRITE = faults.register("fork.record", "the record of a fork: when it is begun, and when it is whole")
 _SCHEMA = 1
@@ -109,13 +110,17 @@ def load_fork(warehouse: Place, name: str) -> ForkRecord | None:
 
     Raises:
         TableError: it cannot be read.
+        StoreProblem: the store refuses, or does not answer.
     """
     path = _path(warehouse, name)
     try:
-        return as_record(parse_stored(storage.read(path)), ForkRecord, _SCHEMA)
+        with stores_told():
+            return as_record(parse_stored(storage.read(path)), ForkRecord, _SCHEMA)
     except FileNotFoundError:
         return None
-    except (OSError, Unreadable) as error:
+    except OSError as error:
+        raise TableError(f"the record of the fork {name} cannot be read: {path}: {error}") from error
+    except Unreadable as error:
         raise TableError(
             f"the record of the fork {name} cannot be read: {path}: {error}",
             found=getattr(error, "found", None),

@@ -16,12 +16,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from tests.kafka_mock import METADATA, MockCluster
 from trident import KafkaSpout, OpaqueKafkaSpout
-from trident.coordinators.errors import SourceError
+from trident.coordinators.errors import BrokersAway, SourceError, TopicGone
 from trident.coordinators.transactions import TransactionAttempt
 from trident.kafka.settings import KafkaSettings
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.kafka import cluster
-from trident.spouts.kafka.cluster import NO_MESSAGE, BrokersAway, KafkaCluster
+from trident.spouts.kafka.cluster import NO_MESSAGE, KafkaCluster
 from trident.spouts.kafka.coordinator import KafkaCoordinator
 from trident.spouts.kafka.emitter import KafkaEmitter
 from trident.spouts.kafka.ranges import At, Batch, TopicLook, TopicRanges
@@ -240,7 +240,7 @@ def test_an_attempt_waits_with_its_rows_staged_while_no_broker_answers(monkeypat
     emitter = KafkaEmitter(context, SimpleNamespace(ids=ids), reading, (None, None), (), True)
     attempt = TransactionAttempt(1, 0)
     emitter._emitted[attempt] = Batch((TopicRanges("t", "id", (0,), (5,)),))
-    with pytest.raises(SourceError, match="is another one"):
+    with pytest.raises(TopicGone, match="is another one"):
         emitter.prepare(attempt)
     assert not answers
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.kafka_fixtures import KafkaBroker
 from trident import KafkaSpout, OpaqueKafkaSpout
-from trident.coordinators.errors import SourceError
+from trident.coordinators.errors import BrokersAway, LogCut, SourceError, TopicGone
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.kafka import cluster
 from trident.spouts.kafka.coordinator import KafkaCoordinator
@@ -160,13 +160,11 @@ def test_a_topic_that_was_made_again_or_is_gone_is_an_error_until_its_id_is_forg
     old = Batch.read(one).topics[0].id
     kafka.delete(topic)
     assert stream.is_ready(2), "so that the transaction's begin says it"
-    with pytest.raises(
-        SourceError, match=f"topic '{topic}' was deleted; found: no such topic; expected: topic id {old}"
-    ):
+    with pytest.raises(TopicGone, match=f"topic '{topic}' was deleted; found: no such topic; expected: topic id {old}"):
         stream.initialize_transaction(2, one, None)
     kafka.create(topic)
     kafka.put(topic, numbers(9))  # as many as were read, and more
-    with pytest.raises(SourceError, match="is another one: it was deleted and made again"):
+    with pytest.raises(TopicGone, match="is another one: it was deleted and made again"):
         stream.initialize_transaction(2, one, None)
     again = coordinate(topic, forget=[old])
     again.resume(1, one)
@@ -183,7 +181,7 @@ def test_a_log_that_ends_before_what_was_read_is_an_error_or_is_gone_on_with(kaf
     stream = coordinate(topic)
     stream.resume(1, one)
     assert stream.is_ready(2)
-    with pytest.raises(SourceError, match="has lost messages that were read"):
+    with pytest.raises(LogCut, match="has lost messages that were read"):
         stream.initialize_transaction(2, one, None)
     lossy = coordinate(topic, kind=OpaqueKafkaSpout)
     two = lossy.initialize_transaction(2, one, None)
@@ -240,10 +238,10 @@ def test_a_cluster_that_does_not_answer_is_an_error_that_is_told_again_without_a
     monkeypatch.setattr(cluster, "REQUEST_SECS", 1.0)
     spout = KafkaSpout("127.0.0.1:1", "t", poll_interval_secs=60)
     stream = spout.get_coordinator(SpoutContext(None, "t", "s", tmp_path, "i"))
-    with pytest.raises(SourceError, match="cannot ask the cluster for"):
+    with pytest.raises(BrokersAway, match="cannot ask the cluster for"):
         stream.is_ready(1)
     started = time.monotonic()
-    with pytest.raises(SourceError, match="cannot ask the cluster for"):
+    with pytest.raises(BrokersAway, match="cannot ask the cluster for"):
         stream.is_ready(1)
     assert time.monotonic() - started < 0.5
     before = {"topics": [{"topic": "t", "id": "i", "begin": [0], "end": [4]}], "rows_estimate": 4}

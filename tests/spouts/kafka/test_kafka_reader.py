@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from tests.kafka_fixtures import KafkaBroker
+from trident.coordinators.errors import LogCut, MessagesExpired, SourceError
 from trident.kafka.settings import KafkaSettings
-from trident.spouts.files.tasks import SourceFailure
+from trident.spouts.files.tasks import SourceFailure, reported
 from trident.spouts.kafka import reader
 from trident.spouts.kafka.ranges import OffsetRange
 from trident.spouts.kafka.reader import Consumers, Reading, Stopped
 from trident.spouts.kafka.rows import COLUMNS as KINDS
+from trident.workers.reports import SOURCE, find_report
 
 COLUMNS = tuple(KINDS)
 
@@ -42,6 +44,12 @@ def read(kafka: KafkaBroker, *ranges: OffsetRange, consumers: Consumers | None =
 
 def offsets(rows: list[dict]) -> list[int]:
     return [row["offset"] for row in rows]
+
+
+def as_the_driver_reads_it(error: BaseException) -> SourceError:
+    report = find_report(error, SOURCE)
+    assert report is not None
+    return reported(report)
 
 
 def test_columns_of_messages(kafka: KafkaBroker, topic: str) -> None:
@@ -133,6 +141,7 @@ def test_messages_that_have_expired_are_an_error_or_are_left_out(kafka: KafkaBro
     with pytest.raises(SourceFailure, match=rf"messages of {topic}\[0\] .* are gone: they have expired") as raised:
         read(kafka, OffsetRange(topic, 0, 3, 12))
     assert "7 … 20" not in str(raised.value)  # the report has it, in a form that survives Spark
+    assert isinstance(as_the_driver_reads_it(raised.value), MessagesExpired)
     assert offsets(read(kafka, OffsetRange(topic, 0, 7, 12))) == [7, 8, 9, 10, 11]
     assert offsets(read(kafka, OffsetRange(topic, 0, 3, 12), lossy=True)) == [7, 8, 9, 10, 11]
     assert read(kafka, OffsetRange(topic, 0, 3, 6), lossy=True) == []
@@ -144,10 +153,10 @@ def test_a_log_that_ends_before_the_range_is_an_error_or_what_there_is(
     monkeypatch.setattr(reader, "_SETTLE_SECS", 0.5)
     kafka.create(topic)
     kafka.put(topic, [b"a", b"b", b"c"])
-    with pytest.raises(SourceFailure, match="its log ends before them"):
-        read(kafka, OffsetRange(topic, 0, 1, 5))
-    with pytest.raises(SourceFailure, match="its log ends before them"):
-        read(kafka, OffsetRange(topic, 0, 4, 5))
+    for begin in (1, 4):
+        with pytest.raises(SourceFailure, match="its log ends before them") as raised:
+            read(kafka, OffsetRange(topic, 0, begin, 5))
+        assert isinstance(as_the_driver_reads_it(raised.value), LogCut)
     assert offsets(read(kafka, OffsetRange(topic, 0, 1, 5), lossy=True)) == [1, 2]
     assert read(kafka, OffsetRange(topic, 0, 4, 5), lossy=True) == []
 

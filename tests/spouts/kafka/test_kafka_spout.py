@@ -23,7 +23,8 @@ from tests.kafka_fixtures import PASSWORD, KafkaBroker
 from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators import faults
-from trident.coordinators.errors import AttemptCapReached, SourceError
+from trident.coordinators.causes import causes
+from trident.coordinators.errors import AttemptCapReached, MessagesExpired, SourceError, TopicGone
 from trident.coordinators.transactions import TransactionAttempt as At
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.kafka import emitter
@@ -222,9 +223,9 @@ def test_rows_of_a_topic_that_was_made_again_after_they_were_planned_never_count
     reads._cluster.ids = made_again_behind_the_look
     emitted = reads.emit_batch(At(1, 1), planned)
     assert emitted.data.column("value").to_pylist() == [b"new"] * 5, "under the old topic's id, so far"
-    with pytest.raises(SourceError, match="is another one: it was deleted and made again"):
+    with pytest.raises(TopicGone, match="is another one: it was deleted and made again"):
         reads.prepare(At(1, 1))
-    with pytest.raises(SourceError, match="is another one"):
+    with pytest.raises(TopicGone, match="is another one"):
         reads.emit_batch(At(1, 2), planned)
 
 
@@ -243,8 +244,11 @@ def test_expired_messages_end_the_topology_and_an_opaque_spout_goes_on_behind_th
     kafka.put(topic, numbers(10))
     kafka.delete_before(topic, 0, 13)
     query = start(KafkaSpout(kafka.address, topic, **settings), max_attempts=2)
-    with pytest.raises(AttemptCapReached, match=r"have expired; found: offsets 13 … 20; expected: offsets 10 … 14"):
+    with pytest.raises(
+        AttemptCapReached, match=r"have expired; found: offsets 13 … 20; expected: offsets 10 … 14"
+    ) as raised:
         query.process_all_available(WAIT_SECS)
+    assert any(isinstance(one, MessagesExpired) for one in causes(raised.value))
     query.stop(WAIT_SECS)
     assert out(warehouse) == places(0, 0, 10)
     spout = OpaqueKafkaSpout(kafka.address, topic, start={topic: {0: 13}}, **settings)

@@ -134,6 +134,7 @@ def test_rows_that_no_message_can_be_made_of_are_refused_when_the_topology_is_bu
     ("arguments", "message"),
     [
         ({"topic": ""}, "topic of a KafkaState"),
+        ({"topic": "orders/out"}, "found: 'orders/out'; expected: a name of at most 249 letters"),
         ({"bootstrap": "u:secret-word@h:1"}, "the brokers of a KafkaState"),
         ({"key": 3}, "key of a KafkaState"),
         ({"partitions": 0}, "partitions of a KafkaState"),

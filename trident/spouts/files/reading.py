@@ -23,7 +23,7 @@ from trident.spark.slots import FilesSlot
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape, is_compressed, is_name_for_spark
 from trident.spouts.files.parquet import is_exact, read_parquet
-from trident.spouts.files.tasks import UNPACKED_HERE, Piece, read_lines, shown
+from trident.spouts.files.tasks import UNPACKED_HERE, Piece, read_lines, reported, shown
 from trident.states.core.names import backquoted
 from trident.workers.reports import MARK, SOURCE, find_report
 
@@ -212,7 +212,7 @@ def source_failure(error: BaseException) -> SourceError | None:
         return known
     report = find_report(error, SOURCE)
     if report is not None:
-        return SourceError(report["message"], **{key: report.get(key) for key in ("found", "expected", "action")})
+        return reported(report)
     match = search_causes(error, _NATIVE_FAILURE)
     if match is None:
         return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.coordinators.errors import SourceError
 from trident.workers.reports import SOURCE, marked
 
 if TYPE_CHECKING:
@@ -39,10 +40,21 @@ class Piece(NamedTuple):
 
 
 class SourceFailure(Exception):
-    """A failure on a worker, written so that the driver can read it back as a SourceError."""
+    """A failure on a worker, written so that the driver can read it back by :func:`reported`.
+
+    Args:
+        parts: ``found``, ``expected``, ``action``; ``error``: the name of the kind of SourceError that it is.
+    """
 
     def __init__(self, message: str, **parts: Any) -> None:
         super().__init__(f"{message} {marked({'kind': SOURCE, 'message': message, **parts})}")
+
+
+def reported(report: Mapping[str, Any]) -> SourceError:
+    """The error of a report of a SourceFailure."""
+    kinds = {kind.__name__: kind for kind in SourceError.__subclasses__()}
+    facts = {key: report.get(key) for key in ("found", "expected", "action")}
+    return kinds.get(report.get("error", ""), SourceError)(report["message"], **facts)
 
 
 def shown(path: str) -> str:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trident.coordinators.errors import SourceError
+from trident.coordinators.errors import BrokersAway, SourceError
 from trident.kafka.answers import error_text, is_away, settings_refused
 from trident.kafka.settings import Connection, kafka_module
 from trident.spouts.kafka.ranges import At, TopicLook
@@ -18,10 +18,6 @@ REQUEST_SECS = 5.0
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 # The offset that a leader gives for a time behind its last message.
 NO_MESSAGE = -1
-
-
-class BrokersAway(SourceError):
-    """No broker answers, or the leader of a partition is away: it may be back soon."""
 
 
 class KafkaCluster:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from trident.coordinators.errors import SourceError
+from trident.coordinators.errors import BrokersAway, LogCut, SourceError, TopicGone
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, BatchCoordinator, Json
-from trident.spouts.kafka.cluster import BrokersAway, KafkaCluster
+from trident.spouts.kafka.cluster import KafkaCluster
 from trident.spouts.kafka.group_commits import GroupCommits
 from trident.spouts.kafka.looks import Looks
 from trident.spouts.kafka.ranges import (
@@ -167,8 +167,8 @@ class KafkaCoordinator(BatchCoordinator):
         """Cuts a batch.
 
         Raises:
-            SourceError: the cluster has not what belongs to the stream: a topic is gone, is another one, or has lost
-                messages at its end.
+            TopicGone, LogCut: a topic is gone or is another one; it has lost messages at its end.
+            SourceError: a topic that is named is not there, or the stream cannot begin as it is told to.
         """
         if curr_metadata is not None:
             with self._lock:
@@ -235,7 +235,7 @@ class KafkaCoordinator(BatchCoordinator):
             if now is None or now.id != known.id:
                 return topic_is_another(self._what, known, None if now is None else now.id)
             if len(now.ends) < len(known.end):
-                return SourceError(
+                return TopicGone(
                     f"{self._what}: topic {known.topic!r} has fewer partitions than it had",
                     found=f"{len(now.ends)}",
                     expected=f"{len(known.end)}",
@@ -243,7 +243,7 @@ class KafkaCoordinator(BatchCoordinator):
             for number, end in enumerate(known.end):
                 newest = now.ends[number]
                 if newest is not None and newest < end and not self._spout.lossy:
-                    return SourceError(
+                    return LogCut(
                         f"{self._what}: the log of {At(known.topic, number)} has lost messages that were read, as "
                         "after an unclean election of a leader",
                         found=f"its end at offset {newest}",
@@ -317,9 +317,9 @@ class KafkaCoordinator(BatchCoordinator):
         self._cluster.close()
 
 
-def topic_is_another(what: str, known: TopicRanges, found: str | None) -> SourceError:
+def topic_is_another(what: str, known: TopicRanges, found: str | None) -> TopicGone:
     """The error for a topic that was deleted, or deleted and made again."""
-    return SourceError(
+    return TopicGone(
         f"{what}: topic {known.topic!r} "
         + ("was deleted" if found is None else "is another one: it was deleted and made again"),
         found="no such topic" if found is None else f"topic id {found}",

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
-from trident.coordinators.errors import SourceError
+from trident.coordinators.errors import BrokersAway, SourceError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spark.slots import ROWS_BYTES_MAX
 from trident.spouts.contracts import Emitted, Emitter, Json
-from trident.spouts.kafka.cluster import BrokersAway, KafkaCluster
+from trident.spouts.files.tasks import reported
+from trident.spouts.kafka.cluster import KafkaCluster
 from trident.spouts.kafka.coordinator import topic_is_another
 from trident.spouts.kafka.ranges import Batch, OffsetRange, groups, pieces
 from trident.spouts.kafka.reader import Consumers, Reading, Stopped, read_groups
@@ -117,8 +118,7 @@ class KafkaEmitter(Emitter):
             report = find_report(error, SOURCE)
             if report is None:
                 raise
-            facts = {key: report.get(key) for key in ("found", "expected", "action")}
-            raise SourceError(report["message"], **facts) from None
+            raise reported(report) from None
         # None at all are those of a range that was compacted away.
         return self._apart(pa.Table.from_batches(batches)) if batches else Emitted([], partitions=1)
 
@@ -134,7 +134,7 @@ class KafkaEmitter(Emitter):
         It waits while no broker answers. An id never comes again, so a topic that has it now had it all the time.
 
         Raises:
-            SourceError: a topic was deleted since the batch was planned.
+            TopicGone: a topic was deleted since the batch was planned.
         """
         with self._changed:
             batch = self._emitted.get(attempt)

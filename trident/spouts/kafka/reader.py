@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from trident.coordinators.errors import EnvironmentProblem
+from trident.coordinators.errors import EnvironmentProblem, LogCut, MessagesExpired
 from trident.kafka.answers import error_text
 from trident.kafka.settings import Connection, kafka_module
 from trident.spouts.files.tasks import SourceFailure
@@ -304,6 +304,7 @@ class _Read:
             found=f"offsets {low} … {high}",
             expected=f"offsets {wanted.begin} … {wanted.end}",
             action=_GONE,
+            error=(MessagesExpired if expired else LogCut).__name__,
         )
 
     def _is_confirmed(self, at: At, offset: int) -> bool:
@@ -328,6 +329,7 @@ class _Read:
             found=f"its end at offset {offset}",
             expected=f"offsets {wanted.begin} … {wanted.end}",
             action=_GONE,
+            error=LogCut.__name__,
         )
 
     def _go_to(self, at: At, offset: int) -> None:

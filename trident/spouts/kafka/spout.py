@@ -13,7 +13,7 @@ from typing import Any, Union
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError, described
-from trident.kafka.settings import KAFKA_OF_ALL, KafkaSettings
+from trident.kafka.settings import KAFKA_OF_ALL, KafkaSettings, check_topic
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.checkpoint import KAFKA, SourceOffset
@@ -133,12 +133,14 @@ class KafkaSpout:
         user = f"a {type(self).__name__}"
         self._settings = KafkaSettings(bootstrap, config, secrets, user, _OURS)
         self.topics = _texts(topics, f"the topics of {user}")
+        for topic in self.topics:
+            check_topic(topic, f"the topics of {user}")
         self.pattern = _pattern(pattern, user)
         if bool(self.topics) == (pattern is not None):
             raise TopologyError(
                 f"{user} needs topics, or a pattern of their names", found="both" if pattern is not None else "neither"
             )
-        check_start(start, user)
+        check_start(start, user, self.topics)
         self.start, self.forget = start, _texts(forget, f"forget of {user}")
         for name, group in (("start_group", start_group), ("commit_group", commit_group)):
             if group is not None and not (isinstance(group, str) and group):
@@ -276,11 +278,14 @@ def _pattern(pattern: Any, user: str) -> str | None:
     if pattern is None:
         return None
     try:
-        re.compile(pattern)
-    except (re.error, TypeError) as problem:
-        raise TopologyError(
-            f"the pattern of {user} cannot be used",
-            found=f"{described(pattern)}: {problem}",
-            expected="a regular expression",
-        ) from None
-    return str(pattern)
+        if isinstance(pattern, str):
+            re.compile(pattern)
+            return pattern
+        problem = "no text"
+    except re.error as error:
+        problem = str(error)
+    raise TopologyError(
+        f"the pattern of {user} cannot be used",
+        found=f"{described(pattern)}: {problem}",
+        expected="a regular expression, as text",
+    )

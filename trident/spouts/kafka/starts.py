@@ -16,13 +16,24 @@ Offsets = Mapping[str, Mapping[int, int]]
 Start = Union[str, datetime.datetime, Offsets]
 
 
-def check_start(start: Any, user: str) -> None:
-    """Raises TopologyError where a stream cannot begin so."""
+def check_start(start: Any, user: str, topics: Collection[str] = ()) -> None:
+    """Raises TopologyError where a stream cannot begin so.
+
+    Args:
+        topics: those that it names; none: it reads those of a pattern.
+    """
     if isinstance(start, str) and start in (EARLIEST, LATEST):
         return
     if isinstance(start, datetime.datetime) and start.tzinfo is not None:
         return
     if isinstance(start, Mapping) and all(isinstance(topic, str) and _are_offsets(one) for topic, one in start.items()):
+        others = [topic for topic in start if topics and topic not in topics]
+        if others:
+            raise TopologyError(
+                f"start of {user} has offsets of topic {others[0]!r}, which it does not read",
+                found=", ".join(start),
+                expected=", ".join(topics),
+            )
         return
     raise TopologyError(
         f"start of {user} cannot be used",

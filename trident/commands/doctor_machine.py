@@ -1,4 +1,4 @@
-"""What a topology needs of this machine: Python, packages, Java, Delta's jars, memory, descriptors, ports."""
+"""Looks at what a topology needs of this machine: Python, packages, Java, jars, memory, descriptors, ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``trident doctor`` has seen: lines to be printed, what is wrong, what is worth knowing."""
+"""Keeps what ``trident doctor`` has seen: lines to be printed, problems, notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a topology needs of its warehouse: files that one writer alone gets, that last, space, and a clock."""
+"""Looks at what a topology needs of its warehouse: files that one writer gets, that last, space, a clock."""
 
 from __future__ import annotations
 

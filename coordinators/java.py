@@ -24,7 +24,10 @@ def find_java() -> tuple[str, int]:
     """
     home = os.environ.get("JAVA_HOME")
     path = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    action = f"install a JDK {JAVA_MAJOR_MIN} or newer and point JAVA_HOME at it"
+    action = (
+        f"install a JDK {JAVA_MAJOR_MIN} or newer and point JAVA_HOME at it"
+        " (Debian, Ubuntu: apt-get install openjdk-17-jre-headless, or openjdk-21-jre-headless; no JAVA_HOME needed)"
+    )
     if path is None:
         raise JavaProblem("there is no Java", found="JAVA_HOME is not set, no java on the PATH", action=action)
     if not os.access(path, os.X_OK):

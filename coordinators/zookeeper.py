@@ -19,6 +19,7 @@ It takes care of these:
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -183,6 +184,13 @@ class ZooKeeper(Connection):
             pass
 
     # -- writes -------------------------------------------------------------
+
+    def server_time_ms(self) -> int:
+        """The clock of the servers' leader, in milliseconds since 1970: of a znode that goes with this session."""
+        path = self.path(f"clock-{uuid.uuid4().hex}")
+        self.multi([Create(path, ephemeral=True)])
+        _, stat = self._read(path, lambda: self._client.get_async(path))
+        return int(stat.ctime)
 
     def ensure_path(self, path: str) -> None:
         """Create a znode and its ancestors, empty, unless they exist.

@@ -4,12 +4,16 @@ In the order of the page, in one folder:
 
 - a ``python`` block with ``title="NAME.py"`` is saved under that name; one without is run, all in one namespace;
 - of a ``console`` block each line behind ``$`` is run, and the lines up to the next one are what it prints;
-- a ``text`` block right behind a ``python`` block is what that prints.
+- a ``text`` block right behind a ``python`` block is what that prints;
+- comments, which no reader sees, say what a block needs: ``<!-- also run``, lines of Python, ``-->`` are run in the
+  same namespace where they stand; ``<!-- here: 8123 is 2 -->`` runs the next block with another text in place of the
+  page's; ``<!-- not run: REASON -->`` leaves the next block out. Blocks that begin with ``>>>`` are doctests, which
+  tests of their own run.
 
 ``python FILE`` runs in this process, with the session that the tests share, and ``trident …`` by click: starting Spark
 takes longer than what they do. A line with ``kill -9`` runs its program in a process of its own, which is killed by
 SIGKILL at a fault point. In what a program prints, ``…`` on the page stands for anything within a line; as a line of
-its own, for any lines.
+its own, for any lines. A program that fails is expected where the page names the class of its error.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,37 +34,57 @@ from click.testing import CliRunner
 
 from trident.cli import main
 
-FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<text>.*?)^```$"
+    r"|^<!-- also run\n(?P<also>.*?)^-->$|^<!-- here: (?P<here>.+?) -->$|^<!-- not run: (?P<left>.+?) -->$",
+    re.MULTILINE | re.DOTALL,
+)
 # Killed behind the decision of its first transaction, before anything of it is in a table.
 KILLED_AT = "zk.decide:do_then_die:1"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
+    """A fenced block of a page; ``also`` is the language of what only runs."""
 
     language: str
     title: str | None
     text: str
     line: int
+    not_run: str | None = None
+    """Why it is not run."""
+
+    @property
+    def runs(self) -> bool:
+        doctest = self.text.startswith(">>>")
+        return self.not_run is None and self.language in ("python", "console", "also") and not doctest
 
 
-def blocks(page: Path, section: str = "") -> Iterator[Block]:
-    """The blocks of a page, or of the section below one of its headings of the second level."""
+def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
-    start = text.index(f"\n## {section}\n") + 1 if section else 0
-    end = text.find("\n## ", start) if section else -1
-    for found in FENCE.finditer(text, start, len(text) if end < 0 else end):
-        title = re.search(r'title="([^"]+)"', found[2])
-        yield Block(found[1], title and title[1], found[3], text.count("\n", 0, found.start()) + 1)
+    not_run, here = None, ""
+    for found in FENCE.finditer(text):
+        if found["left"] or found["here"]:
+            not_run, here = found["left"] or not_run, found["here"] or here
+            continue
+        title = re.search(r'title="([^"]+)"', found["options"] or "")
+        code = found["text"] if found["also"] is None else found["also"]
+        for one in filter(None, here.split("; ")):
+            said, meant = one.split(" is ")
+            assert said in code, f"{page.name}: {said!r} is not in the block behind <!-- here: {here} -->"
+            code = code.replace(said, meant)
+        line = text.count("\n", 0, found.start()) + 1
+        yield Block(found["language"] or "also", title and title[1], code, line, not_run)
+        not_run, here = None, ""
 
 
 class PageRun:
-    """One page, or a section of it, in the current folder; ``printed()`` gives what was printed since the last call."""
+    """One page, in the current folder; ``printed()`` gives what was printed since it was last asked."""
 
-    def __init__(self, page: Path, printed: Callable[[], str], section: str = "") -> None:
-        self._page, self._printed, self._section = page, printed, section
+    def __init__(self, page: Path, printed: Callable[[], str]) -> None:
+        self._page, self._printed = page, printed
         self._names: dict[str, object] = {"__name__": "__main__"}
+        self._raised: Exception | None = None
         self.compared = 0
 
     def run(self) -> None:
@@ -68,12 +93,15 @@ class PageRun:
         Raises:
             AssertionError: something is printed that the page does not say.
         """
-        there = list(blocks(self._page, self._section))
+        there = list(blocks(self._page))
         for number, block in enumerate(there):
             following = there[number + 1] if number + 1 < len(there) else None
+            if not block.runs:
+                continue
             if block.language == "python" and block.title:
+                Path(block.title).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.title).write_text(block.text, encoding="utf-8")
-            elif block.language == "python":
+            elif block.language in ("python", "also"):
                 self._printed()
                 # The line numbers of the page; `from __future__` of this file does not count there.
                 code = compile("\n" * block.line + block.text, str(self._page), "exec", dont_inherit=True)
@@ -88,25 +116,42 @@ class PageRun:
         for step in steps:
             command, _, expected = step.partition("\n")
             self._printed()
-            self._compare(block.line, expected, self._command(command))
+            found = self._command(command)
+            raised, self._raised = self._raised, None
+            if raised is not None and type(raised).__name__ not in expected:
+                raise raised
+            self._compare(block.line, expected, found)
 
     def _command(self, command: str) -> str:
         words = shlex.split(command, comments=True)
         if "kill -9" in command:
             return _killed(words[1])
         if words[0] == "python":
-            before = sys.argv
-            sys.argv = words[1:]
-            try:
-                runpy.run_path(words[1], run_name="__main__")
-            finally:
-                sys.argv = before
-            return self._printed()
+            return self._program(words[1:])
         if words[0] == "trident":
             done = CliRunner().invoke(main, words[1:])
             assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
             return done.output
         return subprocess.run(["bash", "-ec", command], check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def _program(self, words: list[str]) -> str:
+        """What ``python WORDS`` prints; of one that raises its traceback too."""
+        before, path = sys.argv, sys.path[:]
+        sys.argv = words
+        sys.path.insert(0, os.getcwd())  # as Python does with a program's folder
+        for name in [one.stem for one in Path().glob("*.py")]:
+            sys.modules.pop(name, None)  # a page may have written another version of it
+        told = ""
+        try:
+            if words[0] == "-c":
+                exec(compile(words[1], "-c", "exec", dont_inherit=True), {"__name__": "__main__"})
+            else:
+                runpy.run_path(words[0], run_name="__main__")
+        except Exception as error:
+            self._raised, told = error, traceback.format_exc()
+        finally:
+            sys.argv, sys.path[:] = before, path
+        return self._printed() + told
 
     def _compare(self, line: int, expected: str, found: str) -> None:
         lines = [

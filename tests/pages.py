@@ -98,6 +98,11 @@ def words() -> list[tuple[str, str]]:
     return [(row[0].strip(), row[1].strip()) for row in rows[1:]]
 
 
+def anchor(heading: str) -> str:
+    """The anchor that a heading has, on GitHub and on the site."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def glossary(_: str) -> str:
     """docs/glossary.md: the words, in the order of the alphabet."""
     lines = [

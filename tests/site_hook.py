@@ -7,6 +7,7 @@ and links to files of the repository lead to them.
 from __future__ import annotations
 
 import ast
+import functools
 import posixpath
 import re
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import trident
+from tests import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
 # Files of the repository that are pages under another name.
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+GLOSSARY = "glossary.md"
 FOLDERS = {"examples": "examples/index.md"}
 # The API reference: a page, and the packages that its names are defined in.
 API = {
@@ -125,8 +128,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Roles of docstrings (``:class:`Name```) are shown as the name alone."""
-    return re.sub(r":(?:class|func|meth|mod|attr|data):(?=<code>)", "", html)
+    """Roles of docstrings (``:class:`Name```) are shown as the name alone; words of the glossary lead there."""
+    html = re.sub(r":(?:class|func|meth|mod|attr|data):(?=<code>)", "", html)
+    if page.file.src_uri in (GLOSSARY, "contributing.md") or page.file.src_uri.endswith(".py.md"):
+        return html
+    return linked_words(html, posixpath.relpath("glossary.html", posixpath.dirname(page.file.src_uri) or "."))
 
 
 def with_links(markdown: str, page: str) -> str:
@@ -138,6 +144,54 @@ def with_links(markdown: str, page: str) -> str:
         return f"]({posixpath.relpath(target, posixpath.dirname(page) or '.')}{found[2] or ''})"
 
     return LINK.sub(moved, markdown)
+
+
+# Elements whose text is no prose, or leads elsewhere already.
+APART = ("a", "code", "pre", "h1", "h2", "h3", "h4", "h5", "h6", "script", "style", "svg", "button", "label", "nav")
+TAG = re.compile(r"<!--.*?-->|<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
+
+
+@functools.lru_cache(maxsize=1)
+def glossary_forms() -> dict[str, tuple[str, str]]:
+    """How each word of the glossary is written in a text, in small letters: its anchor there, and its meaning."""
+    found: dict[str, tuple[str, str]] = {}
+    for words, meaning in pages.words():
+        anchor = pages.anchor(words)
+        meaning = meaning.replace("`", "").replace('"', "&quot;")
+        for word in re.split(r"[,;] ", words.replace("`", "")):
+            word = word.removeprefix("to ")
+            plural = re.sub(r"y$", "ie", word) + ("es" if word.endswith(("ch", "sh", "ss")) else "s")
+            for form in (word, plural):
+                found.setdefault(form.lower(), (anchor, meaning))
+    return found
+
+
+def linked_words(html: str, glossary: str) -> str:
+    """The page with each word of the glossary linked where it first stands in the prose.
+
+    Args:
+        glossary: the way from the page to the glossary.
+    """
+    forms = glossary_forms()
+    longest_first = sorted(forms, key=len, reverse=True)
+    word = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])", re.IGNORECASE)
+    seen: set[str] = set()
+
+    def link(found: re.Match[str]) -> str:
+        anchor, meaning = forms[found[0].lower()]
+        if anchor in seen:
+            return found[0]
+        seen.add(anchor)
+        return f'<a class="word" href="{glossary}#{anchor}" title="{meaning}">{found[0]}</a>'
+
+    made, inside, at = [], 0, 0
+    for tag in TAG.finditer(html):
+        text = html[at : tag.start()]
+        made += [text if inside else word.sub(link, text), tag[0]]
+        if (tag[2] or "").lower() in APART and not tag[0].endswith("/>"):
+            inside += -1 if tag[1] else 1
+        at = tag.end()
+    return "".join([*made, html[at:]])
 
 
 def indented(markdown: str) -> str:

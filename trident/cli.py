@@ -522,6 +522,7 @@ def capture(
 def doctor(cluster: bool, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Say what this machine has of all that a topology needs, and with --cluster what each host of the cluster has.
 
+    Of the rest it says what to do. Delta's jars are downloaded where they are not there yet; nothing else is changed.
     Exit code 2 when something is missing.
     """
     from trident.commands.doctor import doctor as look

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from trident.cli import main
+from trident.commands import doctor_warehouse
+from trident.commands.doctor_machine import look_at_machine
+from trident.commands.doctor_report import Report
+from trident.commands.doctor_warehouse import look_at_warehouse
+from trident.config import TridentConfig
 from trident.coordinators.loopback_port import LoopbackPort
+from trident.spark import own_host
+from trident.states.core.place import Place
 
 
 def doctor(*arguments: str, code: int) -> str:
@@ -19,8 +28,8 @@ def doctor(*arguments: str, code: int) -> str:
 
 def test_this_machine_is_looked_at_and_nothing_stays(tmp_path: Path) -> None:
     told = doctor("--warehouse", str(tmp_path / "none"), code=0)
+    assert "in the cache" in told and "one that was tried answered" in told and "127.0.0.1 answers" in told
     assert "not there yet" in told and "Java         " in told and "pyarrow" in told and "No problem found." in told
-    assert "writable" in doctor("--warehouse", str(tmp_path), code=0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -28,7 +37,9 @@ def test_a_zookeeper_that_answers_is_told_of_and_one_that_does_not_is_a_problem(
     tmp_path: Path, zk_server: str, zk_root: str
 ) -> None:
     root = ("--warehouse", str(tmp_path), "--set", f"zookeeper_root={zk_root}")
-    assert f"{zk_server} answers" in doctor("--zookeeper", zk_server, *root, code=0)
+    told = doctor("--zookeeper", zk_server, *root, code=0)
+    assert f"{zk_server} answers" in told and "writable, one of four writers wins" in told
+    assert list(tmp_path.iterdir()) == []
     refused = LoopbackPort()  # none listens there
     try:
         away = ("--zookeeper", f"127.0.0.1:{refused.number}", "--set", "zookeeper_connect_timeout_secs=0.5")
@@ -53,3 +64,63 @@ def test_a_cluster_is_asked_for_by_its_master(arguments: tuple[str, ...], told: 
 def test_a_warehouse_that_is_no_folder_that_can_be_written_to_is_a_problem(tmp_path: Path) -> None:
     told = doctor("--warehouse", "/proc", code=2)  # root may write anywhere else
     assert "the warehouse /proc cannot be written to" in told
+
+
+# --- single looks, each at what is wrong -----------------------------------------------------------
+
+
+def test_a_machine_without_java_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    report = Report()
+    assert look_at_machine(report, TridentConfig()) is False
+    assert "there is no Java" in report.text() and "apt-get install openjdk" in report.text()
+    assert not any(line.startswith("jars") for line in report.lines)
+
+
+def test_a_port_that_is_taken_is_worth_knowing_and_stops_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        report = Report()
+        look_at_machine(report, TridentConfig(http=str(taken.getsockname()[1])))
+    assert "another process listens at http=" in report.text() and report.problems == []
+
+
+def test_a_full_disk_is_a_problem_and_a_small_one_worth_knowing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {"free": 1 << 20}
+    monkeypatch.setattr(doctor_warehouse.shutil, "disk_usage", lambda _: SimpleNamespace(**free))
+    full, small = Report(), Report()
+    look_at_warehouse(full, Place(tmp_path))
+    assert len(full.problems) == 1 and "is full" in full.problems[0] and "Make room" in full.problems[0]
+    free["free"] = 1 << 30
+    look_at_warehouse(small, Place(tmp_path))
+    assert small.problems == [] and any("has 1.0 GB left" in note for note in small.notes)
+
+
+def test_a_warehouse_that_is_a_file_or_below_one_that_cannot_be_written_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    report = Report()
+    look_at_warehouse(report, Place(tmp_path / "file"))
+    assert "is a file" in report.text()
+    monkeypatch.setattr(doctor_warehouse.os, "access", lambda *_: False)  # root may write anywhere
+    report = Report()
+    look_at_warehouse(report, Place(tmp_path / "none"))
+    assert "may not be written, so no folder can be made in it" in report.text()
+
+
+def test_a_machine_that_does_not_know_its_own_name_starts_spark_at_the_loopback_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(own_host.socket, "gethostname", lambda: "no-such-host.invalid")
+    own_host.spare_own_host(environment)
+    assert environment == {"SPARK_LOCAL_IP": "127.0.0.1"}
+    said = {"SPARK_LOCAL_IP": "10.0.0.7"}
+    own_host.spare_own_host(said)
+    assert said == {"SPARK_LOCAL_IP": "10.0.0.7"}
+    assert "/etc/hosts" in (own_host.own_host_problem() or "")
+    monkeypatch.setattr(own_host.socket, "gethostname", lambda: "localhost")
+    assert own_host.own_host_problem() is None

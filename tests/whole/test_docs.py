@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
+
+from trident.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -44,3 +47,29 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     }
     missing = sorted(path for path in named if not (ROOT / path).exists() and path != "states/maps/postgres_table.py")
     assert missing == [], f"{page.name} names files that do not exist"
+
+
+# `trident …` in a block, in an indented line, or between backticks; behind "#" or two blanks is a remark.
+COMMAND = re.compile(r"(?:^|^ {4}|^\$ |`)trident ((?!-spark)[a-z-]+(?: [^`\n#]*)?)", re.MULTILINE)
+
+
+def test_every_command_that_a_page_names_exists_with_its_options() -> None:
+    found = 0
+    for page in PAGES:
+        for written in COMMAND.findall(page.read_text(encoding="utf-8")):
+            check_command(re.sub(r"  .*", "", written).split(), f"{page.name}: trident {written}")
+            found += 1
+    assert found > 150
+
+
+def check_command(words: list[str], where: str) -> None:
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        known = command.get_command(click.Context(command), words[0]) if words else None
+        if known is None and command is not main:
+            break  # the group as a whole
+        assert known, f"{where}: there is no such command"
+        command, words = known, words[1:]
+    options = {option for one in command.params for option in one.opts} | {"--help", "-h"}
+    named = {word.split("=")[0].rstrip(",.;:)…") for word in words if word.startswith("--") and word != "--"}
+    assert named <= options, f"{where}: {sorted(named - options)}"

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import re
+import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 
 from tests import pages
-from tests.page_runner import PageRun
+from tests.page_runner import PageRun, blocks
 from trident import errors
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = pages.ROOT
 
@@ -109,15 +118,9 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
 
 # --- programs ------------------------------------------------------------------------------------
 
-
-# A page, or one section of it, whose other blocks show calls.
-PROGRAMS = [
-    "README.md",
-    "docs/getting-started.md",
-    "docs/spouts.md",
-    "docs/states.md",
-    "docs/time-travel.md#A bad deploy",
-]
+EVERY_PAGE = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PROGRAMS = [name for name in EVERY_PAGE if any(block.runs for block in blocks(ROOT / name))]
+DOCTESTS = {"docs/reliability.md", "docs/stream-api.md"}  # tests of their own run these
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -130,12 +133,39 @@ def test_the_programs_of_a_page_print_what_it_says(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if name == "docs/getting-started.md" and importlib.util.find_spec("duckdb") is None:
-        pytest.skip("NOT TESTED: the page with DuckDB. It is missing: pip install duckdb")
+    there = list(blocks(ROOT / name))
+    if any("duckdb" in block.text for block in there) and importlib.util.find_spec("duckdb") is None:
+        pytest.skip("NOT TESTED: pages with DuckDB. It is missing: pip install duckdb")
+    before = {path.name for path in ROOT.iterdir()}
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # planning puts a program's folder into it
     monkeypatch.setenv("TRIDENT_ZOOKEEPER", zk_server)
     monkeypatch.setenv("TRIDENT_ZOOKEEPER_ROOT", f"/pages-{uuid.uuid4().hex}")
-    page, _, section = name.partition("#")
-    run = PageRun(ROOT / page, lambda: capsys.readouterr().out, section)
+    run = PageRun(ROOT / name, lambda: capsys.readouterr().out)
     run.run()
-    assert run.compared
+
+    assert run.compared or not any(block.language in ("text", "console") for block in there)
+    left = {path.name for path in ROOT.iterdir()} - before
+    assert not [one for one in left if one[0] not in "._"], "Spark's workers run in the folder that the tests began in"
+
+
+PARSERS: dict[str, Callable[[str], object]] = {
+    "toml": tomllib.loads,
+    "yaml": lambda text: list(yaml.safe_load_all(text)),
+    "ini": configparser.RawConfigParser(strict=False).read_string,
+}
+
+
+def test_every_block_of_python_runs_or_says_why_not() -> None:
+    """A page with a new block runs by itself (PROGRAMS); here is what would be left out without a word."""
+    hidden = re.compile(r"^[ \t]+(?:```|~~~)[ ]*(python|console)|^(?:~~~|````+)[ ]*(python|console)", re.MULTILINE)
+    languages = {"python", "console", "text", "sh", "toml", "ini", "yaml", "sql", "dockerfile", "properties", "also"}
+    for name in EVERY_PAGE:
+        assert not hidden.search((ROOT / name).read_text(encoding="utf-8")), f"{name}: a block that no test finds"
+        for block in blocks(ROOT / name):
+            where = f"{name}, line {block.line}"
+            assert block.language in languages, f"{where}: {block.language}"
+            assert not (block.text.startswith(">>>") and name not in DOCTESTS), f"{where}: a doctest that no test runs"
+            assert block.not_run is None or len(block.not_run.split()) > 2, f"{where}: {block.not_run}"
+            if block.language in PARSERS:
+                PARSERS[block.language](block.text)

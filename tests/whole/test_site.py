@@ -36,6 +36,19 @@ def test_parts_of_lists_are_indented_as_the_site_wants_them() -> None:
     assert site_hook.indented(code) == code
 
 
+def test_a_word_of_the_glossary_is_linked_where_it_first_stands_in_the_prose() -> None:
+    page = "<h1>Batches</h1><p><code>txid</code> Of two batches, a batch and its txid: <a href='x'>epoch</a>.</p>"
+    made = site_hook.linked_words(page, "../glossary.html")
+    assert re.sub(r' title="[^"]+"', "", made) == (
+        "<h1>Batches</h1><p><code>txid</code> Of two "
+        '<a class="word" href="../glossary.html#batch">batches</a>, a batch and its '
+        """<a class="word" href="../glossary.html#txid">txid</a>: <a href='x'>epoch</a>.</p>"""
+    )
+    # Every word has a form that is found, and leads to a heading of the page.
+    headings = {site_hook.pages.anchor(word) for word, _ in site_hook.pages.words()}
+    assert {anchor for anchor, _ in site_hook.glossary_forms().values()} == headings
+
+
 def test_the_reference_has_every_public_name_once() -> None:
     pages = dict(site_hook.api_pages())
     named = re.findall(r"^::: (\S+)$", "\n".join(pages.values()), re.MULTILINE)
@@ -49,10 +62,27 @@ def test_every_page_of_the_menu_is_there() -> None:
     assert len(menu) > 30 and len(set(menu)) == len(menu)
     assert [page for page in menu if page not in made and not (ROOT / "docs" / page).exists()] == []
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"benchmarks-history.md"}
+    pages |= {f"recipes/{path.name}" for path in (ROOT / "docs" / "recipes").glob("*.md")}
     assert pages - set(menu) == set(), "pages that the menu leaves out"
 
 
 SITE = os.environ.get("TRIDENT_SITE")
+
+
+@pytest.mark.skipif(SITE is None, reason="looks at the built site; make docs")
+def test_links_to_the_glossary_lead_to_its_words() -> None:
+    site = Path(SITE or "")
+    anchors = set(re.findall(r'<h2 id="([^"]+)"', (site / "glossary.html").read_text(encoding="utf-8")))
+    assert len(anchors) > 30
+    linked = 0
+    for page in site.rglob("*.html"):
+        for way, anchor in re.findall(r'class="word" href="([^"#]+)#([^"]+)"', page.read_text(encoding="utf-8")):
+            assert (page.parent / way).resolve() == (site / "glossary.html").resolve() and anchor in anchors, (
+                page,
+                anchor,
+            )
+            linked += 1
+    assert linked > 300
 
 
 @pytest.mark.skipif(SITE is None, reason="looks at the built site; make docs")

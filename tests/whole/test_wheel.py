@@ -1,7 +1,7 @@
-"""What is installed, beside a user's own states.py and coordinators.py: nothing of the one meets the other.
+"""The wheel, installed in a new environment: the README's program runs there, and nothing of a user's meets ours.
 
-From the source distribution, as the wheel is built from it: the packages trident.states and trident.coordinators are
-links in this checkout. ``make cluster`` has the wheel itself, and a run with Spark's workers and an embedded ZooKeeper.
+It is built from the source distribution, as it is for an index: the packages trident.states and trident.coordinators
+are links in this checkout. ``make cluster`` has a user's own states.py and coordinators.py in a run with workers, too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.installed import bare_environment, site_packages
+from tests.page_runner import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """
@@ -51,11 +52,11 @@ elif __name__ == "__main__":
 """
 
 
-def run(*command: object, cwd: Path, timeout: int = 120) -> str:
+def run(*command: object, cwd: Path, timeout: int = 120, code: int = 0) -> str:
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYSPARK_PYTHON")}
     said = {"capture_output": True, "text": True, "timeout": timeout}
     done = subprocess.run([str(one) for one in command], cwd=cwd, env=clean, **said)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.returncode == code, done.stdout + done.stderr[-3000:]
     return done.stdout
 
 
@@ -81,12 +82,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with what the source distribution installs."""
-    environment = tmp_path_factory.mktemp("environment") / "env"
-    python = bare_environment(environment)
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made without the network."""
+    folder = tmp_path_factory.mktemp("wheel")
     setup = "import warnings; warnings.simplefilter('ignore'); from setuptools import setup; setup()"
-    run(sys.executable, "-c", setup, "-q", "build", "--build-lib", site_packages(environment), cwd=source)
+    run(sys.executable, "-c", setup, "-q", "bdist_wheel", "-d", folder, cwd=source)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment into which pip has installed the wheel."""
+    python = bare_environment(tmp_path_factory.mktemp("environment") / "env")
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=wheel.parent)
     return python
 
 
@@ -100,9 +109,26 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.py"
 
 
+def test_the_readmes_program_runs_where_only_the_wheel_is(installed: Path, tmp_path: Path) -> None:
+    (program,), (console,) = (
+        [block for block in blocks(ROOT / "README.md") if block.language == language]
+        for language in ("python", "console")
+    )
+    assert program.title == "wordcount.py"
+    (tmp_path / program.title).write_text(program.text, encoding="utf-8")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.txt").write_text("the cat and the dog\n")
+    printed = run(installed, program.title, cwd=tmp_path, timeout=600)
+    assert printed.strip() == console.text.partition("$ python wordcount.py\n")[2].strip()
+    trident = installed.parent / "trident"  # the command that the wheel brings
+    assert "word-count: stopped" in run(trident, "status", "word-count", cwd=tmp_path, code=5)
+    run(trident, "zookeeper", "stop", cwd=tmp_path)
+
+
 def test_all_modules_are_installed_and_no_top_level_name_but_trident(installed: Path) -> None:
     libraries = site_packages(installed.parent.parent)
-    assert {one.name for one in libraries.iterdir()} - {"libraries.pth", "__pycache__"} == {"trident"}
+    there = {one.name for one in libraries.iterdir() if one.suffix != ".dist-info"}
+    assert there - {"libraries.pth", "__pycache__"} == {"trident"}
     for ours, theirs in (("trident", "."), ("states", "states"), ("coordinators", "coordinators")):
         assert files_of(ROOT / ours) == files_of(libraries / "trident" / theirs)
     assert (libraries / "trident" / "py.typed").exists() and (libraries / "trident" / "__init__.pyi").exists()
@@ -152,10 +178,7 @@ def test_a_users_program_with_types_passes_mypy_strict(installed: Path, tmp_path
 
 
 @pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a wheel, and Spark; TRIDENT_CLUSTER=all")
-def test_the_wheel_runs_with_workers_and_the_embedded_zookeeper(source: Path, tmp_path: Path, job: Path) -> None:
-    wheels = tmp_path / "wheels"
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", wheels, source, cwd=tmp_path, timeout=300)
-    wheel = next(wheels.glob("*.whl"))
+def test_the_wheel_runs_with_workers_and_the_embedded_zookeeper(wheel: Path, tmp_path: Path, job: Path) -> None:
     python = bare_environment(tmp_path / "env")
     with zipfile.ZipFile(wheel) as packed:
         names = {name for name in packed.namelist() if ".dist-info/" not in name}

@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
-import sys
-import uuid
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
-from importlib import metadata
+from contextlib import closing
 
+from trident.commands.doctor_machine import look_at_machine
+from trident.commands.doctor_report import Report, size
+from trident.commands.doctor_warehouse import look_at_warehouse
 from trident.config import TridentConfig
+from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, TridentError, ZooKeeperUnreachable
-from trident.coordinators.java import find_java
 from trident.running.cluster_probe import look_at_cluster
-from trident.running.connecting import open_zookeeper
+from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.executor_look import LIBRARIES, LIBRARIES_OF_COPIES, Found
 from trident.spark.session import make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
-from trident.states.core.store_problems import told_by_a_store
 
-_DRIVERS = ("trident-spark", "pyspark", "delta-spark", *LIBRARIES, *LIBRARIES_OF_COPIES)
-
-
-@dataclass
-class Report:
-    """Lines to be printed, and what is wrong."""
-
-    lines: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-    def say(self, what: str, text: str) -> None:
-        self.lines.append(f"{what:<12} {text}")
-
-    def text(self) -> str:
-        wrong = (
-            ["", "Problems:", *(f"- {one}" for one in self.problems)] if self.problems else ["", "No problem found."]
-        )
-        return "\n".join([*self.lines, *wrong])
+_CLOCK_SECS_MAX = 60.0
 
 
 def doctor(config: TridentConfig, cluster: bool) -> Report:
     """Looks at this machine, and at a cluster's hosts where that is asked: a start would find the same.
 
-    The folder ``_trident`` of the warehouse is made with ``cluster``, as a start makes it, and ZooKeeper's root znode
-    by connecting. Nothing else stays.
+    The folder ``_trident`` of the warehouse is made with ``cluster``, as a start makes it, ZooKeeper's root znode
+    by connecting, and Delta's jars are downloaded where they are missing. Nothing else stays.
 
     Raises:
         ConfigError: ``cluster`` with a local master.
@@ -61,72 +42,57 @@ def doctor(config: TridentConfig, cluster: bool) -> Report:
             action="name it: --set spark_master=spark://host:7077",
         )
     report = Report()
-    _this_machine(report)
+    java_works = look_at_machine(report, config)
     warehouse = config.warehouse_place()
-    _warehouse(report, warehouse)
-    _zookeeper(report, config, warehouse, master)
+    look_at_warehouse(report, warehouse)
+    _zookeeper(report, config, warehouse, master, java_works)
     if cluster:
         _cluster(report, config, warehouse)
     return report
 
 
-def _this_machine(report: Report) -> None:
-    report.say("Python", f"{platform.python_version()} ({sys.executable})")
-    report.say("packages", ", ".join(f"{name} {_version(name)}" for name in _DRIVERS))
-    try:
-        java, major = find_java()
-        report.say("Java", f"{major} ({java})")
-    except EnvironmentProblem as problem:
-        report.say("Java", "see below")
-        report.problems.append(str(problem))
-
-
-def _version(package: str) -> str:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return "(missing)"
-
-
-def _warehouse(report: Report, warehouse: Place) -> None:
-    try:
-        there = storage.is_folder(warehouse)
-    except OSError as problem:
-        report.say("warehouse", f"{warehouse} (see below)")
-        report.problems.append(str(told_by_a_store(problem) or problem))
-        return
-    if not there:
-        report.say("warehouse", f"{warehouse} (not there yet: a start makes it)")
-        return
-    probe = warehouse / f".trident-doctor-{uuid.uuid4().hex}"
-    try:
-        storage.write(probe, b"probe")
-        written = storage.read(probe) == b"probe"
-    except OSError as problem:
-        report.say("warehouse", f"{warehouse} (see below)")
-        told = told_by_a_store(problem) or f"the warehouse {warehouse} cannot be written to: {problem}"
-        report.problems.append(str(told))
-        return
-    finally:
-        storage.try_delete(probe)
-    free = f", {_size(shutil.disk_usage(warehouse).free)} free" if warehouse.is_local else ""
-    report.say("warehouse", f"{warehouse} ({'writable' if written else 'reads back other bytes'}{free})")
-
-
-def _zookeeper(report: Report, config: TridentConfig, warehouse: Place, master: str) -> None:
+def _zookeeper(report: Report, config: TridentConfig, warehouse: Place, master: str, java_works: bool) -> None:
     if config.zookeeper == "embedded":
-        report.say("ZooKeeper", "embedded: this machine's own server")
-        if not is_local_master(master):
-            report.problems.append(
-                f"the embedded ZooKeeper serves one machine, and the Spark master is {master}: name an ensemble, "
-                "zookeeper=host:port,host:port"
-            )
+        _embedded(report, warehouse, master, java_works)
         return
     try:
-        open_zookeeper(config, warehouse).close()
-        report.say("ZooKeeper", f"{config.zookeeper} answers")
+        began = time.monotonic()
+        with closing(open_zookeeper(config, warehouse)) as zk:
+            took = time.monotonic() - began
+            apart = abs(zk.server_time_ms() / 1000 - time.time())
+        report.say("ZooKeeper", f"{config.zookeeper} answers, in {took * 1000:.0f} ms")
+        if apart > _CLOCK_SECS_MAX:
+            report.notes.append(
+                f"ZooKeeper's clock and this machine's are {apart:.0f} s apart. No result depends on it, but what logs "
+                "say of times does: set both, by NTP for example"
+            )
     except (ZooKeeperUnreachable, TridentError) as problem:
-        report.say("ZooKeeper", f"{config.zookeeper} (see below)")
-        report.problems.append(str(problem))
+        report.problem("ZooKeeper", config.zookeeper, problem)
+
+
+def _embedded(report: Report, warehouse: Place, master: str, java_works: bool) -> None:
+    """The warehouse's own server; where it does not run, another one is started for a moment, in a temporary folder."""
+    if not is_local_master(master):
+        report.problems.append(
+            f"the embedded ZooKeeper serves one machine, and the Spark master is {master}: name an ensemble, "
+            "zookeeper=host:port,host:port"
+        )
+    told = "embedded: this machine's own server"
+    try:
+        running = EmbeddedZooKeeper.status(server_folder(warehouse))
+        if running:
+            report.say("ZooKeeper", f"{told}, which runs at 127.0.0.1:{running.port}")
+        elif not java_works:
+            report.say("ZooKeeper", f"{told}; not tried, see below")
+        else:
+            began = time.monotonic()
+            with tempfile.TemporaryDirectory(prefix="trident-doctor-") as folder:
+                EmbeddedZooKeeper.ensure(folder)
+                took = time.monotonic() - began
+                EmbeddedZooKeeper.stop(folder)
+            report.say("ZooKeeper", f"{told}; one that was tried answered after {took:.1f} s")
+    except (TridentError, OSError) as problem:
+        report.problem("ZooKeeper", told, problem)
 
 
 def _cluster(report: Report, config: TridentConfig, warehouse: Place) -> None:
@@ -155,8 +121,4 @@ def _host(found: Found) -> Iterator[str]:
             yield f"{'':<12} without {name} it has no local copies of states: look-ups read the tables there"
     yield f"{'':<12} framework: {found['framework'] or 'missing'}"
     yield f"{'':<12} warehouse: {found['error'] or ('read and written' if found['wrote'] else 'not looked at')}"
-    yield f"{'':<12} temporary folder: {found['scratch']} ({_size(found['scratch_free'])} free)"
-
-
-def _size(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GB"
+    yield f"{'':<12} temporary folder: {found['scratch']} ({size(found['scratch_free'])} free)"

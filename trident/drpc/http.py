@@ -35,7 +35,7 @@ class HttpServer:
     """
 
     def __init__(self, address: str, token: str | None, front: Answers, routes: Sequence[Route] = ()) -> None:
-        self._listener = _listen(address)
+        self._listener = listen(address)
         host, port = self._listener.getsockname()[:2]
         if not token and not is_loopback(host):
             # "localhost" is whatever this machine's resolver says.
@@ -76,7 +76,8 @@ class AddressInUse(TridentError):
     """Another process listens at the address: this machine's leader, perhaps."""
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
+    """A socket that listens; raises as :class:`HttpServer`."""
     host, port = listen_address(address)
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

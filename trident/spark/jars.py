@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,7 @@ from pyspark.find_spark_home import _find_spark_home
 from trident.coordinators.environment import without_secrets
 from trident.coordinators.errors import EnvironmentProblem
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
+from trident.spark.own_host import spare_own_host
 from trident.states.core import storage
 
 log = logging.getLogger("trident.spark.session")
@@ -45,6 +47,14 @@ def delta_package() -> str:
 def delta_jars(resolver: Mapping[str, str]) -> list[str]:
     """Paths of the jars of Delta and of the local file system; as :func:`resolved_jars`."""
     return resolved_jars("Delta Lake", [delta_package(), LOCAL_FS_PACKAGE], _OUR_GROUPS, resolver)
+
+
+def known_delta_jars(resolver: Mapping[str, str]) -> list[str]:
+    """Paths of the jars of :func:`delta_jars` if they are there: nothing is downloaded, [] stands for none."""
+    packages = [delta_package(), LOCAL_FS_PACKAGE]
+    with suppress(OSError):
+        return _read_list(_list_file(packages, resolver), packages) or []
+    return []
 
 
 def resolved_jars(
@@ -74,13 +84,12 @@ def resolved_jars(
     if excluded:
         given = resolver.get("spark.jars.excludes", "")
         resolver = {**resolver, "spark.jars.excludes": ",".join([*filter(None, [given]), *excluded])}
-    key = hashlib.sha256(json.dumps([packages, sorted(resolver.items())]).encode()).hexdigest()[:16]
     try:
         cache = cache_folder()
     except OSError as error:
         log.warning("the list of the jars of %s cannot be kept, so they are resolved at each start: %s", name, error)
         return _resolve(name, packages, groups, resolver)
-    listed = cache / f"jars-{key}.json"
+    listed = _list_file(packages, resolver)
     jars = _read_list(listed, packages)
     if jars is None:
         with storage.lock(cache / "resolve.lock", cache):
@@ -107,6 +116,7 @@ def _resolve(name: str, packages: list[str], groups: Sequence[str], resolver: Ma
         )
         environment = without_secrets(os.environ)
         environment.pop("PYSPARK_SUBMIT_ARGS", None)
+        spare_own_host(environment)
         environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
         try:
             done = subprocess.run(
@@ -125,7 +135,10 @@ def _resolve(name: str, packages: list[str], groups: Sequence[str], resolver: Ma
     jars = [jar for jar in jars if os.path.basename(jar).startswith(tuple(groups))]
     wanted = [package.split(":")[1] for package in packages]
     if any(not any(each in os.path.basename(jar) for jar in jars) for each in wanted):
-        telling = [line.strip() for line in said.splitlines() if re.search("unresolved|not found|rror|imed out", line)]
+        lines = [line.strip() for line in said.splitlines()]
+        telling = [line for line in lines if line.startswith("Caused by:")] or [
+            line for line in lines if re.search("unresolved|not found|rror|imed out", line)
+        ]
         raise EnvironmentProblem(
             f"the jars of {name} could not be downloaded",
             found=" | ".join(telling[:5]) or said[-500:] or "no jars",
@@ -141,6 +154,11 @@ class _JarList:
 
     packages: list[str]
     jars: dict[str, int]
+
+
+def _list_file(packages: list[str], resolver: Mapping[str, str]) -> Path:
+    key = hashlib.sha256(json.dumps([packages, sorted(resolver.items())]).encode()).hexdigest()[:16]
+    return cache_folder() / f"jars-{key}.json"
 
 
 def _read_list(listed: Path, packages: list[str]) -> list[str] | None:

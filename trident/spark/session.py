@@ -32,6 +32,7 @@ from trident.spark.cluster_files import PYTHON_ARCHIVE, send_framework, send_pyt
 from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package
 from trident.spark.jvm_start import imports_meanwhile
 from trident.spark.log4j import has_own_log4j, log4j_file
+from trident.spark.own_host import spare_own_host
 from trident.spark.spark_defaults import spark_defaults
 from trident.spark.submitted import add_jars, is_submitted, submitted_settings, warn_of_what_came_too_late
 from trident.spark.worker_sockets import ENABLED as UNIX_SOCKETS
@@ -80,6 +81,8 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     if "spark.remote" in given or "spark.api.mode" in given and given["spark.api.mode"] == "connect":
         raise SparkSessionProblem("Spark Connect cannot be used", expected="a builder with .master(...)")
     find_java()
+    if local_cores(given.get("spark.master", "local[*]")) is not None:
+        spare_own_host()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _let_workers_import()
     confs = session_confs(given)
@@ -227,7 +230,7 @@ def _made(app_name: str, settings: Mapping[str, str]) -> SparkSession:
     for key, value in settings.items():
         builder.config(key, value)
     configure_spark(builder)
-    _check_descriptors()
+    check_descriptors()
     with _secrets_hidden(), imports_meanwhile():
         return builder.getOrCreate()
 
@@ -259,7 +262,7 @@ def _warn_of_what_came_too_late(spark: SparkSession, asked: Mapping[str, str]) -
         )
 
 
-def _check_descriptors() -> None:
+def check_descriptors() -> None:
     """Raises EnvironmentProblem where the JVM would end, without a word, for want of file descriptors."""
     if os.name != "posix":
         return

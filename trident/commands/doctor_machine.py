@@ -1,0 +1,167 @@
+"""Looks at what a topology needs of this machine: Python, packages, Java, jars, memory, descriptors, ports."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from contextlib import suppress
+from importlib import metadata
+
+from trident.commands.doctor_report import Report, size
+from trident.config import TridentConfig
+from trident.config_kinds import listen_address
+from trident.coordinators.errors import EnvironmentProblem, TridentError
+from trident.coordinators.java import find_java
+from trident.running.executor_look import LIBRARIES, LIBRARIES_OF_COPIES
+from trident.spark.jars import RESOLVER_CONFS, delta_jars, known_delta_jars
+from trident.spark.own_host import own_host_problem
+from trident.spark.session import check_descriptors, spark_settings
+from trident.states.core.host_bound import is_local_master
+
+_PACKAGES = ("trident-spark", "pyspark", "delta-spark", *LIBRARIES, *LIBRARIES_OF_COPIES)
+_MEMORY_BYTES_LEAST = 2 << 30
+_YEAR_LEAST = 2026  # of this release
+_UI = "spark.ui.enabled"
+
+
+def look_at_machine(report: Report, config: TridentConfig) -> bool:
+    """Returns whether there is a Java with which a JVM starts, at a port of this machine's own."""
+    report.say("Python", f"{platform.python_version()} ({sys.executable})")
+    _packages(report)
+    works = _java(report)
+    if works:
+        _jars(report, config)
+    _limits(report)
+    _clock(report)
+    return _ports(report, config) and works
+
+
+def _packages(report: Report) -> None:
+    report.say("packages", ", ".join(f"{name} {_version(name) or '(missing)'}" for name in _PACKAGES))
+    missing = [name for name in _PACKAGES if _version(name) is None and name != "trident-spark"]
+    if missing:
+        report.problems.append(f"packages are missing: {', '.join(missing)}. Run: pip install {' '.join(missing)}")
+    for wanted in metadata.requires("trident-spark") or [] if _version("trident-spark") else []:
+        exact = re.match(r"([\w-]+)(?:\[\w+\])?==([\w.]+)", wanted)
+        found = exact and _version(exact[1])
+        if exact and found and found != exact[2]:
+            report.problems.append(
+                f"{exact[1]} has another version; found: {found}; expected: exactly {exact[2]}. "
+                f"Run: pip install '{exact[1]}=={exact[2]}'"
+            )
+
+
+def _version(package: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
+
+
+def _java(report: Report) -> bool:
+    try:
+        java, major = find_java()
+    except EnvironmentProblem as problem:
+        report.problem("Java", "", problem)
+        return False
+    report.say("Java", f"{major} ({java})")
+    return True
+
+
+def _jars(report: Report, config: TridentConfig) -> None:
+    """Delta's jars; downloaded as a first start does where they are not there."""
+    settings = spark_settings(config)
+    resolver = {key: settings[key] for key in RESOLVER_CONFS if key in settings}
+    there = known_delta_jars(resolver)
+    began = time.monotonic()
+    try:
+        jars = there or delta_jars(resolver)
+    except (EnvironmentProblem, OSError) as problem:
+        report.problem("jars", "of Delta Lake", problem)
+        return
+    how = "in the cache" if there else f"downloaded in {time.monotonic() - began:.0f} s, and in the cache now"
+    report.say("jars", f"{len(jars)} of Delta Lake, {how} ({os.path.dirname(jars[0])})")
+
+
+def _limits(report: Report) -> None:
+    try:
+        check_descriptors()
+    except EnvironmentProblem as problem:
+        report.problem("files", "", problem)
+    memory = _memory()
+    if memory is None:
+        return
+    report.say("memory", f"{size(memory)} available, {os.cpu_count()} cores")
+    if memory < _MEMORY_BYTES_LEAST:
+        report.notes.append(
+            f"only {size(memory)} of memory is available. Spark's JVM takes 1 GB (driver_memory), Python's workers and "
+            "the MERGE some hundred MB each: give the machine, or the container, 2 GB or more"
+        )
+
+
+def _memory() -> int | None:
+    """Bytes that are available, in this container or else on this machine; None: it is not known."""
+    with suppress(OSError, ValueError, StopIteration):
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+        with suppress(OSError, ValueError):  # a container without a bound has "max" there
+            with open("/sys/fs/cgroup/memory.max", encoding="ascii") as bound:
+                with open("/sys/fs/cgroup/memory.current", encoding="ascii") as used:
+                    found = min(found, int(bound.read()) - int(used.read()))
+        return found
+    return None
+
+
+def _clock(report: Report) -> None:
+    now = time.gmtime()
+    report.say("clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", now))
+    if now.tm_year < _YEAR_LEAST:
+        report.problems.append(
+            f"this machine's clock is wrong; found: the year {now.tm_year}. Set it, by NTP for example: certificates "
+            "of Maven, stores and servers count as not yet valid"
+        )
+
+
+def _ports(report: Report, config: TridentConfig) -> bool:
+    """Python and the JVM talk over the loopback interface; returns whether that is possible."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname()[:2], timeout=5).close()
+    except OSError as error:
+        report.problem(
+            "ports",
+            "",
+            f"this machine does not reach itself at 127.0.0.1; found: {error}. Python, the JVM and the embedded "
+            "ZooKeeper talk there: bring the interface lo up, and let a firewall leave it alone",
+        )
+        return False
+    unknown = own_host_problem()
+    if unknown and not is_local_master(spark_settings(config)["spark.master"]):
+        report.problems.append(unknown)
+    told = "127.0.0.1 answers"
+    if config.http:
+        told += f", http={config.http} {_http(report, config.http)}"
+    report.say("ports", told)
+    if spark_settings(config).get(_UI) == "true":
+        report.notes.append("Spark's web pages are on (spark.ui.enabled): at every address, without a password")
+    return True
+
+
+def _http(report: Report, address: str) -> str:
+    from trident.drpc.http import AddressInUse, listen  # time, where there is an address
+
+    try:
+        listen(address).close()
+        return "is free"
+    except AddressInUse:
+        report.notes.append(
+            f"another process listens at http={address}. If it is this topology's leader all is well: a standby takes "
+            f"the address when that has gone. Else set http to another port than {listen_address(address)[1]}"
+        )
+        return "is taken"
+    except TridentError as problem:
+        report.problems.append(str(problem))
+        return "cannot be listened at"

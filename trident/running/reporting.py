@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from trident.coordinators.handing_over import HandoverRequest
 from trident.coordinators.master import Mode
 from trident.coordinators.ports import Term
 from trident.coordinators.records import Holder
@@ -17,6 +18,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.drpc.endpoint import DrpcFront
 from trident.drpc.requests import DrpcRequests
 from trident.running.progress import ProgressLog
+from trident.running.rehearsals import Rehearsals
 from trident.running.site import SparkSite
 from trident.running.standby_copies import StandbyCopies
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
@@ -35,13 +37,14 @@ class Reporter:
     """``trident.coordinators.ports.SupervisorListener`` for people, status readers and requests.
 
     Attributes:
-        supervisor, site, front: set before the supervisor starts.
+        supervisor, site, front, rehearsals: set before the supervisor starts.
         errors: group → its last error as text, and when (seconds since the epoch).
     """
 
     supervisor: Supervisor
     site: SparkSite
     front: DrpcFront
+    rehearsals: Rehearsals
 
     def __init__(
         self, plans: Sequence[GroupPlan], progress: ProgressLog, shows: bool, writer: StatusWriter, keeps_warm: bool
@@ -93,6 +96,9 @@ class Reporter:
         if self._warm_up is not None:
             self._warm_up.stop()
             self._warm_up = None
+
+    def asked(self, request: HandoverRequest) -> None:
+        self.rehearsals.asked(request)
 
     def leads(self, term: Term) -> None:
         self.progress.id = term.incarnation

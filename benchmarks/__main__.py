@@ -48,7 +48,7 @@ NAMES = (
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.
-WHEN_NAMED = ("failover", "stores", "cluster")
+WHEN_NAMED = ("failover", "handover", "stores", "cluster")
 JSON_SCHEMA = 1
 
 

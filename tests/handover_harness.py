@@ -174,7 +174,7 @@ class Deployment:
 
     def txid(self) -> int:
         """The last transaction in the append table."""
-        return max((commit["txid"] for commit in self._commits("seen")), default=0)
+        return max((commit["txid"] or 0 for commit in self._commits("seen")), default=0)
 
     def wait(self, what: Callable[[], Any], why: str) -> Any:
         deadline = time.monotonic() + WAIT_SECS

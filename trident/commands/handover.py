@@ -116,7 +116,8 @@ class _Handover:
                 action="start it with the new code: it goes on where the last one stopped",
             )
         self._leader = live
-        chosen = choose(self._name, live, self._handovers.contenders(), self._wish.to)
+        there = [one for one in self._handovers.contenders() if not holder_is_gone(one.holder, self._me)]
+        chosen = choose(self._name, live, there, self._wish.to)
         self._chosen = chosen
         phase = LEAD if self._wish.without_rehearsal else REHEARSE
         self._ask(registered[0], phase)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from trident.coordinators.errors import IdentityMismatch, TridentError
 from trident.coordinators.handing_over import (
+    DIFFERENT,
+    EQUAL,
     FAILED,
     REFUSED,
     REHEARSE,
@@ -26,6 +28,8 @@ from trident.coordinators.registration import IdentityDict, Registration
 from trident.coordinators.zookeeper import ZooKeeper
 
 log = logging.getLogger("trident.query")
+# A standby that has just been started is not given the lead before it is warm, for so long.
+_WARM_SECS = 60.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Rehearsals:
 
     Args:
         rehearse: runs kept transactions again, and compares.
+        wait_warm: waits so many seconds at most until the process is warm, and tells whether it is.
     """
 
     def __init__(
@@ -59,9 +64,10 @@ class Rehearsals:
         identity: IdentityDict,
         rehearse: Rehearse | None,
         event: Callable[[str], None],
+        wait_warm: Callable[[float], bool] = lambda secs: True,
     ) -> None:
         self._zk, self._topology, self._identity, self._rehearse = zk, topology, identity, rehearse
-        self._event = event
+        self._event, self._wait_warm = event, wait_warm
         self._handovers = Handovers(zk, topology)
         self._answered = ""
 
@@ -83,6 +89,8 @@ class Rehearsals:
             log.warning("a rehearsal failed", exc_info=True)
             found = Rehearsed(FAILED, (f"{type(error).__name__}: {error}"[:2000],))
         self._event(f"the rehearsal has ended: {found.outcome}")
+        if found.outcome in (EQUAL, DIFFERENT) and not self._wait_warm(_WARM_SECS):
+            found = Rehearsed(found.outcome, (*found.lines, "it is not warm yet: its first transactions take longer"))
         quietly(lambda: self._handovers.answer(HandoverAnswer(request.id, found.outcome, found.lines)))
 
     def _rehearsed(self, request: HandoverRequest) -> Rehearsed:

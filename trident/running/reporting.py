@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -53,6 +54,7 @@ class Reporter:
         self.errors: dict[str, tuple[str, float]] = {}
         self._plans, self._shows, self._writer, self._keeps_warm = plans, shows, writer, keeps_warm
         self._warm_up: WarmUp | None = None
+        self._is_warm = threading.Event()
         self._copies: StandbyCopies | None = None
         self._leads_last = False  # of all that is known here: no other process has led since
         self._final_groups: tuple[GroupStatus, ...] = ()
@@ -82,12 +84,20 @@ class Reporter:
                 site.warehouse,
                 site.topology,
                 self._plans,
-                lambda secs: self.event(f"standby: warm after {secs:.1f} s"),
+                self._on_warm,
             )
             self._warm_up.start()
             copies = [found for plan in self._plans if (found := site.copies(plan.name)) is not None]
             self._copies = StandbyCopies(copies)
             self._copies.start()
+
+    def _on_warm(self, secs: float) -> None:
+        self._is_warm.set()
+        self.event(f"standby: warm after {secs:.1f} s")
+
+    def wait_warm(self, secs: float) -> bool:
+        """Until this process is warm, where it is to be; tells whether it is."""
+        return not self._keeps_warm or self._is_warm.wait(secs)
 
     def waits_no_more(self) -> None:
         if self._copies is not None:

@@ -150,7 +150,7 @@ def _make_query(
     groups_of = {plan_.name: list(plan_.spouts) for plan_ in plans}
     supervised = Supervised(name, identity, groups_of, reporter.site.code_ids)
     rehearse = rehearsal and rehearsal(spark, name, topology.graph, warehouse, config)
-    reporter.rehearsals = Rehearsals(zk, name, identity, rehearse, reporter.event)
+    reporter.rehearsals = Rehearsals(zk, name, identity, rehearse, reporter.event, reporter.wait_warm)
     reporter.supervisor = Supervisor(zk, supervised, reporter.site, reporter, _settings(config))
     closing = [zk.close]
     if config.zookeeper == "embedded":

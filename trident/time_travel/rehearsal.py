@@ -107,7 +107,7 @@ class Rehearsal:
 
 
 class _Told:
-    """What a rehearsal has found so far."""
+    """The findings of a rehearsal so far."""
 
     def __init__(self) -> None:
         self.compared: dict[str, list[int]] = {}

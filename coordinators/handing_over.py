@@ -23,7 +23,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from trident.coordinators import faults
-from trident.coordinators.errors import CorruptZnode, OutcomeUnknown, ZooKeeperUnreachable
+from trident.coordinators.errors import CorruptZnode, TridentError, ZooKeeperUnreachable
 from trident.coordinators.records import Count, Holder, Incarnation, Name, decode, encode
 from trident.coordinators.znodes import Create, Delete, MultiRefused, SetData
 from trident.coordinators.zookeeper import ZooKeeper
@@ -174,7 +174,9 @@ class Handovers:
         try:
             found = self.request()
             return found if found is not None and self._is_for(found, epochs) else None
-        except CorruptZnode as error:
+        except ZooKeeperUnreachable:
+            raise
+        except TridentError as error:
             log.warning("%s", error)
             return None
 
@@ -252,5 +254,5 @@ def quietly(part: Callable[[], None]) -> None:
     """Does what helps a hand-over and is not needed: without ZooKeeper it is left out."""
     try:
         part()
-    except (ZooKeeperUnreachable, OutcomeUnknown) as error:
+    except TridentError as error:
         log.debug("a hand-over is not told: %s", error)

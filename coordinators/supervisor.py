@@ -322,8 +322,8 @@ class Supervisor:
             if not self._paused:
                 self._post(master.Resumed())
             return
-        ended = all(group.driver.state.paused and not group.driver.state.live for group in groups)
-        if ended or self._threads.monotonic() > giving.until:
+        drained = all(group.driver.state.paused and not group.driver.state.live for group in groups)
+        if drained or self._threads.monotonic() > giving.until:
             giving.stops = True
             if asked.stop_old:
                 self.stop_requested.set()

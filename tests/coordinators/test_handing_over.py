@@ -153,7 +153,8 @@ def test_the_only_one_with_other_code_is_chosen_and_the_others_are_listed():
         ([leader, same], None, "has the code of its leader"),
         ([leader, new, newer], None, "several standbys with other code.*c:3 .*c:4"),
         ([leader, new], "d:9", "no standby d:9.*c:3"),
-        ([new], None, "code of wc's leader is not known"),
+        ([new], None, "wc's leader takes no part in hand-overs"),
+        ([new], "c:3", "wc's leader takes no part in hand-overs"),
     ]:
         with pytest.raises(TopologyError, match=text):
             choose("wc", holder, there, to)

@@ -36,7 +36,7 @@ from trident.running.own_zookeeper import own_zookeeper
 
 LAST = 5
 TIMEOUT_SECS = 600.0
-_POLL_SECS = 0.02
+_POLL_SECS = 0.1
 _Found = TypeVar("_Found")
 
 
@@ -119,6 +119,11 @@ class _Handover:
         there = [one for one in self._handovers.contenders() if not holder_is_gone(one.holder, self._me)]
         chosen = choose(self._name, live, there, self._wish.to)
         self._chosen = chosen
+        if not self._epochs():
+            raise TopologyError(
+                f"{self._name} has no batch group: there is nothing to rehearse, and nothing that commits",
+                action="stop the process that leads: the standby leads then",
+            )
         phase = LEAD if self._wish.without_rehearsal else REHEARSE
         self._ask(registered[0], phase)
         if not self._wish.without_rehearsal:
@@ -249,12 +254,13 @@ class _Handover:
         found = self._handovers.request()
         if found is None or found.id != self._request.id:
             return "the request is gone: the ZooKeeper session was lost, or another command took it back"
-        live = self._live()
-        if live is not None and not _same(live, self._leader) and not _same(live, self._chosen.holder):
-            return f"another process leads now: {live.host} pid {live.pid}"
-        if self._request.phase == REHEARSE and self._epochs() != self._request.epochs:
-            return "the leadership has changed meanwhile"
-        return ""
+        changed = self._epochs() != self._request.epochs
+        live = self._live()  # behind the epochs: they change as the live znode does
+        if not changed or (self._request.phase == LEAD and live is not None and _same(live, self._chosen.holder)):
+            return ""
+        if live is None:
+            return "the leadership has changed, and no process leads now"
+        return f"the leadership has changed: {live.host} pid {live.pid} leads now"
 
     def _lost(self, why: str) -> CoordinationError:
         live = self._live()
@@ -286,6 +292,12 @@ def choose(name: str, leader: Holder, contenders: Sequence[Contender], to: str |
             found=f"only its leader, {leader.host} pid {leader.pid}",
             action="start the topology with the new code as another process: it waits as a standby",
         )
+    if leading is None:
+        raise TopologyError(
+            f"{name}'s leader takes no part in hand-overs: it has just begun to lead, or is of a version without them",
+            found=f"{leader.host} pid {leader.pid}; standbys {_listed(standbys, None)}",
+            action="run the command again; of an older version stop the leader: a standby leads then",
+        )
     if to is not None:
         named = [one for one in standbys if to in (f"{one.holder.host}:{one.holder.pid}", str(one.holder.pid))]
         if len(named) == 1:
@@ -294,12 +306,6 @@ def choose(name: str, leader: Holder, contenders: Sequence[Contender], to: str |
             f"{name} has no standby {to}" if not named else f"{name} has several standbys {to}",
             found=_listed(standbys, leading),
             expected="HOST:PID of one of them",
-        )
-    if leading is None:
-        raise TopologyError(
-            f"the code of {name}'s leader is not known: it was started by a version without hand-overs",
-            found=_listed(standbys, None),
-            action="name the standby: --to HOST:PID",
         )
     changed = [one for one in standbys if one.code_ids != leading.code_ids]
     if len(changed) == 1:

@@ -23,7 +23,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from trident.coordinators import faults
-from trident.coordinators.errors import CorruptZnode, TridentError, ZooKeeperUnreachable
+from trident.coordinators.errors import CorruptZnode, TridentError, ZooKeeperRefused, ZooKeeperUnreachable
 from trident.coordinators.records import Count, Holder, Incarnation, Name, decode, encode
 from trident.coordinators.znodes import Create, Delete, MultiRefused, SetData
 from trident.coordinators.zookeeper import ZooKeeper
@@ -174,9 +174,9 @@ class Handovers:
         try:
             found = self.request()
             return found if found is not None and self._is_for(found, epochs) else None
-        except ZooKeeperUnreachable:
-            raise
         except TridentError as error:
+            if isinstance(error, ZooKeeperUnreachable) and not isinstance(error, ZooKeeperRefused):
+                raise
             log.warning("%s", error)
             return None
 

@@ -45,8 +45,9 @@ class Rehearsed:
     lines: tuple[str, ...]
 
 
-# incarnation, batch group → its last transaction that has advanced, how many of each group → the outcome
-Rehearse = Callable[[str, Mapping[str, int], int], Rehearsed]
+# incarnation, batch group → its last transaction that has advanced, how many of each group, whether it is to end →
+# the outcome
+Rehearse = Callable[[str, Mapping[str, int], int, Callable[[], bool]], Rehearsed]
 
 
 class Rehearsals:
@@ -70,12 +71,17 @@ class Rehearsals:
         self._event, self._wait_warm = event, wait_warm
         self._handovers = Handovers(zk, topology)
         self._answered = ""
+        self._ends = threading.Event()
 
     def asked(self, request: HandoverRequest) -> None:
         """May be told of a request again: it is rehearsed once."""
         if request.phase == REHEARSE and request.id != self._answered:
-            self._answered = request.id
+            self._answered, self._ends = request.id, threading.Event()
             threading.Thread(target=self._answer, args=(request,), name="trident-rehearsal", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends soon; returns at once, since its caller is about to lead."""
+        self._ends.set()
 
     def _answer(self, request: HandoverRequest) -> None:
         self._event(f"rehearses the last {request.last} transactions of each batch group, for a hand-over")
@@ -98,7 +104,7 @@ class Rehearsals:
         registration.check(self._identity)  # again: the leader may have stored another one since this process started
         if self._rehearse is None:
             return Rehearsed(FAILED, ("this process was started without the code that rehearses",))
-        return self._rehearse(request.incarnation, self._advanced(request.epochs), request.last)
+        return self._rehearse(request.incarnation, self._advanced(request.epochs), request.last, self._ends.is_set)
 
     def _advanced(self, groups: Mapping[str, int]) -> dict[str, int]:
         """Batch group → its last transaction that has advanced."""

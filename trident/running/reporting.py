@@ -100,6 +100,7 @@ class Reporter:
         return not self._keeps_warm or self._is_warm.wait(secs)
 
     def waits_no_more(self) -> None:
+        self.rehearsals.stop()
         if self._copies is not None:
             self._copies.stop()
             self._copies = None

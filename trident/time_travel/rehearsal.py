@@ -6,7 +6,7 @@ tables, and writes nothing at all. So there is no folder to be thrown away eithe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from trident.config import TridentConfig
@@ -42,14 +42,17 @@ class Rehearsal:
         self._spark, self._topology, self._warehouse, self._config = spark, topology, warehouse, config
         self._plans = {one.name: one for one in plan(graph, tracking=False)}
 
-    def __call__(self, incarnation: str, advanced: Mapping[str, int], last: int) -> Rehearsed:
+    def __call__(
+        self, incarnation: str, advanced: Mapping[str, int], last: int, ends: Callable[[], bool] = lambda: False
+    ) -> Rehearsed:
         """Rehearses each batch group's last transactions.
 
         Args:
             advanced: batch group → its last transaction that has advanced.
             last: how many of each group.
+            ends: tells whether it is to end, since this process is about to lead.
         """
-        told = _Told()
+        told = _Told(ends)
         for group, txid in advanced.items():
             if group not in self._plans:
                 told.left_out.append(f"batch group {group}: the code has none of this name")
@@ -69,12 +72,18 @@ class Rehearsal:
             told.left_out.append(f"batch group {of.name}: {error.message}")
             return
         for txid in kept[-last:]:
+            if told.ends():
+                told.left_out.append(f"transaction {txid} of batch group {of.name}: the standby leads by now")
+                return
             self._transaction(of, incarnation, txid, told)
 
     def _transaction(self, of: GroupPlan, incarnation: str, txid: int, told: "_Told") -> None:
         name = f"transaction {txid} of batch group {of.name}"
         try:
             manifest = read_kept(self._warehouse, self._topology, of.name, incarnation, txid)
+            if any(not spout.get("kind") for spout in manifest.spouts.values()):
+                told.outside[name] = f"{name}: it was skipped, and no code has made it"
+                return
             check_streams(manifest, of)
             ground = WarehouseGround(self._spark, KeptBatch(self._warehouse, of, manifest), self._config)
             with Replay(self._spark, self._topology, of, ground) as replay:
@@ -109,7 +118,8 @@ class Rehearsal:
 class _Told:
     """The findings of a rehearsal so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: Callable[[], bool]) -> None:
+        self.ends = ends
         self.compared: dict[str, list[int]] = {}
         self.differences: list[str] = []
         self.left_out: list[str] = []

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.matrix.sources import CommittedSpout
 from tests.running.test_query import WAIT_SECS, start  # noqa: F401
+from tests.states.outside.ledger_state import LedgerState
 from tests.time_travel.test_replay import digest_of, source_of
 from trident import (
     Count,
@@ -49,9 +50,11 @@ def test_each_outcome(start, spark: SparkSession, tmp_path: Path) -> None:  # no
         lines = made.new_stream("lines", FixedBatchSpout("line string", BATCHES))
         words = lines.each("line", function, "word string")
         words.group_by("word").persistent_aggregate(DeltaMapState("counts_rehearsed"), Count(), "n")
-        backing = SqliteMap(str(tmp_path / "map.db"), "totals")
-        words.group_by("word").persistent_aggregate(opaque("totals", backing), Count(), "total")
+        words.partition_persist(LedgerState(str(tmp_path / "ledger.db")))
         if both:
+            read = made.new_stream("read", FixedBatchSpout("word string", [[("a",)]]))
+            backing = SqliteMap(str(tmp_path / "map.db"), "totals")
+            read.group_by("word").persistent_aggregate(opaque("totals", backing), Count(), "total")
             lost = made.new_stream("lost", CommittedSpout(source))
             lost.group_by("word").persistent_aggregate(DeltaMapState("counts_lost"), Count(), "n")
         else:
@@ -72,7 +75,7 @@ def test_each_outcome(start, spark: SparkSession, tmp_path: Path) -> None:  # no
     same = rehearsed(topology(), 2, lines=3)
     assert same.outcome == EQUAL, same
     assert same.lines[0] == "batch group lines: transactions 2, 3 were run again and compared"
-    assert any("state totals" in line and "not in the warehouse" in line for line in same.lines)
+    assert any("state ledger" in line and "not in the warehouse" in line for line in same.lines)
 
     other = rehearsed(topology(wrong), 9, lines=3)
     assert other.outcome == DIFFERENT
@@ -86,6 +89,9 @@ def test_each_outcome(start, spark: SparkSession, tmp_path: Path) -> None:  # no
     lost = rehearsed(topology(), 2, lines=3, lost=1)
     assert lost.outcome == NOT_COMPARED
     assert any("does not give a batch again" in line for line in lost.lines)
+
+    read = rehearsed(topology(), 2, read=1)
+    assert read.outcome == NOT_COMPARED and "reads state 'totals'" in "".join(read.lines)
 
     new = rehearsed(topology(both=False), 1, lines=3, lost=1)
     assert new.outcome == DIFFERENT

@@ -39,7 +39,7 @@ def test_other_rows_are_refused_with_txid_table_and_key_and_equal_code_takes_ove
     assert str(wrong.pid) in str(several.value) and str(right.pid) in str(several.value)
 
     # One line is wrong: the diff names transaction, table and key.
-    code, said = deployed.hand_over(to=str(wrong.pid), last=8)
+    code, said = deployed.hand_over(to=str(wrong.pid), last=3)
     assert code == EXIT_DIFFERENT, said
     told = [line for line in said if "transaction " in line and "table counts" in line]
     assert told and any("{'word': 'w0'}" in line for line in told), said
@@ -62,7 +62,7 @@ def test_changes_that_are_accepted_take_over_and_the_old_process_ends(deployed: 
     deployed.wait_leads(old, transactions=6)
     wrong = deployed.start("wrong", WRONG)
     deployed.wait_stands_by(wrong)
-    code, said = deployed.hand_over(accept_changes=True, stop_old=True, last=8)
+    code, said = deployed.hand_over(accept_changes=True, stop_old=True, last=3)
     assert code == 0 and any("'w0'" in line for line in said), said
     deployed.wait(lambda: old.process.poll() is not None, "the old process does not end")
     assert old.process.returncode == 0, old.said()

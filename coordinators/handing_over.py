@@ -37,6 +37,8 @@ ANSWER = faults.register("handover.answer", "a standby says how its rehearsal en
 # With a dot in them: no stream and no batch group can have these names.
 _PROCESSES, _REQUEST, _ANSWER = "handover.processes", "handover.request", "handover.answer"
 
+_TRIES = 5  # to replace an answer that changes meanwhile
+
 # The phases of a request.
 REHEARSE, LEAD = "rehearse", "lead"
 # The outcomes of an answer.
@@ -225,12 +227,14 @@ class Handovers:
 
     def answer(self, answer: HandoverAnswer) -> None:
         """Stores an answer in place of the one before, which may be another process's."""
-        found = self._zk.get(self._answer)
-        ops = [Delete(self._answer, found[1].znode_version)] if found else []
-        try:
-            self._zk.multi([*ops, Create(self._answer, encode(answer), ephemeral=True)], ANSWER)
-        except MultiRefused:
-            log.info("a hand-over was answered by two processes at once")
+        for _ in range(_TRIES):
+            found = self._zk.get(self._answer)
+            ops = [Delete(self._answer, found[1].znode_version)] if found else []
+            try:
+                self._zk.multi([*ops, Create(self._answer, encode(answer), ephemeral=True)], ANSWER)
+                return
+            except MultiRefused:
+                log.info("a hand-over is answered twice at once")
 
     def answered(self, request: str) -> HandoverAnswer | None:
         """The answer to a request; None: not yet.

@@ -76,6 +76,7 @@ class Rehearsals:
     def asked(self, request: HandoverRequest) -> None:
         """May be told of a request again: it is rehearsed once."""
         if request.phase == REHEARSE and request.id != self._answered:
+            self._ends.set()  # of a command that was killed: its answer would stand in the place of this one's
             self._answered, self._ends = request.id, threading.Event()
             threading.Thread(target=self._answer, args=(request,), name="trident-rehearsal", daemon=True).start()
 
@@ -97,6 +98,8 @@ class Rehearsals:
         self._event(f"the rehearsal has ended: {found.outcome}")
         if found.outcome in (EQUAL, DIFFERENT) and not self._wait_warm(_WARM_SECS):
             found = Rehearsed(found.outcome, (*found.lines, "it is not warm yet: its first transactions take longer"))
+        if request.id != self._answered:
+            return
         quietly(lambda: self._handovers.answer(HandoverAnswer(request.id, found.outcome, found.lines)))
 
     def _rehearsed(self, request: HandoverRequest) -> Rehearsed:

@@ -12,6 +12,7 @@
 # make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them; in a quarter as many an
 #              operator rolls back meanwhile
 # make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes; STORE=s3, hdfs
+# make handover  leader, standby and command of a hand-over killed with SIGKILL at each of their fault points
 # make rollback  a rollback killed at each of its steps
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
@@ -53,7 +54,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover handover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
@@ -106,6 +107,9 @@ failover: check-java $(STAMP)
 	@TRIDENT_FAILOVER=all TRIDENT_STORE=$(STORE) $(BIN)/python -m pytest tests/running/test_failover.py \
 		$(if $(filter disk,$(STORE)),tests/running/test_warm_up.py) -s $(PYTEST_ARGS)
 	@$(if $(filter disk,$(STORE)),$(BIN)/python -m benchmarks failover)
+
+handover: check-java $(STAMP) $(CLASSES)
+	@TRIDENT_HANDOVER=all $(BIN)/python -m pytest tests/commands/test_handover.py $(PYTEST_ARGS)
 
 rollback: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_ROLLBACK=all $(BIN)/python -m pytest tests/time_travel/test_rollback.py $(PYTEST_ARGS)

@@ -26,7 +26,7 @@ BOUND_SECS = 2.0
 _ROUNDS = 20
 _STEADY_TRANSACTIONS = 8
 # The tests' coordinators, which live for seconds, have one compiler and generate no code.
-_AS_USERS = {
+AS_USERS = {
     "spark.driver.extraJavaOptions": "",
     "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
@@ -80,7 +80,7 @@ def _rounds(
     from tests.failover_harness import LEADS, Cluster
 
     found: list[tuple[float, float]] = []
-    with Cluster(bench.fresh("failover"), session_secs=SESSION_SECS, spark=_AS_USERS) as cluster:
+    with Cluster(bench.fresh("failover"), session_secs=SESSION_SECS, spark=AS_USERS) as cluster:
         leader, standby = cluster.lead_and_stand_by(own_host=own_host, warm=True)
         for number in range(count):
             steady = leader.wait_for(lambda leader=leader: leader.advanced(new=True)[_STEADY_TRANSACTIONS:])

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 
 from trident.coordinators import faults, processes
 from trident.coordinators.errors import CorruptZnode, Deposed, OutcomeUnknown, ZooKeeperUnreachable
+from trident.coordinators.handing_over import LEAD, Contender, HandoverRequest, Handovers, quietly
 from trident.coordinators.records import Holder, LeaderRecord, decode, encode
 from trident.coordinators.threads import THREADS, Threads
 from trident.coordinators.znodes import Check, Create, Delete, MultiRefused, Op, SetData, Znode
@@ -39,6 +40,8 @@ _RETRY_SECS = 0.05
 # of these it reads the live znode anew.
 _GONE_POLL_SECS = 0.1
 _REREAD_EVERY_POLLS = 50
+# How long contenders leave a lease that is free to the one to which a hand-over gives it.
+_LEAVE_SECS = 10.0
 
 # Leases of this process that have ended. After a connection was away for the
 # session timeout the server may still know the ZooKeeper session, and with it
@@ -116,6 +119,7 @@ class Leadership:
         groups: Iterable[str],
         holder: Holder | None = None,
         threads: Threads = THREADS,
+        me: Contender | None = None,
     ) -> None:
         """Args:
         zk: a connected ZooKeeper.
@@ -124,6 +128,7 @@ class Leadership:
             knows from an earlier run are fenced too.
         holder: this contender; by default this process.
         threads: where its threads and events come from.
+        me: as which it is found by hand-overs; None: it takes no part in them.
         """
         # A token of its own: of two contenders in one process, or with one
         # holder, each must know which live znode it made.
@@ -131,16 +136,24 @@ class Leadership:
         self._zk, self._topology, self._groups, self._threads = zk, topology, sorted(groups), threads
         self._root = zk.path(topology)
         self._live_path = zk.path(topology, "live")
+        self._handovers, self._me = Handovers(zk, topology), me
+        self._changed = threads.event()
+        self._left_to: tuple[str, float] = ("", 0.0)  # the request by which a lease is left, and since when
 
     def acquire(
         self,
         stop_event: threading.Event | None = None,
         on_waiting: Callable[[Holder], None] | None = None,
+        on_request: Callable[[HandoverRequest], None] | None = None,
     ) -> Lease | None:
         """Wait until this contender leads.
 
+        A lease that is free is left to another contender while a hand-over gives it to that one: for ten seconds, or
+        until it has died or the hand-over is taken back.
+
         Args:
             on_waiting: told once of every holder that is waited for.
+            on_request: told of a hand-over to this contender, perhaps more than once.
 
         Returns:
             The lease; everything read after this is as the last leader left
@@ -152,20 +165,29 @@ class Leadership:
         stop = stop_event or self._threads.event()
         told: Holder | None = None
         while not stop.is_set():
-            changed = self._threads.event()
+            changed = self._changed = self._threads.event()
             try:
                 if not self._zk.wait_connected(timeout_secs=_POLL_SECS):
                     continue
                 self._zk.sync(self._root)
                 fences = self._read_leaders()
-                live = self._zk.get(self._live_path, lambda _, changed=changed: changed.set())
+                live = self._zk.get(self._live_path, self._wake)
                 other = self._waits_for(live)
+                # Behind the look at the live znode: a leader gives way to a request that can be read by now.
+                asked = self._asked(fences)
                 if other is None:
-                    lease = self._take(fences, live[1] if live else None)
+                    if self._leaves(asked):
+                        changed.wait(_GONE_POLL_SECS)
+                        continue
+                    lease = self._take(fences, live[1] if live else None, asked)
                     if lease:
                         return lease
                     stop.wait(_RETRY_SECS)
                     continue
+                if self._me is not None:
+                    self._enlist(self._me)
+                    if asked is not None and asked.to == self._me.id and on_request:
+                        on_request(asked)
             except ZooKeeperUnreachable:
                 continue
             if other != told and on_waiting:
@@ -173,6 +195,28 @@ class Leadership:
             told = other
             self._wait(stop, changed, other)
         return None
+
+    def _wake(self, *_: object) -> None:
+        self._changed.set()
+
+    def _enlist(self, me: Contender) -> None:
+        quietly(lambda: self._handovers.enlist(me))
+
+    def _asked(self, leaders: Mapping[str, tuple[LeaderRecord, int] | None]) -> HandoverRequest | None:
+        """The hand-over from the leader that there is, or was last."""
+        return self._handovers.asked({name: one[0].epoch for name, one in leaders.items() if one}, self._wake)
+
+    def _leaves(self, asked: HandoverRequest | None) -> bool:
+        """Tells whether the lease, which is free, is another contender's by a hand-over."""
+        if asked is None or asked.phase != LEAD or (self._me is not None and asked.to == self._me.id):
+            return False
+        chosen = self._handovers.contender(asked.to)
+        if chosen is None or holder_is_gone(chosen.holder, self.holder):
+            return False
+        now = self._threads.monotonic()
+        if self._left_to[0] != asked.id:
+            self._left_to = (asked.id, now)
+        return now - self._left_to[1] < _LEAVE_SECS
 
     def _waits_for(self, live: tuple[bytes, Znode] | None) -> Holder | None:
         if live is None:
@@ -201,7 +245,12 @@ class Leadership:
             leaders[group] = (decode(path, found[0], LeaderRecord), found[1].znode_version) if found else None
         return leaders
 
-    def _take(self, leaders: Mapping[str, tuple[LeaderRecord, int] | None], dead: Znode | None) -> Lease | None:
+    def _take(
+        self,
+        leaders: Mapping[str, tuple[LeaderRecord, int] | None],
+        dead: Znode | None,
+        asked: HandoverRequest | None,
+    ) -> Lease | None:
         """One multi; None if another was faster or the answer was lost (then look again)."""
         nonce = secrets.token_hex(8)
         fences: dict[str, Fence] = {}
@@ -225,7 +274,9 @@ class Leadership:
         # A token of its own for every lease: one that has ended is never
         # taken for the next one.
         holder, self.holder = self.holder, replace(self.holder, token=secrets.token_hex(8))
-        lease = Lease(self._zk, self._live_path, holder, fences, session_number, self._threads)
+        lease = Lease(self._zk, self._live_path, holder, fences, session_number, self._threads, self._handovers)
+        if asked is not None and asked.phase == LEAD and self._me is not None and asked.to == self._me.id:
+            lease.given_by = asked
         try:
             self._zk.sync(self._root)
         except ZooKeeperUnreachable:
@@ -242,6 +293,8 @@ class Lease:
             the live znode is not this leader's any more. The leader must
             then abandon what is in flight. Nothing depends on its coming in
             time: the fences refuse a write that comes too late.
+        given_by: the hand-over by which it was taken; None: it was taken without one.
+        gives_way: the hand-over for which the leader is to give it back; None: it is to keep it.
     """
 
     def __init__(
@@ -252,7 +305,11 @@ class Lease:
         fences: Mapping[str, Fence],
         session_number: int,
         threads: Threads = THREADS,
+        handovers: Handovers | None = None,
     ) -> None:
+        self.given_by: HandoverRequest | None = None
+        self.gives_way: HandoverRequest | None = None
+        self._handovers = handovers
         self.fences = dict(fences)
         self.lost = threads.event()
         self.holder = holder
@@ -311,11 +368,25 @@ class Lease:
             try:
                 if self._zk.connected and not self._is_ours():
                     self.lost.set()
+                elif self._handovers is not None and self._zk.connected:
+                    self.gives_way = self._asked(self._handovers)
             except ZooKeeperUnreachable:
                 continue  # the listener tells when the connection is back, or lost
 
+    def _asked(self, handovers: Handovers) -> HandoverRequest | None:
+        """The hand-over that takes this lease, to a contender that lives; known by a watch."""
+        epochs = {name: fence.epoch for name, fence in self.fences.items()}
+        asked = handovers.asked(epochs, self._wake)
+        if asked is None or asked.phase != LEAD:
+            return None
+        known = self.gives_way is not None and self.gives_way.id == asked.id
+        return asked if known or handovers.contender(asked.to) is not None else None
+
+    def _wake(self, *_: object) -> None:
+        self._look.set()
+
     def _is_ours(self) -> bool:
-        found = self._zk.get(self._live_path, lambda event: self._look.set())
+        found = self._zk.get(self._live_path, self._wake)
         if found is None:
             return False
         try:

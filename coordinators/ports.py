@@ -359,6 +359,9 @@ class SupervisorListener(Protocol):
     def waits_no_more(self) -> None:
         """The lease is taken, or a stop was requested."""
 
+    def asked(self, request: Any) -> None:
+        """A hand-over, a ``HandoverRequest``, is to this process, which waits; told perhaps more than once."""
+
     def leads(self, term: Term) -> None:
         """The lease is taken; no group is open yet."""
 

@@ -7,7 +7,7 @@ ports of ``coordinators/ports.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trident.coordinators.driver import GroupDriver
@@ -39,11 +39,13 @@ class Supervised:
 
     Attributes:
         groups: batch group → the names of its streams.
+        code_ids: batch group → the hash of its code.
     """
 
     name: str
     identity: IdentityDict
     groups: Mapping[str, Sequence[str]]
+    code_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

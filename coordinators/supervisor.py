@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,8 @@ from trident.coordinators.errors import (
     TridentError,
     ZooKeeperUnreachable,
 )
-from trident.coordinators.leadership import Leadership, Lease, Successor, holder_is_here
+from trident.coordinators.handing_over import SERVES, HandoverAnswer, Handovers, contender, quietly
+from trident.coordinators.leadership import Leadership, Lease, Successor, current_holder, holder_is_here
 from trident.coordinators.master import Mode
 from trident.coordinators.ports import Site, SupervisorListener, Term, Upkeep
 from trident.coordinators.records import Holder
@@ -49,10 +51,26 @@ _MAY_PASS = (OSError, TableError, StateAway, faults.InjectedFault)
 _STAYS = (ForeignTable, SchemaMismatch, StagedFileMissing)
 # How long a stop may go on behind the time of the last merge.
 _BEHIND_MERGE_SECS = 30.0
+# How long a leader that gives way waits for what it has begun; then it finishes only what is decided.
+_DRAIN_SECS = 30.0
 
 
 # Errors after which this process is not the leader any more, and contends again.
 _DEPOSING = (LeaseLost, Deposed, OutcomeUnknown, ZooKeeperUnreachable)
+
+
+@dataclass
+class _Giving:
+    """A leader gives way to a hand-over.
+
+    Attributes:
+        until: when it waits no longer for what has begun (monotonic seconds).
+        stops: whether it is to end for good: the hand-over cannot be taken back any more.
+    """
+
+    id: str
+    until: float
+    stops: bool = False
 
 
 class Supervisor:
@@ -72,6 +90,7 @@ class Supervisor:
         standby_of: who leads, as text.
         error: why it has ended; None after a stop.
         leave_at: when a stop goes on without what still runs (monotonic seconds); None = not known yet.
+        me: as which hand-overs find this process.
     """
 
     def __init__(
@@ -86,7 +105,10 @@ class Supervisor:
     ) -> None:
         self.topology = topology
         self._zk, self._site, self._listener = zk, site, listener
-        self._settings, self._holder, self._threads = settings, holder, threads
+        self._settings, self._holder, self._threads = settings, holder or current_holder(), threads
+        self._handovers = Handovers(zk, topology.name)
+        self.me = contender(self._holder, topology.code_ids)
+        self._giving: _Giving | None = None
         self.stop_requested, self.leading, self.ended = threads.event(), threads.event(), threads.event()
         self.changed = threads.condition()
         self.groups: list[RunningGroup] = []
@@ -167,10 +189,12 @@ class Supervisor:
     def _contend(self) -> Lease | None:
         self.mode, self.standby_of = "standby", ""
         name, groups = self.topology.name, self.topology.groups
-        leadership = Leadership(self._zk, name, groups, self._holder, self._threads)
+        leadership = Leadership(self._zk, name, groups, self._holder, self._threads, self.me)
         try:
             return leadership.acquire(
-                self.stop_requested, on_waiting=lambda holder: self._waits(holder, leadership.holder)
+                self.stop_requested,
+                on_waiting=lambda holder: self._waits(holder, leadership.holder),
+                on_request=self._listener.asked,
             )
         finally:
             self._listener.waits_no_more()
@@ -211,8 +235,10 @@ class Supervisor:
             for name in self.topology.groups:
                 groups.append(recovery.open(name))
             self._drive(groups)
+            self._tell(lease)
             self._watch(groups, lease)
         finally:
+            self._giving = None
             self.leading.clear()
             self._listener.stops_serving()
             self._close(groups)
@@ -269,6 +295,41 @@ class Supervisor:
         self.leading.set()
         self._notify()
 
+    def _tell(self, lease: Lease) -> None:
+        """Tells a command that has handed over that this process serves, and later ones that it is there."""
+        if lease.given_by is not None:
+            said = HandoverAnswer(lease.given_by.id, SERVES, (f"{self.me.text} leads (epoch {self.term.epoch})",))
+            quietly(lambda: self._handovers.answer(said))
+        quietly(lambda: self._handovers.enlist(self.me))
+
+    def _give_way(self, groups: list[RunningGroup], lease: Lease) -> None:
+        """Where a hand-over asks for it, ends what has begun, so that the lease can be given back.
+
+        Until the last transaction has ended a hand-over that is taken back changes nothing.
+        """
+        asked, giving = lease.gives_way, self._giving
+        if giving is None:
+            if asked is not None and not self.stop_requested.is_set():
+                self._giving = _Giving(asked.id, self._threads.monotonic() + _DRAIN_SECS)
+                self._listener.event("hands over: no new transactions, then another process leads")
+                self._post(master.Paused())
+            return
+        if giving.stops:
+            return
+        if asked is None or asked.id != giving.id:
+            self._giving = None
+            self._listener.event("the hand-over was taken back: goes on")
+            if not self._paused:
+                self._post(master.Resumed())
+            return
+        drained = all(group.driver.state.paused and not group.driver.state.live for group in groups)
+        if drained or self._threads.monotonic() > giving.until:
+            giving.stops = True
+            if asked.stop_old:
+                self.stop_requested.set()
+            for group in groups:
+                group.driver.stop()
+
     def _watch(self, groups: list[RunningGroup], lease: Lease) -> None:
         """Until all groups have ended, one has failed, or the lease is lost."""
         suspended = False
@@ -281,7 +342,9 @@ class Supervisor:
             if gone is not None:
                 self.stop_requested.set()  # so that a call that hangs now is left behind, too
                 raise gone
-            wait_secs = self._settings.poll_secs / (5 if self.stop_requested.is_set() else 1)
+            self._give_way(groups, lease)
+            ending = self.stop_requested.is_set() or self._giving is not None
+            wait_secs = self._settings.poll_secs / (5 if ending else 1)
             ended = [group for group in groups if group.driver.wait(wait_secs)]
             lost = self._site.lost_place(sure=any(group.driver.error is not None for group in ended))
             if lost is not None:

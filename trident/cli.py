@@ -164,9 +164,7 @@ def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
     ask_for(asked_spark_settings(given))
     topology, file_config = load_topology(file)
     config = _config(settings, file_config).with_spark_conf(conf)
-    from trident.running.starting import run_topology
-
-    run_topology(topology, config=config)
+    topology.run(config=config)
 
 
 @main.command(short_help="Print or draw what FILE would do.")
@@ -490,6 +488,42 @@ def rollback(
     click.echo(report(name, done, apply_))
     if done.plan is not None and done.plan.refusals:
         sys.exit(EXIT_BAD_INPUT)
+
+
+@main.command(short_help="Have a standby with new code take over NAME.")
+@click.argument("name", callback=_name)
+@_warehouse_option
+@_zookeeper_option
+@click.option("--to", metavar="HOST:PID", help="The standby; else the one whose code is not the leader's.")
+@click.option("--last", type=click.IntRange(min=1), default=5, help="Transactions of each group to rehearse: 5.")
+@click.option("--accept-changes", is_flag=True, help="Hand over although the new code gives other rows.")
+@click.option("--without-rehearsal", is_flag=True, help="Hand over at once; nothing is compared.")
+@click.option("--only-rehearse", is_flag=True, help="Compare, and do not hand over.")
+@click.option("--stop-old", is_flag=True, help="The process that leads now ends; else it waits as a standby.")
+@click.option("--timeout", "timeout_secs", type=float, default=600.0, help="Seconds for the rehearsal, the take-over.")
+@_command
+def handover(
+    name: str,
+    to: str | None,
+    last: int,
+    accept_changes: bool,
+    without_rehearsal: bool,
+    only_rehearse: bool,
+    stop_old: bool,
+    timeout_secs: float,
+    settings: tuple[str, ...],
+) -> None:
+    """Have a standby run the last transactions of topology NAME again with its code, and lead if the rows are the same.
+
+    Exit code 1 when they are not, or the code fails on them; 2 when it is refused; 6 when not everything could be
+    compared. The leader then leads on.
+    """
+    from trident.commands.handover import Wish, hand_over
+
+    wish = Wish(to, last, accept_changes, without_rehearsal, only_rehearse, stop_old, timeout_secs)
+    code = hand_over(name, wish, _config(settings), click.echo)
+    if code:
+        sys.exit(code)
 
 
 @main.command(short_help="Put a transaction of NAME into a folder, for tests.")

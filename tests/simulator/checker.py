@@ -61,6 +61,11 @@ class Checker:
         self._tables: dict[str, list[int]] = {name: [] for name in TABLES}
         self._acknowledged: dict[int, Attempt] = {}
         self._looked_up: dict[Attempt, list[tuple[int, list[Any]]]] = {}
+        self.clocks_are_right = True
+        self._request: tuple[int, Any, str] | None = None  # (epoch, chosen process, its id), while the request is there
+        self._requested: set[int] = set()  # every epoch that was asked to give way
+        self._given: tuple[int, Any, str, float] | None = None  # what a lease was given back for, and when
+        self.contenders: set[str] = set()  # ids whose znodes are there
         self._told: Counter[tuple[int, str]] = Counter()  # (txid, stream): how often success was told
         self.intent: dict[str, Any] | None = None  # of a rollback that has not ended
         self._taken_back: set[Attempt] = set()  # had advanced before a rollback
@@ -83,6 +88,7 @@ class Checker:
     def on_write(self, writer: Any, zxid: int, changes: Mapping[str, bytes | None]) -> None:
         """A multi has happened."""
         self.advanced_now = False
+        self._on_handover(writer, changes)
         if f"{self._group}/leader" in changes:
             self.leader = writer
             self._epochs.setdefault(writer, set()).add(self._parsed(changes, f"{self._group}/leader", None)["epoch"])
@@ -110,6 +116,42 @@ class Checker:
         if decided != self.decided:
             self._on_decided(record, decided, writer)
         self.record, self.decided = record, decided
+
+    # --- hand-overs ----------------------------------------------------------------------------
+
+    def on_request(self, epoch: int, chosen: Any, id: str) -> None:
+        """A command asks the leader of an epoch to give way to a process; its znode comes right behind this."""
+        self._request = (epoch, chosen, id)
+        self._requested.add(epoch)
+
+    def on_gives_way(self, process: Any, epoch: int) -> None:
+        """A leader begins to give way."""
+        self._claim(epoch in self._requested, f"{process} gives way in epoch {epoch}, asked were {self._requested}")
+
+    def _on_handover(self, writer: Any, changes: Mapping[str, bytes | None]) -> None:
+        for path, data in changes.items():
+            if path.startswith(f"{ROOT}/handover.processes/"):
+                id = path.rpartition("/")[2]
+                (self.contenders.discard if data is None else self.contenders.add)(id)
+        if changes.get(f"{ROOT}/handover.request", b"") is None:
+            self._request = self._given = None
+        if f"{self._group}/leader" in changes:
+            self._on_takes(writer)
+            self._given = None
+        elif writer is not None and changes.get(_LIVE, b"") is None and self._request is not None:
+            if self._request[0] == max(self._epochs.get(writer, {0})):
+                self._given = (*self._request, self._world.now)
+
+    def _on_takes(self, writer: Any) -> None:
+        """A lease that was given back while a hand-over was there is the chosen one's, as long as that one lives."""
+        if self._given is None:
+            return
+        _, chosen, id, at = self._given
+        if writer is chosen:
+            self._world.reached("the chosen standby leads")
+        elif not chosen.dead and id in self.contenders and self.clocks_are_right:
+            waited = self._world.now - at
+            self._claim(waited > 9.0, f"{writer} takes the lease {waited:.3f} s after it was given back for {chosen}")
 
     def _is_state(self, path: str) -> bool:
         tail = path[len(ROOT) + 1 :].split("/")[1:]
@@ -461,6 +503,6 @@ class Checker:
         for source in self._sources.values():
             if source.kind == "queue":
                 self._claim(len(source.acknowledged) == source.end["p0"], f"{source.acknowledged} are acknowledged")
-        bound = 12 + len(self._sources) * (self._window + 8)
+        bound = 16 + len(self._sources) * (self._window + 8)
         self._claim(len(znodes) <= bound, f"{len(znodes)} znodes are left: {znodes}")
         self._claim(f"{ROOT}/live" not in znodes, "everybody has stopped, and the live znode is there")

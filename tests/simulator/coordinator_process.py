@@ -149,6 +149,11 @@ class CoordinatorProcess:
 
     def event(self, text: str) -> None:
         self.world.tell("says:", text)
+        if text.startswith("hands over"):
+            self.world.reached("a leader gives way to a hand-over")
+            self.shared.checker.on_gives_way(self.process, self.supervisor.term.epoch)
+        elif text.startswith("the hand-over was taken back"):
+            self.world.reached("a hand-over is taken back in time")
 
     def notice(self, text: str) -> None:
         self.world.tell("says:", text)
@@ -158,6 +163,9 @@ class CoordinatorProcess:
 
     def waits_no_more(self) -> None:
         pass
+
+    def asked(self, request: Any) -> None:
+        self.world.reached("a standby is asked to take over")
 
     def leads(self, term: Term) -> None:
         self.leading = True

@@ -221,6 +221,21 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "a deposed coordinator ends instead of contending again": (
         Edit(SUPERVISOR + "_hold", "except _DEPOSING as lost", "except LeaseLost as lost"),
     ),
+    # Hand-overs.
+    "another standby takes the lease that a hand-over gives": (
+        Edit(
+            "trident.coordinators.leadership:Leadership._leaves",
+            "return now - self._left_to[1] < _LEAVE_SECS",
+            "return False",
+        ),
+    ),
+    "a hand-over outlives the leader that it was made for": (
+        Edit(
+            "trident.coordinators.handing_over:Handovers._is_for",
+            "if dict(request.epochs) != dict(epochs):",
+            "if False:",
+        ),
+    ),
     # Local copies of states.
     "a copy is as of whichever transaction": (
         Edit(COPY + "_bring_to", "if held.txid == txid and commit in (None, held.commit):", "if True:"),

@@ -57,6 +57,9 @@ RARE_STATES = (
     "a begin is stored by an advance",
     "late report on an attempt that does not live any more",
     "attempt cap",
+    # A hand-over to one standby.
+    "a leader gives way to a hand-over",
+    "the chosen standby leads",
     # Contenders, control, the machine.
     "three contend",
     "two contenders: one acquires, the other is refused",

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from tests.simulator.checker import ROOT, Checker, Violation
+from tests.simulator.checker import ROOT, Checker, Violation, parsed
 from tests.simulator.coordinator_process import CoordinatorProcess, Shared
 from tests.simulator.copies import simulated
 from tests.simulator.faults import Faults, SimulatedFailure
@@ -29,7 +29,9 @@ from tests.simulator.world import Process, World
 from tests.simulator.zookeeper_server import Ensemble
 from trident.coordinators import leadership, master, processes
 from trident.coordinators.errors import AttemptCapReached, Halted, ZooKeeperUnreachable
+from trident.coordinators.handing_over import LEAD, HandoverRequest
 from trident.coordinators.master import Limits
+from trident.coordinators.records import encode
 
 # Enough for a session to expire, eight back-offs and a restart or two; a run that needs more is stuck.
 LIVENESS_SECS = 400.0
@@ -74,6 +76,7 @@ class Simulation:
         self.shared = Shared(world, self.faults, sources, limits, self.checker, ensemble)
         self.checker.on_progress = self._look_whether_done
         self._same_host = rng.random() < 0.4
+        self._commands, self._requests = random.Random(f"hand-overs of {seed}"), 0
         self._lives = {name: 0 for name in "ABC"[: rng.choice((1, 2, 2, 3))]}
         self._now: dict[str, CoordinatorProcess] = {}
         self._processes: dict[str, CoordinatorProcess] = {}
@@ -94,6 +97,8 @@ class Simulation:
                     world.later(world.rng.random() * world.rng.choice((0.01, 2.0)), self._start, name)
                 self._strike_soon()
                 self.operator.soon()
+                if self._commands.random() < 0.3:
+                    world.later(self._commands.random() * 3.0, self._hand_over)
                 world.run(self.faults.until)
                 self._heal()
                 if not world.run(world.now + LIVENESS_SECS):
@@ -118,6 +123,7 @@ class Simulation:
             table.repair()
         for current in self._now.values():
             current.supervisor.resume()
+        self.shared.ensemble.remove(f"{ROOT}/handover.request")
 
     def _check_leases(self) -> None:
         """Where a process takes itself for the leader without the live znode, it must find that out."""
@@ -350,7 +356,38 @@ class Simulation:
         if not current.process.dead:
             current.supervisor.resume()
 
+    def _hand_over(self) -> None:
+        """A command asks the leader to give way to a standby; some time later the command ends, and its request."""
+        if self._requests == 6 or self.world.finished:
+            return
+        rng, ensemble, path = self._commands, self.shared.ensemble, f"{ROOT}/handover.request"
+        self.world.later(rng.choice((0.5, 4.0)), self._hand_over)
+        leader, incarnation = ensemble.now(f"{ROOT}/{self.shared.group}/leader"), ensemble.now(f"{ROOT}/incarnation")
+        known = self.checker.contenders
+        waiting = [one for one in self._now.values() if one.waiting and one.supervisor.me.id in known]
+        if not waiting or None in (leader.data, incarnation.data) or ensemble.now(path).data is not None:
+            return
+        current = rng.choice(waiting)
+        self._requests += 1
+        request = HandoverRequest(
+            f"request {ensemble.zxid}",
+            current.supervisor.me.id,
+            parsed(incarnation.data)["incarnation"],
+            {self.shared.group: parsed(leader.data)["epoch"]},
+            LEAD,
+            0,
+            False,
+            current.supervisor.me.holder,
+        )
+        self.world.tell("a command hands over to", str(current.process))
+        self.checker.on_request(request.epochs[self.shared.group], current.process, request.to)
+        ensemble.put(path, encode(request))
+        self.world.later(
+            self.world.rng.choice((0.5, 5.0, 40.0)) * (0.5 + self.world.rng.random()), ensemble.remove, path
+        )
+
     def _jump(self, current: CoordinatorProcess) -> None:
+        self.checker.clocks_are_right = False
         self.faults.jump(current.process, self.world.rng.choice(("wall clock", "monotonic clock")))
 
     def _on_pause(self, process: Process, secs: float) -> None:

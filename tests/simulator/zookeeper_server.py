@@ -153,6 +153,11 @@ class Ensemble:
             for told in self._watches.pop(path, ()):
                 told()
 
+    def put(self, path: str, data: bytes) -> None:
+        """A process that is not simulated makes a znode below one that there is."""
+        assert self.now(path).data is None and self.now(path.rpartition("/")[0]).data is not None
+        self._apply(None, {path: Entry(self.zxid + 1, data, 0)})
+
     def remove(self, path: str) -> None:
         """A person deletes a znode by hand."""
         if self.now(path).data is not None:

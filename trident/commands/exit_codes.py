@@ -3,7 +3,8 @@
 0 stopped or done, 1 the attempt cap was reached, 2 bad input, 3 HALT (a person
 must look), 4 ZooKeeper, or the store of a warehouse, unreachable, or ZooKeeper
 refuses a certificate or a password.
-``diff`` ends with 1 where two topologies differ, with 6 where no transaction could be compared.
+``diff`` ends with 1 where two topologies differ, with 6 where no transaction could be compared; ``handover`` with 1
+where a rehearsal gives other rows or fails, with 6 where not everything could be compared.
 ``status`` and ``zookeeper status`` end with 5 when what they tell of does not
 run, ``status`` also with 1 or 3 when that is how it ended. Beside these 70 for
 an error of the framework itself, or a JVM that has died, and 130 for an

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from trident.coordinators.handing_over import HandoverRequest
 from trident.coordinators.master import Mode
 from trident.coordinators.ports import Term
 from trident.coordinators.records import Holder
@@ -17,6 +19,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.drpc.endpoint import DrpcFront
 from trident.drpc.requests import DrpcRequests
 from trident.running.progress import ProgressLog
+from trident.running.rehearsals import Rehearsals
 from trident.running.site import SparkSite
 from trident.running.standby_copies import StandbyCopies
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
@@ -47,7 +50,7 @@ class Reporter:
     """``trident.coordinators.ports.SupervisorListener`` for people, status readers and requests.
 
     Attributes:
-        supervisor, site, front: set before the supervisor starts.
+        supervisor, site, front, rehearsals: set before the supervisor starts.
         errors: group → its last error as text, and when (seconds since the epoch).
         watchers: are told of each event.
     """
@@ -55,6 +58,7 @@ class Reporter:
     supervisor: Supervisor
     site: SparkSite
     front: DrpcFront
+    rehearsals: Rehearsals
 
     def __init__(
         self, plans: Sequence[GroupPlan], progress: ProgressLog, shows: bool, writer: StatusWriter, keeps_warm: bool
@@ -64,6 +68,7 @@ class Reporter:
         self.watchers = Watchers()
         self._plans, self._shows, self._writer, self._keeps_warm = plans, shows, writer, keeps_warm
         self._warm_up: WarmUp | None = None
+        self._is_warm = threading.Event()
         self._copies: StandbyCopies | None = None
         self._leads_last = False  # of all that is known here: no other process has led since
         self._final_groups: tuple[GroupStatus, ...] = ()
@@ -106,20 +111,32 @@ class Reporter:
                 site.warehouse,
                 site.topology,
                 self._plans,
-                lambda secs: self.event(f"standby: warm after {secs:.1f} s"),
+                self._on_warm,
             )
             self._warm_up.start()
             copies = [found for plan in self._plans if (found := site.copies(plan.name)) is not None]
             self._copies = StandbyCopies(copies)
             self._copies.start()
 
+    def _on_warm(self, secs: float) -> None:
+        self._is_warm.set()
+        self.event(f"standby: warm after {secs:.1f} s")
+
+    def wait_warm(self, secs: float) -> bool:
+        """Until this process is warm, where it is to be; tells whether it is."""
+        return not self._keeps_warm or self._is_warm.wait(secs)
+
     def waits_no_more(self) -> None:
+        self.rehearsals.stop()
         if self._copies is not None:
             self._copies.stop()
             self._copies = None
         if self._warm_up is not None:
             self._warm_up.stop()
             self._warm_up = None
+
+    def asked(self, request: HandoverRequest) -> None:
+        self.rehearsals.asked(request)
 
     def leads(self, term: Term) -> None:
         self.progress.id = term.incarnation

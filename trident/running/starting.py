@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.config import TridentConfig, as_config
@@ -31,6 +32,7 @@ from trident.running.one_host import check_topology, master_of
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
 from trident.running.registry import add, make_room, place_of
+from trident.running.rehearsals import Rehearsals, Rehearse
 from trident.running.reporting import Reporter
 from trident.running.site import SparkSite
 from trident.running.source_folders import folders_of_tasks
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trident.query")
 
+# Session, topology, its graph, warehouse, settings → what a standby rehearses with.
+MakeRehearsal = Callable[["SparkSession", str, TopologyGraph, Place, TridentConfig], Rehearse]
+
 
 class Startable(Protocol):
     """A ``TridentTopology`` as a start reads it, which stands above: ``topology.start()`` calls down to here."""
@@ -68,6 +73,7 @@ def start_topology(
     show_progress: bool = False,
     replace: bool = False,
     standby: bool = False,
+    rehearsal: MakeRehearsal | None = None,
     **settings: Any,
 ) -> TopologyQuery:
     """Starts a topology and returns at once; see :class:`TopologyQuery`.
@@ -79,6 +85,7 @@ def start_topology(
             default: a library prints nothing unless asked.
         replace: stops the query of this topology that runs in this process.
         standby: it is to wait behind that one for its turn.
+        rehearsal: makes what it rehearses with for a hand-over; None: it takes one over without a rehearsal only.
         **settings: single settings on top of config.
 
     Raises:
@@ -109,7 +116,7 @@ def start_topology(
     stores.configure_by_session(warehouse, spark)
     drop_left_uploads(warehouse, spark)
     prepare_cluster(spark, warehouse, config.python_archive, folders_of_tasks(topology.graph, warehouse))
-    query = _make_query(topology, plans, spark, config, warehouse, show_progress)
+    query = _make_query(topology, plans, spark, config, warehouse, show_progress, rehearsal)
     add(place, query)
     prepare()
     return query
@@ -122,6 +129,7 @@ def _make_query(
     config: TridentConfig,
     warehouse: Place,
     show_progress: bool,
+    rehearsal: MakeRehearsal | None,
 ) -> TopologyQuery:
     """The query, whose threads run."""
     name, identity = topology.name, topology.identity()
@@ -139,7 +147,10 @@ def _make_query(
     except BaseException:
         zk.close()
         raise
-    supervised = Supervised(name, identity, {plan_.name: list(plan_.spouts) for plan_ in plans})
+    groups_of = {plan_.name: list(plan_.spouts) for plan_ in plans}
+    supervised = Supervised(name, identity, groups_of, reporter.site.code_ids)
+    rehearse = rehearsal and rehearsal(spark, name, topology.graph, warehouse, config)
+    reporter.rehearsals = Rehearsals(zk, name, identity, rehearse, reporter.event, reporter.wait_warm)
     reporter.supervisor = Supervisor(zk, supervised, reporter.site, reporter, _settings(config))
     closing = [zk.close]
     if config.zookeeper == "embedded":
@@ -205,6 +216,8 @@ def run_topology(
     topology: Startable,
     spark: SparkSession | None = None,
     config: TridentConfig | None = None,
+    *,
+    rehearsal: MakeRehearsal | None = None,
     **settings: Any,
 ) -> TopologyQuery:
     """Starts a topology and waits until it ends; see ``TridentTopology.run``.
@@ -219,7 +232,7 @@ def run_topology(
         TridentError: why it ended; and as :func:`start_topology`.
     """
     config = as_config(config).replace(**settings)
-    query = start_topology(topology, spark, config, show_progress=True)
+    query = start_topology(topology, spark, config, show_progress=True, rehearsal=rehearsal)
     asked = threading.Event()
 
     def on_signal(number: int, frame: object) -> None:

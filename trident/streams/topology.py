@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -285,7 +286,8 @@ class TridentTopology(OtherNames):
             TopologyError: the topology has nothing to do.
             TridentError: it runs in this process already; and as ``trident.running.starting.start_topology``.
         """
-        return _start_topology()(self, spark, config, replace=replace, standby=standby, **overrides)
+        start = _start_topology()
+        return start(self, spark, config, replace=replace, standby=standby, rehearsal=_rehearsal, **overrides)
 
     def run(
         self, spark: "SparkSession | None" = None, config: "TridentConfig | None" = None, **overrides: Any
@@ -297,7 +299,7 @@ class TridentTopology(OtherNames):
         """
         from trident.running.starting import run_topology  # time: 300 ms that only a start needs
 
-        return run_topology(self, spark, config, **overrides)
+        return run_topology(self, spark, config, rehearsal=_rehearsal, **overrides)
 
 
 def _start_topology() -> "Callable[..., TopologyQuery]":
@@ -308,6 +310,15 @@ def _start_topology() -> "Callable[..., TopologyQuery]":
 
 # A program that makes its session before it starts a topology has the time then.
 while_the_jvm_starts(_start_topology)
+
+
+def _rehearsal(*given: Any) -> "Callable[..., Any]":
+    """With this a standby rehearses; by its name, since it stands above this package and imports this module."""
+
+    def rehearse(*asked: Any) -> Any:
+        return importlib.import_module("trident.time_travel.rehearsal").Rehearsal(*given)(*asked)
+
+    return rehearse
 
 
 def _several(streams: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,164 @@
+"""Rehearses a leader's last transactions with the code of a standby, and compares them with what was committed.
+
+A rehearsal is a replay (``replay.py``) in the standby's own session: it reads the pinned metadata, the sources and the
+tables, and writes nothing at all. So there is no folder to be thrown away either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from trident.config import TridentConfig
+from trident.coordinators.errors import SourceError, TableError, TopologyError, TransactionNotKept
+from trident.coordinators.handing_over import DIFFERENT, EQUAL, FAILED, NOT_COMPARED
+from trident.planning.graph import TopologyGraph
+from trident.planning.groups import GroupPlan, plan
+from trident.running.rehearsals import Rehearsed
+from trident.states.core.place import Place
+from trident.states.history.kept import KeptManifests
+from trident.time_travel.differences import Difference
+from trident.time_travel.grounds import WarehouseGround
+from trident.time_travel.kept_batch import KeptBatch, check_streams, read_kept
+from trident.time_travel.replay import Replay, require_readable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Differences that are told of one state in one transaction, and characters of each: an answer is one znode.
+_SHOWN, _CHARS, _LINES = 5, 600, 120
+
+
+class Rehearsal:
+    """Of one standby; called with what is to be rehearsed.
+
+    Args:
+        graph: of the topology, as the standby has built it.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", topology: str, graph: TopologyGraph, warehouse: Place, config: TridentConfig
+    ) -> None:
+        self._spark, self._topology, self._warehouse, self._config = spark, topology, warehouse, config
+        self._plans = {one.name: one for one in plan(graph, tracking=False)}
+
+    def __call__(
+        self, incarnation: str, advanced: Mapping[str, int], last: int, ends: Callable[[], bool] = lambda: False
+    ) -> Rehearsed:
+        """Rehearses each batch group's last transactions.
+
+        Args:
+            advanced: batch group → its last transaction that has advanced.
+            last: how many of each group.
+            ends: tells whether it is to end, since this process is about to lead.
+        """
+        told = _Told(ends)
+        for group, txid in advanced.items():
+            if group not in self._plans:
+                told.left_out.append(f"batch group {group}: the code has none of this name")
+            elif txid:
+                self._group(self._plans[group], incarnation, txid, last, told)
+        return told.rehearsed()
+
+    def _group(self, of: GroupPlan, incarnation: str, upto: int, last: int, told: "_Told") -> None:
+        kept = KeptManifests(self._warehouse, self._topology, of.name, incarnation, upto=upto).txids()
+        if not kept:
+            told.left_out.append(
+                f"batch group {of.name}: none of its transactions is kept (history_retention_txids says how many are)"
+            )
+        try:
+            require_readable(of)
+        except TopologyError as error:
+            told.left_out.append(f"batch group {of.name}: {error.message}")
+            return
+        for txid in kept[-last:]:
+            if told.ends():
+                told.left_out.append(f"transaction {txid} of batch group {of.name}: the standby leads by now")
+                return
+            self._transaction(of, incarnation, txid, told)
+
+    def _transaction(self, of: GroupPlan, incarnation: str, txid: int, told: "_Told") -> None:
+        name = f"transaction {txid} of batch group {of.name}"
+        try:
+            manifest = read_kept(self._warehouse, self._topology, of.name, incarnation, txid)
+            if any(not spout.get("kind") for spout in manifest.spouts.values()):
+                told.outside[name] = f"{name}: it was skipped, and no code has made it"
+                return
+            check_streams(manifest, of)
+            ground = WarehouseGround(self._spark, KeptBatch(self._warehouse, of, manifest), self._config)
+            with Replay(self._spark, self._topology, of, ground) as replay:
+                self._compare(name, txid, replay, of, ground, told)
+        except (SourceError, TransactionNotKept, TopologyError, TableError) as error:
+            told.left_out.append(f"{name}: {error}")
+        except Exception as error:  # of a user's function, or of Spark: the code would fail so as the leader
+            told.failures.append(f"{name} fails with the new code: {type(error).__name__}: {error}"[:_CHARS])
+
+    def _compare(
+        self, name: str, txid: int, replay: Replay, of: GroupPlan, ground: WarehouseGround, told: "_Told"
+    ) -> None:
+        compared = False
+        for state, replayed in replay.states.items():
+            binding = next(one for one in of.bindings if one.name == state)
+            if not binding.state_kind.is_described:
+                told.outside.setdefault(state, f"state {state} ({binding.kind}): its rows are not in the warehouse")
+                continue
+            try:
+                found = replayed.differences()
+            except TableError as error:
+                told.left_out.append(f"{name}, state {state}: {error.message}")
+                continue
+            compared = True
+            told.differ(of.name, txid, state, found)
+        for state, rows in ground.others(of).items():
+            told.differ(of.name, txid, state, [Difference(state, {}, row, None) for row in rows])
+        if compared:
+            told.compared.setdefault(of.name, []).append(txid)
+
+
+class _Told:
+    """The findings of a rehearsal so far."""
+
+    def __init__(self, ends: Callable[[], bool]) -> None:
+        self.ends = ends
+        self.compared: dict[str, list[int]] = {}
+        self.differences: list[str] = []
+        self.left_out: list[str] = []
+        self.failures: list[str] = []
+        self.outside: dict[str, str] = {}
+
+    def differ(self, group: str, txid: int, state: str, found: list[Difference]) -> None:
+        where = f"batch group {group}, transaction {txid}, table {state}"
+        for one in found[:_SHOWN]:
+            shown = f"key {dict(one.key)}: " if one.key else ""
+            sides = [_row(one.committed), _row(one.replayed)]
+            text = f"{where}, {shown}committed {sides[0]}, the new code {sides[1]}"
+            self.differences.append(text if len(text) <= _CHARS else f"{text[:_CHARS]}…")
+        if len(found) > _SHOWN:
+            self.differences.append(f"{where}: {len(found) - _SHOWN} more rows differ")
+
+    def rehearsed(self) -> Rehearsed:
+        outcome = (
+            FAILED
+            if self.failures
+            else DIFFERENT
+            if self.differences
+            else NOT_COMPARED
+            if self.left_out or not self.compared
+            else EQUAL
+        )
+        return Rehearsed(outcome, tuple(self._lines()))
+
+    def _lines(self) -> Iterator[str]:
+        for group, txids in self.compared.items():
+            yield f"batch group {group}: transactions {', '.join(map(str, txids))} were run again and compared"
+        if not (self.compared or self.left_out or self.failures):
+            yield "there is no transaction that could be rehearsed"
+        yield from self.failures[:_LINES]
+        yield from self.differences[:_LINES]
+        if len(self.differences) > _LINES:
+            yield f"and {len(self.differences) - _LINES} more"
+        yield from (f"not compared: {text}" for text in [*self.outside.values(), *self.left_out[:_LINES]])
+
+
+def _row(row: Mapping[str, object] | None) -> str:
+    return "no row" if row is None else str(dict(row))

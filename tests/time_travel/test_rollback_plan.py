@@ -319,7 +319,9 @@ def test_ids_go_on_far_above_where_attempts_have_left_no_trace() -> None:
 
 
 def test_positions_are_pins_and_metadata_of_partitions() -> None:
-    spouts = {"a": {"metadata": {"n": 1}}, "b": {"metadata": None, "opaque": {"0": 7}}}
+    """A source in partitions that had none yet has no pin either: its coordinator would be resumed with another's."""
+    none_yet = {"metadata": None, "opaque": {}}
+    spouts = {"a": {"metadata": {"n": 1}}, "b": {"metadata": None, "opaque": {"0": 7}}, "c": none_yet}
     assert positions(spouts, 3) == ({"a": {3: {"n": 1}}}, {"b": {"0": 7}})
 
 

@@ -150,7 +150,7 @@ def _offer(
     used = group.record.used if group.record else None
     record = GroupRecord(incarnation, current, attempts, parents, last, published, marks_of(group.tables), used=used)
     spouts = manifest.spouts
-    pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if not spout.get("opaque")}
+    pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if "opaque" not in spout}
     # A pending decision stores them itself when it advances.
     opaque = {tx_id: dict(spout["opaque"]) for tx_id, spout in spouts.items() if spout.get("opaque") and not pending}
     tx_ids = tuple(sorted({*group.tx_ids, *spouts}))

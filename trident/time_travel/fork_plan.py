@@ -66,7 +66,7 @@ class Past:
     @property
     def opaque(self) -> list[str]:
         """The streams that cut their own batches."""
-        return sorted(tx_id for tx_id, spout in self.spouts.items() if spout.get("opaque"))
+        return sorted(tx_id for tx_id, spout in self.spouts.items() if "opaque" in spout)
 
 
 def check_attempts(past: Past) -> None:
@@ -127,7 +127,7 @@ def check_sources(past: Past) -> None:
         acknowledges = any(manifest.spouts.get(tx_id, {}).get("commit_data") is not None for manifest in past.all)
         if name == _OTHERS_CHECKPOINT:
             problems.append(f"{tx_id}: {name} tells Spark's checkpoint, which has one query, what is committed")
-        elif acknowledges or (kind == "opaque" and not spout.get("opaque")):
+        elif acknowledges or (kind == "opaque" and "opaque" not in spout):
             problems.append(f"{tx_id}: {name} acknowledges what it has read: a fork would take it from the original")
         elif kind not in ("transactional", "opaque"):
             problems.append(f"{tx_id}: {name} is {kind or 'of no known kind'}: its batches cannot be given again")
@@ -164,7 +164,7 @@ def check_states(past: Past) -> None:
 def given_batches(past: Past, incarnation: str, until_kept: bool, may_acknowledge: bool = False) -> GivenBatches:
     """The batches of the original behind N, as the fork's streams are given them."""
     batches = {
-        txid: {tx_id: spout.get("metadata") for tx_id, spout in manifest.spouts.items() if not spout.get("opaque")}
+        txid: {tx_id: spout.get("metadata") for tx_id, spout in manifest.spouts.items() if "opaque" not in spout}
         for txid, manifest in past.later.items()
     }
     return GivenBatches(incarnation, past.at, past.until, until_kept, batches, may_acknowledge)

@@ -227,7 +227,7 @@ def positions(
     Returns:
         tx_id → txid → metadata; tx_id → partition → metadata.
     """
-    pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if not spout.get("opaque")}
+    pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if "opaque" not in spout}
     opaque = {tx_id: dict(spout["opaque"]) for tx_id, spout in spouts.items() if spout.get("opaque")}
     return pins, opaque
 

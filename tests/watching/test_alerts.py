@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str], int, int]] = {
     ),
     "TridentTakeovers": ({f"trident_epoch{{{_T}}}": "3x60 4x5 5x5 6x5 7x5 9x5"}, {"topology": "t"}, 85, 62),
     "TridentTransactionFails": (
-        {f"trident_transaction_failures{{{_G}}}": "0 1 2 3x5"},
+        {f"trident_transaction_failures{{{_G}}}": "0 1 1 2x5"},
         {"topology": "t", "group": "g"},
         4,
         2,

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.test import EnvironBuilder
 
 from tests.watching.metric_helpers import NAMED, advanced, began, failed
 from tests.zk_fixtures import eventually
+from trident.cli import main
 from trident.coordinators.errors import ConfigError
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, TopologyStatus
 from trident.states.core.place import Place
@@ -88,6 +90,14 @@ def test_the_dashboard_shows_every_metric_that_changes() -> None:
         *("trident_outside_lag_transactions", "trident_outside_tries", "trident_jvm_heap_max_bytes"),
         *("trident_warehouse_size_bytes", "trident_collected_timestamp_seconds"),
     }
+
+
+def test_the_command_prints_either_file() -> None:
+    run = CliRunner().invoke
+    assert run(main, ["metrics", "--alerts"]).output == monitoring_file(ALERTS)
+    assert json.loads(run(main, ["metrics", "--dashboard"]).output)["title"] == "Trident on Spark"
+    for wrong in ([], ["--alerts", "--dashboard"]):
+        assert run(main, ["metrics", *wrong]).exit_code == 2
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -166,6 +176,7 @@ def group_facts(**more: Any) -> GroupFacts:
     )
     given: dict[str, Any] = {
         "merges": {"counts": MergeFacts(7, 3, 1.5, 1), "new": MergeFacts()},
+        "failures": 2,
         "failing_secs": 5.0,
         "advances": tuple((txid, 900.0 + 10 * txid) for txid in range(1, 11)),
         "led_from": 900.0,
@@ -282,7 +293,7 @@ class Hangs:
     def merges(self) -> dict[str, dict[str, MergeFacts]]:
         return {}
 
-    def failing_secs(self) -> dict[str, float]:
+    def failures(self) -> dict[str, tuple[int, float]]:
         return {}
 
     def zookeeper_connected(self) -> bool:

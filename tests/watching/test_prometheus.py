@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -22,7 +23,7 @@ TOKEN = "a-token-of-the-tests"
 def check(word: str, folder: str) -> str:
     """Fails while there is a file of this name."""
     if word == "bad" and (Path(folder) / "fails").exists():
-        raise ValueError("a bad word")
+        raise ValueError(f"a bad word, at {time.time_ns()}")  # the same three times over would end the topology
     return word
 
 

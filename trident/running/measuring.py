@@ -70,11 +70,15 @@ class RunningTopology:
                 }
         return found
 
-    def failing_secs(self) -> Mapping[str, float]:
+    def failures(self) -> Mapping[str, tuple[int, float]]:
         found = {}
         for group in list(self._reporter.supervisor.groups):
-            unready = group.driver.unready
-            found[group.name] = 0.0 if unready is None else max(time.monotonic() - unready[0], 0.0)
+            driver = group.driver
+            most = max(
+                (count.failures for txid, count in driver.state.failures if txid >= driver.state.current), default=0
+            )
+            since = driver.unready
+            found[group.name] = most, 0.0 if since is None else max(time.monotonic() - since[0], 0.0)
         return found
 
     def zookeeper_connected(self) -> bool:

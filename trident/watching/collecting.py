@@ -43,8 +43,8 @@ class Observed(Protocol):
     def merges(self) -> Mapping[str, Mapping[str, MergeFacts]]:
         """Batch group → keyed state → its MERGEs."""
 
-    def failing_secs(self) -> Mapping[str, float]:
-        """Batch group → how long its spouts have raised."""
+    def failures(self) -> Mapping[str, tuple[int, float]]:
+        """Batch group → the most failures of a transaction that has not advanced; how long its spouts have raised."""
 
     def zookeeper_connected(self) -> bool: ...
 
@@ -128,14 +128,14 @@ class Collecting:
     def _look_at_status(self) -> Mapping[str, Any]:
         status, now = self._observed.status(), time.time()
         leads = status.role == "leader"
-        merges, failing = self._observed.merges(), self._observed.failing_secs()
+        merges, failures = self._observed.merges(), self._observed.failures()
         with self._lock:
             advances, led_from = {group: tuple(kept) for group, kept in self._advances.items()}, self._led_from
         groups = tuple(
             GroupFacts(
                 group,
                 merges.get(group.name, {}),
-                failing.get(group.name, 0.0),
+                *failures.get(group.name, (0, 0.0)),
                 advances.get(group.name, ()),
                 led_from or now,
                 self._waits_since(group, now),

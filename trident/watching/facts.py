@@ -30,6 +30,7 @@ class GroupFacts:
     Attributes:
         status: its ``trident.running.status.GroupStatus``.
         merges: keyed state → its MERGEs.
+        failures: the most of a transaction that has not advanced.
         failing_secs: how long its spouts have raised whenever they are asked.
         advances: (txid, when), the oldest first: of the last transactions that advanced under this leadership.
         led_from: when this leadership began.
@@ -38,6 +39,7 @@ class GroupFacts:
 
     status: Any
     merges: Mapping[str, MergeFacts] = field(default_factory=dict)
+    failures: int = 0
     failing_secs: float = 0.0
     advances: tuple[tuple[int, float], ...] = ()
     led_from: float = 0.0

@@ -61,7 +61,7 @@ def _backlog_age(group: GroupFacts, now: float) -> float | None:
 current_txid = _of_groups(lambda group, now: group.status.current_txid)
 last_advance = _of_groups(_last_advance)
 oldest_attempt = _of_groups(_oldest)
-failures = _of_groups(lambda group, now: max((one.failures for one in group.status.attempts), default=0))
+failures = _of_groups(lambda group, now: group.failures)
 backlog_age = _of_groups(_backlog_age)
 source_failing = _of_groups(lambda group, now: group.failing_secs)
 

@@ -188,7 +188,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
             "gauge",
             "",
             _GROUP,
-            "The most failures of a transaction that is in flight; the topology stops at `max_attempts`.",
+            "The most failures of a transaction that has not advanced. The topology stops at `max_attempts`, and at"
+            " three in a row that are the same failure of a user's function.",
             reads.failures,
         ),
         Metric(

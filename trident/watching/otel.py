@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.coordinators.errors import ConfigError
@@ -59,7 +59,9 @@ def make_exporters(topology: str, instruments: Collected) -> list[Exporting]:
     found = []
     for name in asked_for(os.environ):
         try:
-            exporter = _exporter(name)
+            from trident.watching import otel_data  # an optional dependency
+
+            exporter = otel_data.make_exporter(name)
         except ImportError as error:
             log.warning(
                 "OpenTelemetry is asked for (%s) and cannot be imported: %s; pip install 'trident-spark[otel]'",
@@ -67,26 +69,8 @@ def make_exporters(topology: str, instruments: Collected) -> list[Exporting]:
                 error,
             )
             continue
-        found.append(Exporting(topology, instruments, exporter))
+        found.append(Exporting(topology, instruments, exporter, otel_data.as_otel))
     return found
-
-
-def _exporter(name: str) -> Any:
-    if name == "console":
-        from opentelemetry.sdk.metrics.export import ConsoleMetricExporter  # an optional dependency
-
-        return ConsoleMetricExporter()
-    variables = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    protocol = next((os.environ[one] for one in variables if os.environ.get(one)), "http/protobuf")
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc import metric_exporter as by_grpc  # an optional dependency
-
-        return by_grpc.OTLPMetricExporter()
-    if protocol != "http/protobuf":
-        raise ConfigError(f"{variables[1]} cannot be used", found=protocol, expected="http/protobuf, or grpc")
-    from opentelemetry.exporter.otlp.proto.http import metric_exporter as by_http  # an optional dependency
-
-    return by_http.OTLPMetricExporter()
 
 
 class Exporting:
@@ -94,10 +78,11 @@ class Exporting:
 
     Args:
         exporter: OpenTelemetry's ``MetricExporter``.
+        as_otel: see ``otel_data.py``.
     """
 
-    def __init__(self, topology: str, instruments: Collected, exporter: Any) -> None:
-        self._topology, self._instruments, self._exporter = topology, instruments, exporter
+    def __init__(self, topology: str, instruments: Collected, exporter: Any, as_otel: Callable[..., Any]) -> None:
+        self._topology, self._instruments, self._exporter, self._as_otel = topology, instruments, exporter, as_otel
         self._interval_secs = _millis("OTEL_METRIC_EXPORT_INTERVAL", _INTERVAL_MS) / 1000.0
         self._timeout_ms = _millis("OTEL_METRIC_EXPORT_TIMEOUT", _TIMEOUT_MS)
         self._started_ns = time.time_ns()
@@ -119,9 +104,7 @@ class Exporting:
         while not ended:
             ended = self._stopped.wait(self._interval_secs)
             try:
-                from trident.watching.otel_data import as_otel  # an optional dependency
-
-                data = as_otel(self._topology, self._instruments.collect(), self._started_ns, time.time_ns())
+                data = self._as_otel(self._topology, self._instruments.collect(), self._started_ns, time.time_ns())
                 result = self._exporter.export(data, timeout_millis=self._timeout_ms)
                 self._note(getattr(result, "name", "SUCCESS") != "SUCCESS", "it was not taken")
             except Exception as error:  # for show only: it must go on

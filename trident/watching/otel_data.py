@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
+    ConsoleMetricExporter,
     Gauge,
     Histogram,
     HistogramDataPoint,
@@ -21,6 +22,7 @@ from opentelemetry.sdk.metrics.export import Metric as OtelMetric
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from trident.coordinators.errors import ConfigError
 from trident.watching.metric_table import BYTES, METRICS, SECONDS, Metric
 
 if TYPE_CHECKING:
@@ -28,6 +30,28 @@ if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
 _UNITS = {SECONDS: "s", BYTES: "By", "": "1"}
+
+
+def make_exporter(name: str) -> Any:
+    """OpenTelemetry's exporter of that name, as its environment variables configure it.
+
+    Raises:
+        ImportError: it is not installed.
+        ConfigError: the protocol is none that OpenTelemetry has.
+    """
+    if name == "console":
+        return ConsoleMetricExporter()
+    variables = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    protocol = next((os.environ[one] for one in variables if os.environ.get(one)), "http/protobuf")
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc import metric_exporter as by_grpc  # an optional dependency
+
+        return by_grpc.OTLPMetricExporter()
+    if protocol != "http/protobuf":
+        raise ConfigError(f"{variables[1]} cannot be used", found=protocol, expected="http/protobuf, or grpc")
+    from opentelemetry.exporter.otlp.proto.http import metric_exporter as by_http  # an optional dependency
+
+    return by_http.OTLPMetricExporter()
 
 
 def as_otel(topology: str, families: Iterable[Family], started_ns: int, now_ns: int) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,19 +19,23 @@ from trident.watching.monitoring_files import ALERTS, monitoring_file
 TOKEN = "a-token-of-the-tests"
 
 
-def check(word: str, folder: str) -> str:
-    """Fails while there is a file of this name."""
-    if word == "bad" and (Path(folder) / "fails").exists():
-        raise ValueError(f"a bad word, at {time.time_ns()}")  # the same three times over would end the topology
-    return word
-
-
 def topology(folder: Path) -> TridentTopology:
+    """A word count; one word fails while there is a file of this name."""
+    bad = str(folder / "fails")
+
+    def check(word: str) -> str:
+        import os
+        import time
+
+        if word == "bad" and os.path.exists(bad):
+            raise ValueError(f"a bad word, at {time.time_ns()}")  # the same three times over would end the topology
+        return word
+
     made = TridentTopology("watched")
     spout = FixedBatchSpout("word string", [[("a",), ("b",)], [("bad",), ("c",)], [("a",), ("b",)]])
     (
         made.new_stream("lines", spout)
-        .each("word", lambda word: check(word, str(folder)), "checked")
+        .each("word", check, "checked")
         .group_by("checked")
         .persistent_aggregate(DeltaMapState("counts", merge_every_txids=1), Count(), "count")
     )

@@ -90,7 +90,8 @@ def test_prometheus_sees_a_batch_fail_and_recover(
             server.until('trident_merge_lag_transactions{state="counts"} < 3')
             server.until('trident_dead_letters{group="lines"} == 0')
             server.until('trident_zookeeper_request_duration_seconds_count{operation="write"} > 3')
-            server.until('trident_process_memory_bytes{process="jvm"} > 1e7 and trident_jvm_heap_used_bytes > 1e6')
+            server.until('trident_process_memory_bytes{process="jvm"} > 1e7')
+            server.until("trident_jvm_heap_used_bytes > 1e6")
             server.until("trident_warehouse_free_bytes > 0")
             (epoch,) = server.until("trident_epoch")
             assert int(epoch["value"][1]) == query.status["epoch"]

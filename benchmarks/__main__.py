@@ -23,6 +23,7 @@ NAMES = (
     "word-count",
     "commit-path",
     "history",
+    "metrics",
     "python-pass",
     "kept-plans",
     "catch-up",

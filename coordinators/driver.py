@@ -641,6 +641,7 @@ class GroupDriver:
             {
                 "input_rows": work.processed.input_rows if work.processed else None,
                 "rows": dict(work.prepared.rows) if work.prepared else {},
+                "bytes": dict(work.prepared.bytes) if work.prepared else {},
                 "duration_ms": {part: round(ms, 1) for part, ms in work.duration_ms.items()},
                 "in_flight": min(len(self._state.live), self._limits.max_spout_pending),
                 "published": published,

@@ -65,10 +65,15 @@ class ProcessedBatch:
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """``decision`` is None for an empty batch: nothing to decide or publish."""
+    """``decision`` is None for an empty batch: nothing to decide or publish.
+
+    Attributes:
+        rows, bytes: of the staged files, by state; for progress and metrics.
+    """
 
     decision: Decision | None
     rows: Mapping[str, int] = field(default_factory=dict)
+    bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

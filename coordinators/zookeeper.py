@@ -20,8 +20,8 @@ It takes care of these:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from kazoo import exceptions as kz
@@ -153,7 +153,7 @@ class ZooKeeper(Connection):
         )
         self._count(reads=1)
         try:
-            with faults.fault_point(point):
+            with self._timing("read"), faults.fault_point(point):
                 return retry(lambda: self._answer(start(), session_number))
         except (*_CONNECTION_ERRORS, InterruptedError, faults.InjectedFault) as problem:
             raise ZooKeeperUnreachable(
@@ -226,7 +226,11 @@ class ZooKeeper(Connection):
         session_number = self._session_number
         self._count(multis=1, writes=1)
         try:
-            with faults.fault_point(beside) if beside else nullcontext(), faults.fault_point(point):
+            with (
+                self._timing("write"),
+                faults.fault_point(beside) if beside else nullcontext(),
+                faults.fault_point(point),
+            ):
                 results = self._answer(request.commit_async(), session_number)
         except (*_CONNECTION_ERRORS, faults.InjectedFault) as problem:
             raise OutcomeUnknown(
@@ -249,6 +253,19 @@ class ZooKeeper(Connection):
                 away_too_long = not self.connected and self._threads.monotonic() > deadline
                 if self._closed or session_number != self._session_number or away_too_long:
                     raise kz.SessionExpiredError() from None
+
+    @contextmanager
+    def _timing(self, operation: str) -> Iterator[None]:
+        started, failed = self._threads.monotonic(), True
+        try:
+            yield
+            failed = False
+        except kz.NoNodeError:  # an answer like any other
+            failed = False
+            raise
+        finally:
+            if self.timed is not None:
+                self.timed(operation, self._threads.monotonic() - started, failed)
 
     def _count(self, multis: int = 0, writes: int = 0, reads: int = 0) -> None:
         with self._lock:

@@ -112,6 +112,8 @@ class Connection:
         self.config = config
         self._threads, self._kazoo = threads, make_client
         self.counters = Counters()
+        # Told of each request when it has ended: "read" or "write", seconds, and whether it raised. Must be quick.
+        self.timed: Callable[[str, float, bool], None] | None = None
         self._root = "/" + config.root.strip("/")
         self._lock = threads.lock()
         self._changed = threads.condition(self._lock)

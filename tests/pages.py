@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from trident.cli import main
 from trident.commands.exit_codes import exit_code
 from trident.coordinators import errors
 from trident.operations.guarantees import table
+from trident.watching.metric_table import SECTIONS
+from trident.watching.monitoring_files import ALERTS, monitoring_file
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- made by python -m tests.pages: begin -->", "<!-- made by python -m tests.pages: end -->"
@@ -185,6 +188,32 @@ def _between(page: str, made: str) -> str:
     return f"{before}{BEGIN}\n{made}\n{END}{rest.split(END, 1)[1]}"
 
 
+# --- docs/metrics.md -------------------------------------------------------------------------
+
+
+def metrics(page: str) -> str:
+    """docs/metrics.md with all metrics as the table in the code has them, and the alerts of the file."""
+    lines: list[str] = []
+    for section, found in SECTIONS.items():
+        lines += ["", f"### {section}", "", "| metric | kind | labels | |", "|---|---|---|---|"]
+        for one in found:
+            labels = ", ".join(f"`{label}`" for label in one.labels)
+            lines.append(f"| `{one.name}` | {one.kind} | {labels} | {one.about} |")
+    lines += ["", "### Alerts", "", "| alert | severity | when it fires |", "|---|---|---|"]
+    for rule in alert_rules():
+        expr = " ".join(rule["expr"].split()).replace("|", "\\|")
+        lasts = f", for {rule['for']}" if "for" in rule else ""
+        lines.append(f"| {rule['alert']} | {rule['labels']['severity']} | `{expr}`{lasts} |")
+    return _between(page, "\n".join(lines[1:]))
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    """The rules of the file of alerts."""
+    (group,) = yaml.safe_load(monitoring_file(ALERTS))["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
 # ---------------------------------------------------------------------------------------------
 
 PAGES: dict[str, Callable[[str], str]] = {
@@ -192,6 +221,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "docs/errors.md": error_page,
     "docs/glossary.md": glossary,
     "docs/guarantees.md": guarantees,
+    "docs/metrics.md": metrics,
 }
 
 

@@ -222,6 +222,22 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
             sys.exit(code)
 
 
+@main.command(short_help="Print alert rules and a dashboard for metrics.")
+@click.option("--alerts", is_flag=True, help="Alert rules, for Prometheus' rule_files.")
+@click.option("--dashboard", is_flag=True, help="A dashboard, for Grafana to import.")
+@_command
+def metrics(alerts: bool, dashboard: bool, settings: tuple[str, ...]) -> None:
+    """Print a file for the watching of topologies by Prometheus: alert rules (YAML), or a Grafana dashboard (JSON).
+
+    A topology that is started with a port (--set http=3774) has its metrics at /metrics.
+    """
+    from trident.watching.monitoring_files import ALERTS, DASHBOARD, monitoring_file
+
+    if alerts == dashboard:
+        raise ConfigError("one file is printed at a time", expected="--alerts, or --dashboard")
+    click.echo(monitoring_file(ALERTS if alerts else DASHBOARD), nl=False)
+
+
 @main.command(short_help="Say what the past transactions of NAME did.")
 @click.argument("name", callback=_name)
 @click.option("--txid", type=click.IntRange(min=1), help="Only this one, with all that is known of it.")

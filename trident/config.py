@@ -54,7 +54,7 @@ _SECTIONS = {
     "warehouse": "Warehouse",
     "zookeeper": "ZooKeeper",
     "spark_master": "Spark",
-    "http": "Requests over HTTP",
+    "http": "Requests and metrics over HTTP",
     "progress": "Progress and status",
 }
 
@@ -292,6 +292,17 @@ class TridentConfig(Settings):
         text(optional=True, pattern=r"[\x21-\x7e]{16,}", expected="at least 16 characters without spaces"),
         "The token that a request must present, as `Authorization: Bearer <token>`.",
         secret=True,
+    )
+    metrics: bool = _setting(
+        True,
+        flag(),
+        "Metrics for Prometheus at `/metrics` of the port `http`, and for OpenTelemetry where its environment variables"
+        " configure an exporter.",
+    )
+    metrics_interval_secs: float = _setting(
+        30.0,
+        seconds(zero=False),
+        "How often metrics look at the tables' sizes and at the disk; at a warehouse in a store every 300 s at most.",
     )
 
     progress: str = _setting(

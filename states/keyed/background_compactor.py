@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from pyspark import InheritableThread
@@ -24,6 +25,20 @@ _BACKOFF_SECS_MIN = 0.5
 _BACKOFF_SECS_MAX = 60.0
 # How often a stop looks whether it is to give up, and how long a MERGE that is cancelled may take to end.
 _LOOK_SECS, _CANCEL_SECS = 0.1, 10.0
+
+
+@dataclass
+class MergeTotals:
+    """The MERGEs of one state by one compactor, for metrics.
+
+    Attributes:
+        count, seconds: those that were done, and the time that they took.
+        failures: those that raised; one that another compactor was quicker at is none.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    failures: int = 0
 
 
 class BackgroundCompactor:
@@ -62,6 +77,12 @@ class BackgroundCompactor:
         names = [VIEWS, *(compactor.state.name for compactor in self._compactors)]
         self._failures, self._not_before = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
         self._thread: threading.Thread | None = None
+        self._totals = {compactor.state.name: MergeTotals() for compactor in self._compactors}
+
+    @property
+    def merged(self) -> dict[str, tuple[int | None, MergeTotals]]:
+        """State → the last transaction known to be in its plain table, and its MERGEs; from memory, from any thread."""
+        return {one.state.name: (one.known_merged, self._totals[one.state.name]) for one in self._compactors}
 
     def start(self, advanced: int = 0) -> None:
         """Starts the thread; ``advanced`` is the last advanced txid."""
@@ -171,6 +192,8 @@ class BackgroundCompactor:
             if report is not None:
                 self._points.merged(name, report.p_new)
                 self._unrecorded = self._record is not None
+                self._totals[name].count += 1
+                self._totals[name].seconds += report.seconds
                 self._on_merge(name, report)
                 compactor.drop_once(advanced)
 
@@ -195,16 +218,22 @@ class BackgroundCompactor:
             return False
         except (Halted, Deposed) as error:
             self._fatal = error
+            self._note_failure(name)
             self._on_error(name, error)
             return False
         except Exception as error:
             if self._stopping and not self._final:
                 return False  # cancelled by stop()
             self._later(name)
+            self._note_failure(name)
             self._on_error(name, error)
             return False
         self._failures[name], self._not_before[name] = 0, 0.0
         return True
+
+    def _note_failure(self, name: str) -> None:
+        if name in self._totals:  # not of the views
+            self._totals[name].failures += 1
 
     def _later(self, name: str) -> None:
         self._failures[name] += 1

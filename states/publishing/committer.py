@@ -155,7 +155,8 @@ class DeltaCommitter:
             Told.now(self._tables.epoch, self._code_id, story, processed.skipped),
         )
         self._decided_here = {other for other in self._decided_here if other.txid == attempt.txid} | {attempt}
-        return PreparedBatch(self.manifests.write(manifest), rows)
+        written = {name: sum(file.size for file in files) for name, files in staged.items() if files}
+        return PreparedBatch(self.manifests.write(manifest), rows, written)
 
     def _part(
         self,

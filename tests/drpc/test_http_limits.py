@@ -10,8 +10,10 @@ import json
 import os
 import resource
 import socket
+import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,15 +21,21 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from pyspark.sql.types import StringType, StructField, StructType
+from werkzeug.wrappers import Response
 
+from tests.watching.metric_helpers import advanced, began
 from tests.zk_fixtures import eventually
 from trident.coordinators.errors import WrongArguments
 from trident.drpc import limits as http_limits
+from trident.drpc.application import Route
 from trident.drpc.http import HttpServer
 from trident.drpc.requests import Answer
 from trident.drpc.values import arguments, converted, read_json
 from trident.udf.types import parse_type
+from trident.watching.facts import Facts
+from trident.watching.instruments import Instruments
 
 RESULT = StructType([StructField("text", StringType())])
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -51,6 +59,15 @@ class Front:
             rows.append(("x" * min(left, 1 << 18),))
             left -= 1 << 18
         return Answer(rows, function, "id", {})
+
+
+def metrics_route() -> Route:
+    """``/metrics`` as a topology has it that ran some transactions."""
+    instruments = Instruments("top", Facts)
+    for txid in range(1, 20):
+        instruments.watch(began(txid))
+        instruments.watch(advanced(txid))
+    return Route("/metrics", lambda request: Response(generate_latest(instruments), content_type="text/plain"))
 
 
 @pytest.fixture
@@ -79,6 +96,17 @@ def health(address: str, timeout_secs: float = 10) -> int:
         return answer.status
 
 
+def watched(address: str) -> float:
+    """Asks for ``/health`` and ``/metrics``; returns the seconds of the slower one."""
+    slowest = 0.0
+    for path in ("health", "metrics"):
+        started = time.monotonic()
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=10) as answer:
+            assert answer.status == 200 and len(answer.read()) > 10
+        slowest = max(slowest, time.monotonic() - started)
+    return slowest
+
+
 def read_all(one: socket.socket) -> bytes:
     parts = []
     while part := one.recv(1 << 16):
@@ -104,9 +132,9 @@ import os, resource, sys
 descriptors = int(sys.argv[1])
 if descriptors:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-from tests.drpc.test_http_limits import Front
+from tests.drpc.test_http_limits import Front, metrics_route
 from trident.drpc.http import HttpServer
-server = HttpServer("127.0.0.1:0", None, Front())
+server = HttpServer("127.0.0.1:0", None, Front(), [metrics_route()])
 print(server.address, flush=True)
 hogs = []
 for line in sys.stdin:
@@ -171,12 +199,14 @@ def test_six_hundred_idle_connections_and_eighty_that_do_not_read_shut_nobody_ou
         files, memory = child.descriptors(), child.rss_mb()
         for _ in range(600):
             opened.enter_context(connect(child.address, b"GET /drpc/w"))
-        assert health(child.address) == 200
+        took = [watched(child.address)]
         assert child.descriptors() <= files + http_limits.CONNECTIONS_MAX
         for _ in range(20):
             four = [opened.enter_context(connect(child.address, sized(7_000_000))) for _ in range(4)]
             assert all(one.recv(1) for one in four), "each is answered, and nobody reads on"
-            assert health(child.address) == 200
+            took.append(watched(child.address))
+        # A busy machine may be slow at any single moment.
+        assert statistics.median(took) < 1
         # What waits is looked at below, exactly; what the threads' allocators keep does not grow with the clients.
         assert child.rss_mb() < memory + 700
         again = json.loads(urllib.request.urlopen(f"http://{child.address}/drpc/sized/5000000", timeout=20).read())
@@ -201,6 +231,48 @@ def test_without_a_free_descriptor_nothing_burns_and_nobody_is_lost() -> None:
 
 
 # --- limits one by one ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("token", "sent", "limit"),
+    [
+        ("a-token-of-the-tests", "", "UNKNOWN_IDLE_SECS"),
+        ("a-token-of-the-tests", "Authorization: Bearer another-token-of-tests\r\n", "UNKNOWN_IDLE_SECS"),
+        ("a-token-of-the-tests", "Authorization: Bearer a-token-of-the-tests\r\n", "IDLE_SECS"),
+        (None, "", "IDLE_SECS"),
+    ],
+)
+def test_a_connection_that_no_token_let_in_is_closed_sooner(
+    monkeypatch: pytest.MonkeyPatch, token: str | None, sent: str, limit: str
+) -> None:
+    """Of an idle connection the one limit counts, or the other: each is tried where the other would be an hour."""
+    for name in ("IDLE_SECS", "UNKNOWN_IDLE_SECS"):
+        monkeypatch.setattr(http_limits, name, 0.2 if name == limit else 3600.0)
+    server = HttpServer("127.0.0.1:0", token, Front())
+    try:
+        for path in ("/drpc", "/health") if limit == "UNKNOWN_IDLE_SECS" else ("/drpc",):
+            with connect(server.address, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{sent}\r\n".encode()) as one:
+                one.settimeout(30)
+                assert read_all(one).startswith(b"HTTP/1.1 "), "it is answered, and then closed"
+    finally:
+        server.stop()
+
+
+def test_health_and_metrics_have_threads_of_their_own() -> None:
+    hangs = threading.Event()
+    slow = Route("/slow", lambda request: Response(str(hangs.wait(60))))
+    server = HttpServer("127.0.0.1:0", None, Front(), [metrics_route(), slow])
+    try:
+        with ExitStack() as opened:
+            for _ in range(60):
+                opened.enter_context(connect(server.address, b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+            running = server._server.task_dispatcher
+            assert eventually(lambda: running.active_count == len(running.threads), 30), "all threads are taken"
+            assert watched(server.address) < 10
+            hangs.set()
+    finally:
+        hangs.set()
+        server.stop()
 
 
 def test_a_newcomer_gets_the_place_that_the_largest_crowd_has_used_least(server: HttpServer) -> None:

@@ -38,6 +38,7 @@ _PROBE = "asks, before anything runs, whether a cluster's hosts share the wareho
 
 # function → (how many such calls it has, why none of them needs a fault point of its own)
 _REPLAYED = "a job of a replay, which commits nothing and for which its caller waits"
+_REGISTRY = "no I/O: values in memory"
 EXEMPT: dict[str, tuple[int, str]] = {
     "coordinators/embedded.py:EmbeddedZooKeeper.ensure": (1, _SERVER),
     "coordinators/embedded.py:EmbeddedZooKeeper.stop": (1, _SERVER),
@@ -207,6 +208,8 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/running/warm_up.py:WarmUp._clean": (1, _REHEARSED),
     "trident/running/warm_up.py:WarmUp._drop_left_over": (1, _REHEARSED),
     "trident/running/warm_up.py:WarmUp._store": (2, _REHEARSED),
+    "trident/watching/instruments.py:Instruments.collect": (1, _REGISTRY),
+    "trident/watching/otel.py:Exporting._run": (1, _REGISTRY),
     "trident/operations/window_ops.py:_Windows._numbered": (
         1,
         "reads states within resolve: its failure fails the attempt",

@@ -24,6 +24,7 @@ DISTRIBUTION = {
     "numpy": "pandas",
     "confluent_kafka": "confluent-kafka",
     "yaml": "PyYAML",
+    "prometheus_client": "prometheus-client",
 }
 TESTS_ONLY = {"pytest", "hypothesis", "deltalake"}
 
@@ -49,7 +50,11 @@ def imported(folder: str) -> set[str]:
 
 
 # Modules that are imported where an extra is used, and the library that this extra brings.
-OF_EXTRAS = {"states/core/object_storage.py": "obstore", "states/core/hdfs_storage.py": "hdfs_native"}
+OF_EXTRAS = {
+    "states/core/object_storage.py": "obstore",
+    "states/core/hdfs_storage.py": "hdfs_native",
+    "trident/watching/otel_data.py": "opentelemetry",
+}
 
 
 @pytest.mark.parametrize("package", ["trident", "coordinators", "states"])
@@ -66,10 +71,12 @@ def test_a_module_of_an_extra_is_imported_where_it_is_used(module: str, library:
     text = (ROOT / module).read_text(encoding="utf-8")
     assert re.search(rf"^(import|from) {library}", text, re.M)
     assert f'"{library.replace("_", "-")}' in project().partition("[project.optional-dependencies]")[2]
-    name = module.removesuffix(".py").replace("/", ".")
-    users = [path for path in (ROOT / "states").rglob("*.py") if f"from trident.{name}" in path.read_text("utf-8")]
-    assert [path.name for path in users] == ["storage.py"]
-    assert f"        from trident.{name}" in users[0].read_text("utf-8"), "within a function"
+    package, _, name = module.removeprefix("trident/").removesuffix(".py").replace("/", ".").rpartition(".")
+    taken = re.compile(rf"^( *)from trident\.{package}(\.{name} import| import {name}\b)", re.M)
+    users = [path for path in (ROOT / module).parent.glob("*.py") if taken.search(path.read_text("utf-8"))]
+    assert [path.name for path in users] == ["otel.py" if library == "opentelemetry" else "storage.py"]
+    found = taken.search(users[0].read_text("utf-8"))
+    assert found is not None and len(found[1]) >= 8, "within a function"
 
 
 def test_what_the_tests_import_is_a_dependency_of_the_tests():

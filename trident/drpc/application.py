@@ -60,6 +60,7 @@ from trident.coordinators.errors import (
     UnknownFunction,
     WrongArguments,
 )
+from trident.drpc.limits import LET_IN
 from trident.drpc.requests import _AT_ONCE, TIMEOUT_SECS, Answer, find_plan
 from trident.drpc.values import as_json, read_json
 from trident.planning.requests import DrpcPlan
@@ -193,11 +194,14 @@ class Application:
                 "and perhaps a port",
             )
         if self._token is None:
-            return _refused_without_token(request, host)
+            refusal = _refused_without_token(request, host)
+            request.environ[LET_IN] = refusal is None
+            return refusal
         if endpoint in self._open:
             return None
         scheme, _, presented = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(presented.strip().encode(), self._token):
+            request.environ[LET_IN] = True
             return None
         refusal = _error(401, "the request has no token, or another one; expected: Authorization: Bearer <http_token>")
         refusal.headers["WWW-Authenticate"] = "Bearer"

@@ -56,7 +56,7 @@ class HttpServer:
 
     def stop(self) -> None:
         """Sends what is answered, then closes; requests that still run are not waited for."""
-        self._server.task_dispatcher.shutdown(timeout=_STOP_SECS)
+        self._server.end_tasks(_STOP_SECS)
         self._stopped.set()
         self._server.pull_trigger()
         self._thread.join(_STOP_SECS)

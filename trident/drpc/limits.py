@@ -9,9 +9,11 @@ the transactions:
   longest. So ``/health`` is answered however many idle connections there are.
 - A request must be complete some seconds after its first byte (and a new
   connection has as long for its first), an answer must be read, and a
-  connection that is kept open must be used again.
+  connection that is kept open must be used again: soon where its client has
+  not been let in.
 - Requests and answers that wait in memory have a common limit: where it is
   reached, the address that holds most loses the connection that moved least.
+- ``/health`` and ``/metrics`` have threads of their own.
 - Without a free file descriptor nothing is accepted for a moment, instead of
   asking the system again without end.
 
@@ -36,7 +38,7 @@ from typing import Any
 from waitress.adjustments import Adjustments
 from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.server import TcpWSGIServer
-from waitress.task import ErrorTask, ThreadedTaskDispatcher
+from waitress.task import ErrorTask, ThreadedTaskDispatcher, WSGITask
 
 log = logging.getLogger("trident.http")
 # Callers keep their connections open, so there are many more than requests.
@@ -49,6 +51,13 @@ BODY_SECS = 30.0
 UNREAD_SECS = 10.0
 # Longer than the 60 s that many load balancers keep one for: a connection that is closed while they send is an error.
 IDLE_SECS = 75.0
+# One whose last request was not let in by a token (``/health`` asks for none): nothing that it does is worth a place.
+UNKNOWN_IDLE_SECS = 10.0
+# In a request's environment: set to True where its client was let in.
+LET_IN = "trident.let_in"
+# Those who watch are answered by threads of their own, however many requests of other kinds run or hang.
+RESERVED = ("/health", "/metrics")
+_RESERVED_THREADS = 2
 # How long what a refused client still sends is read away: closed at once, its answer would be lost (RFC 9112 9.6).
 _DRAIN_SECS = 2.0
 _DRAIN_BYTES = 1 << 16
@@ -56,6 +65,14 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_AGAIN_SECS = 0.5
 _WARN_SECS = 60.0
 _IN_MEMORY = 1 << 40
+
+
+class _Task(WSGITask):
+    """A request, which tells its connection whether its client was let in."""
+
+    def execute(self) -> None:
+        super().execute()
+        self.channel.is_known = bool(self.environ and self.environ.get(LET_IN))
 
 
 class _JsonErrorTask(ErrorTask):
@@ -81,7 +98,9 @@ class _JsonErrorTask(ErrorTask):
 class _Channel(HTTPChannel):
     """A connection that knows since when it keeps a client waiting."""
 
+    task_class = _Task
     error_task_class = _JsonErrorTask
+    is_known = False
     close_when_flushed: bool  # the class above has it, without a type
     drains = False
     _drains_until: float | None = None
@@ -108,7 +127,7 @@ class _Channel(HTTPChannel):
         if self.total_outbufs_len:
             return now > max(self.last_activity, self._last_read(now)) + UNREAD_SECS
         if self._began is None:
-            return now > self.last_activity + IDLE_SECS
+            return now > self.last_activity + (IDLE_SECS if self.is_known else UNKNOWN_IDLE_SECS)
         request = self.request
         in_body = request is not None and request.headers_finished
         return now > self._began + (BODY_SECS if in_body else HEADER_SECS)
@@ -211,10 +230,23 @@ class BoundedServer(TcpWSGIServer):
         self._accept_again_at = self._warn_again_at = 0.0
         dispatcher = ThreadedTaskDispatcher()
         dispatcher.set_thread_count(threads)
+        self._reserve = ThreadedTaskDispatcher()
+        self._reserve.set_thread_count(_RESERVED_THREADS)
         info = (listener.family, listener.type, listener.proto, listener.getsockname())
         super().__init__(
             application, map, True, listener, dispatcher=dispatcher, adj=adjustments, bind_socket=False, sockinfo=info
         )
+
+    def add_task(self, task: _Channel) -> None:
+        requests = task.requests
+        # One that is refused before its first line is read has no path.
+        reserved = bool(requests) and getattr(requests[0], "path", "") in RESERVED
+        (self._reserve if reserved else self.task_dispatcher).add_task(task)
+
+    def end_tasks(self, timeout_secs: float) -> None:
+        """Waits so long for requests that run; those that have not begun are dropped."""
+        self._reserve.shutdown(timeout=timeout_secs)
+        self.task_dispatcher.shutdown(timeout=timeout_secs)
 
     def readable(self) -> bool:
         now = time.time()

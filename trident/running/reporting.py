@@ -200,6 +200,7 @@ class Reporter:
             progress=record,
             published=info["published"],
             recovered=info["recovered"],
+            written_bytes=info.get("bytes", {}),
         )
 
     def failed(self, group: str, attempt: TransactionAttempt, error: BaseException) -> None:

@@ -28,6 +28,7 @@ from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.embedded_keeper import EmbeddedKeeper
 from trident.running.ending import Ending
 from trident.running.interrupts import prepare
+from trident.running.measuring import measure
 from trident.running.one_host import check_topology, master_of
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
@@ -143,6 +144,7 @@ def _make_query(
         registration = Registration(zk, name)
         registration.check(identity)
         _check_outside(spark, name, plans, known=registration.read() is not None)
+        measure(reporter, plans, config, warehouse, zk, spark)
         reporter.front.listen()
     except BaseException:
         zk.close()

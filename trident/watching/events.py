@@ -87,6 +87,7 @@ class Advanced(Event):
             snake_case, its times milliseconds.
         published: False where the transaction changed nothing.
         recovered: it was decided by an earlier leader and finished by this one: its rows were not read here.
+        written_bytes: state → bytes of the files that were staged for it.
     """
 
     group: str
@@ -95,6 +96,7 @@ class Advanced(Event):
     progress: Mapping[str, Any]
     published: bool
     recovered: bool
+    written_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

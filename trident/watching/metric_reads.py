@@ -1,0 +1,216 @@
+"""Reads the samples of each metric from facts: of each sample the values of its labels, and its value. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trident.watching.facts import Facts, GroupFacts
+
+Found = Iterator[tuple[tuple[str, ...], float]]
+ROLES = ("leader", "standby", "starting", "running", "merging", "stopped", "failed", "halted")
+MODES = ("running", "paused", "suspended", "recovering", "stopping", "stopped", "gave up", "deposed", "halted")
+_IN_FLIGHT = ("PROCESSING", "PROCESSED", "COMMITTING")
+
+
+def info(facts: Facts) -> Found:
+    yield (facts.version, facts.run_id), 1
+
+
+def roles(facts: Facts) -> Found:
+    for role in ROLES:
+        yield (role,), float(facts.role == role)
+
+
+def epoch(facts: Facts) -> Found:
+    yield (), facts.epoch
+
+
+def zookeeper_connected(facts: Facts) -> Found:
+    if facts.zookeeper_connected is not None:
+        yield (), float(facts.zookeeper_connected)
+
+
+# --- groups -----------------------------------------------------------------------------------
+
+
+def _of_groups(value: Callable[[GroupFacts, float], float | None]) -> Callable[[Facts], Found]:
+    def read(facts: Facts) -> Found:
+        for group in facts.groups:
+            found = value(group, facts.now)
+            if found is not None:
+                yield (group.status.name,), found
+
+    return read
+
+
+def _last_advance(group: GroupFacts, now: float) -> float:
+    return group.advances[-1][1] if group.advances else group.led_from
+
+
+def _oldest(group: GroupFacts, now: float) -> float:
+    return max((now - attempt.since for attempt in group.status.attempts if attempt.since), default=0.0)
+
+
+def _backlog_age(group: GroupFacts, now: float) -> float | None:
+    if not group.status.backlog:
+        return None
+    return 0.0 if group.backlog_since is None else max(now - group.backlog_since, 0.0)
+
+
+current_txid = _of_groups(lambda group, now: group.status.current_txid)
+last_advance = _of_groups(_last_advance)
+oldest_attempt = _of_groups(_oldest)
+failures = _of_groups(lambda group, now: group.failures)
+backlog_age = _of_groups(_backlog_age)
+source_failing = _of_groups(lambda group, now: group.failing_secs)
+
+
+def backlog(unit: str) -> Callable[[Facts], Found]:
+    return _of_groups(lambda group, now: group.status.backlog.get(unit))
+
+
+def in_flight(facts: Facts) -> Found:
+    for group in facts.groups:
+        for phase in _IN_FLIGHT:
+            count = sum(attempt.phase == phase for attempt in group.status.attempts)
+            yield (group.status.name, phase.lower()), count
+
+
+def modes(facts: Facts) -> Found:
+    for group in facts.groups:
+        for mode in MODES:
+            yield (group.status.name, mode), float(group.status.mode == mode)
+
+
+# --- what lags ----------------------------------------------------------------------------------
+
+
+def _lag(group: GroupFacts, upto: int) -> int:
+    return max(group.status.current_txid - 1 - upto, 0)
+
+
+def _lag_secs(group: GroupFacts, upto: int, now: float) -> float:
+    """How long ago the oldest transaction behind ``upto`` advanced; as far as this leadership knows."""
+    if not _lag(group, upto):
+        return 0.0
+    known = next((at for txid, at in group.advances if txid > upto), now)
+    if group.advances and group.advances[0][0] > upto + 1:
+        known = min(known, group.led_from or known)  # it was decided by an earlier leader, or long ago
+    return max(now - known, 0.0)
+
+
+def _of_merges(value: Callable[[GroupFacts, Any, float], float | None]) -> Callable[[Facts], Found]:
+    def read(facts: Facts) -> Found:
+        for group in facts.groups:
+            for state, merge in group.merges.items():
+                found = value(group, merge, facts.now)
+                if found is not None:
+                    yield (group.status.name, state), found
+
+    return read
+
+
+merge_lag_transactions = _of_merges(lambda group, one, now: None if one.upto is None else _lag(group, one.upto))
+merge_lag_secs = _of_merges(lambda group, one, now: None if one.upto is None else _lag_secs(group, one.upto, now))
+merges = _of_merges(lambda group, one, now: one.count)
+merge_secs = _of_merges(lambda group, one, now: one.seconds)
+merge_failures = _of_merges(lambda group, one, now: one.failures)
+
+
+def _of_view(group: GroupFacts) -> int | None:
+    found: int | None = group.status.view_txid
+    return found
+
+
+view_lag_transactions = _of_groups(
+    lambda group, now: None if (upto := _of_view(group)) is None else _lag(group, upto),
+)
+view_lag_secs = _of_groups(
+    lambda group, now: None if (upto := _of_view(group)) is None else _lag_secs(group, upto, now),
+)
+
+
+# --- tables, copies, outside states -------------------------------------------------------------
+
+
+def table_bytes(facts: Facts) -> Found:
+    for one in facts.tables:
+        if one.state:
+            yield (one.group, one.state, one.table), one.bytes
+
+
+def table_files(facts: Facts) -> Found:
+    for one in facts.tables:
+        if one.state:
+            yield (one.group, one.state, one.table), one.files
+
+
+def dead_letters(facts: Facts) -> Found:
+    for one in facts.tables:
+        if not one.state and one.rows is not None:
+            yield (one.group,), one.rows
+
+
+def _of_copies(value: Callable[[Any], float]) -> Callable[[Facts], Found]:
+    def read(facts: Facts) -> Found:
+        for group in facts.groups:
+            for copy in group.status.copies:
+                if not copy.on_executors:
+                    yield (group.status.name, copy.state), value(copy)
+
+    return read
+
+
+copy_following = _of_copies(lambda copy: float(copy.condition == "following"))
+copy_bytes = _of_copies(lambda copy: copy.bytes)
+copy_builds = _of_copies(lambda copy: copy.builds)
+
+
+def _of_outside(value: Callable[[Any, float], float]) -> Callable[[Facts], Found]:
+    def read(facts: Facts) -> Found:
+        for group in facts.groups:
+            for one in group.status.outside:
+                yield (group.status.name, one.state), value(one, facts.now)
+
+    return read
+
+
+outside_lag = _of_outside(lambda one, now: float(one.waits is not None))
+outside_waiting = _of_outside(lambda one, now: 0.0 if one.since is None else max(now - one.since, 0.0))
+outside_tries = _of_outside(lambda one, now: one.tries)
+outside_letters = _of_outside(lambda one, now: one.dead_letters)
+
+
+# --- the process --------------------------------------------------------------------------------
+
+
+def resident(facts: Facts) -> Found:
+    for process, value in (("python", facts.memory.python), ("jvm", facts.memory.jvm)):
+        if value is not None:
+            yield (process,), value
+
+
+def heap_used(facts: Facts) -> Found:
+    if facts.memory.heap_used is not None:
+        yield (), facts.memory.heap_used
+
+
+def heap_max(facts: Facts) -> Found:
+    if facts.memory.heap_max is not None:
+        yield (), facts.memory.heap_max
+
+
+def free(facts: Facts) -> Found:
+    if facts.disk is not None:
+        yield (), facts.disk.free
+
+
+def size(facts: Facts) -> Found:
+    if facts.disk is not None:
+        yield (), facts.disk.size
+
+
+def collected(facts: Facts) -> Found:
+    for what, at in facts.collected.items():
+        yield (what,), at

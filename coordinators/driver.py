@@ -38,6 +38,7 @@ from trident.coordinators.errors import (
     StateAway,
 )
 from trident.coordinators.group_store import Begin, GroupStore
+from trident.coordinators.log_context import facts_of, working_on
 from trident.coordinators.master import CoordinatorState, Limits, Mode
 from trident.coordinators.patience import Patience
 from trident.coordinators.ports import (
@@ -139,7 +140,8 @@ class GroupDriver:
         self._commit_pool = threads.pool(1, f"{name}-commit")
         self._success_pool = threads.pool(1, f"{name}-success")
         self._clean_pool = threads.pool(1, f"{name}-clean")
-        self._thread = threads.thread(self._loop, f"{name}-coordinator")
+        self._named = {"topology": store.topology, "group": store.group}
+        self._thread = threads.thread(working_on(self._loop, **self._named), f"{name}-coordinator")
         self._started = False
 
     # --- control, from any thread ---------------------------------------------------------
@@ -266,19 +268,20 @@ class GroupDriver:
             due = self._threads.monotonic() + command.delay_secs
             heapq.heappush(self._timers, (due, self._timer_count, command.timer))
         elif isinstance(command, master.AskReady):
-            self._begin_pool.submit(self._ask_ready, command)
+            self._begin_pool.submit(working_on(self._ask_ready, **self._named), command)
         elif isinstance(command, master.Begin):
             work = self._work[command.attempt] = self._new_work(command.parent, command.timeout_factor)
             work.timeout_secs = self._patience.secs(command.attempt, command.timeout_factor)
-            self._begin_pool.submit(self._begin, command)
+            self._begin_pool.submit(self._on(command.attempt, self._begin), command)
         elif isinstance(command, master.EmitBatch):
-            self._batch_pool.submit(self._process, command.attempt)
+            self._batch_pool.submit(self._on(command.attempt, self._process), command.attempt)
         elif isinstance(command, master.Cancel):
             self._work.pop(command.attempt, None)
             self._take_ahead(command.attempt)
-            self._batch_pool.submit(self._cancel, command.attempt)
+            self._batch_pool.submit(self._on(command.attempt, self._cancel), command.attempt)
         elif isinstance(command, master.Success):
-            self._success_call = self._success_pool.submit(self._success, command.attempt)
+            call = self._on(command.attempt, self._success)
+            self._success_call = self._success_pool.submit(call, command.attempt)
         elif isinstance(command, master.End):
             self._on_end(command)
         else:
@@ -288,7 +291,12 @@ class GroupDriver:
                 master.Commit: self._commit,
                 master.Advance: self._advance,
             }
-            self._commit_pool.submit(handlers[type(command)], command)
+            of_attempt: Any = command
+            self._commit_pool.submit(self._on(of_attempt.attempt, handlers[type(command)]), command)
+
+    def _on(self, attempt: TransactionAttempt, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, whose log records say which attempt it is for."""
+        return working_on(call, **self._named, **facts_of(attempt))
 
     def _on_end(self, command: master.End) -> None:
         if command.mode is Mode.GAVE_UP:
@@ -535,7 +543,7 @@ class GroupDriver:
                 self._began(begin.attempt, began)
                 begin = None
             for waiting in filter(None, (begin, late)):
-                self._begin_pool.submit(self._store_begin, waiting)
+                self._begin_pool.submit(self._on(waiting.attempt, self._store_begin), waiting)
 
     def _opaque(self, work: _Work) -> dict[str, dict[str, Any]]:
         """The partitions whose metadata this transaction changes; an empty batch may have moved them too."""
@@ -627,7 +635,7 @@ class GroupDriver:
                 if self._stopping.wait(self._limits.backoff_secs(tries)):
                     break
         # Cleaning up must not hold back the next advance.
-        self._clean_pool.submit(self._committer.advanced, attempt, True)
+        self._clean_pool.submit(self._on(attempt, self._committer.advanced), attempt, True)
 
     def _wait_success(self) -> None:
         call = self._success_call

@@ -91,6 +91,12 @@ class TridentError(Exception):
         super().__init__(text)
         self.message = text
 
+    def _render_traceback_(self) -> list[str]:
+        """IPython asks for it: the user's lines first, and none of the framework's."""
+        from trident.coordinators.shown_errors import render  # time: notebooks alone show errors so
+
+        return render(self)
+
 
 class TopologyError(TridentError, ValueError):
     """The topology cannot be built as written."""

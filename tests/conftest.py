@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.postgres_fixtures",
     "tests.zk_security",
     "tests.kafka_fixtures",
+    "tests.lineage_fixtures",
 ]
 
 

@@ -31,6 +31,7 @@ API = {
     "states": ("States", "states"),
     "time_travel": ("Time travel", "time_travel repair commands"),
     "tuples": ("Tuple topologies", "tuples"),
+    "events": ("Listeners and logs", "watching"),
     "settings": ("Settings, errors and the session", "config errors spark coordinators"),
 }
 

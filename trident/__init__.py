@@ -82,12 +82,14 @@ _NAMES = {
     "tuples.topology": "TupleTopology",
     "udf.deferred": "expr",
     "udf.vectorised": "arrow_function pandas_function",
+    "watching.json_logs": "JsonFormatter",
+    "watching.listeners": "TopologyListener",
     "workers.lifecycle": "OperationContext",
     "workers.timers": "TimerContext",
 }
 _HOME = {name: f"trident.{module}" for module, names in _NAMES.items() for name in names.split()}
 # Public modules.
-_MODULES = ("errors", "functions")
+_MODULES = ("errors", "events", "functions")
 
 __all__ = sorted((*_HOME, *_MODULES))
 

@@ -1,6 +1,7 @@
 # Made by `python -m tests.facade_stub` from the table in __init__.py.
 # ruff: noqa: I001
 from trident import errors as errors
+from trident import events as events
 from trident import functions as functions
 from trident.config import TridentConfig as TridentConfig
 from trident.coordinators.transactions import TransactionAttempt as TransactionAttempt
@@ -125,5 +126,7 @@ from trident.udf.builtins import TrueFilter as TrueFilter
 from trident.udf.deferred import expr as expr
 from trident.udf.vectorised import arrow_function as arrow_function
 from trident.udf.vectorised import pandas_function as pandas_function
+from trident.watching.json_logs import JsonFormatter as JsonFormatter
+from trident.watching.listeners import TopologyListener as TopologyListener
 from trident.workers.lifecycle import OperationContext as OperationContext
 from trident.workers.timers import TimerContext as TimerContext

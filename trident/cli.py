@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import os
 import sys
 import traceback
@@ -36,10 +37,12 @@ from trident.settings_file import VARIABLE as SETTINGS_FILE
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.core.store_problems import told_by_a_store
+from trident.watching import json_logs
 
 # Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
 
 
+log = logging.getLogger("trident.cli")
 # The other folders in <warehouse>/_trident, beside the topologies'.
 _NOT_TOPOLOGIES = ("states", "zookeeper")
 
@@ -57,6 +60,8 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
         if settings_file is not None:
             os.environ[SETTINGS_FILE] = settings_file  # of every TridentConfig, the user's file's too
         try:
+            if arguments.get("log_format") == "json":
+                json_logs.install()
             # The short forms are settings like others; said last, they win.
             short = {key: arguments.pop(key, None) for key in _SHORT}
             given = [f"{key}={value}" for key, value in short.items() if value is not None]
@@ -66,21 +71,29 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
         except click.Abort:  # Ctrl-C at a question
             sys.exit(EXIT_INTERRUPTED)
         except (Exception, KeyboardInterrupt) as raised:
-            if verbose:
-                traceback.print_exception(raised)
             error: BaseException = told_by_a_store(raised) or raised
             code = exit_code(error)
-            if code == EXIT_INTERNAL and not isinstance(error, TridentError):
-                click.echo(f"trident: an error of the framework: {type(error).__name__}: {error}", err=True)
-                click.echo("Run it again with --verbose for the traceback.", err=True)
+            if json_logs.is_installed():
+                log.error("%s", str(error) or "interrupted", exc_info=error)
             else:
-                frames = None if verbose else _users_frames(error)
-                if frames:
-                    click.echo(frames, err=True)
-                click.echo(f"trident: {str(error) or 'interrupted'}", err=True)
+                _tell(error, code, raised if verbose else None)
             sys.exit(code)
 
     return command
+
+
+def _tell(error: BaseException, code: int, traced: BaseException | None) -> None:
+    """Prints an error; with the whole traceback of ``traced``, where that is wanted."""
+    if traced is not None:
+        traceback.print_exception(traced)
+    if code == EXIT_INTERNAL and not isinstance(error, TridentError):
+        click.echo(f"trident: an error of the framework: {type(error).__name__}: {error}", err=True)
+        click.echo("Run it again with --verbose for the traceback.", err=True)
+        return
+    frames = _users_frames(error) if traced is None else None
+    if frames:
+        click.echo(frames, err=True)
+    click.echo(f"trident: {str(error) or 'interrupted'}", err=True)
 
 
 def _users_frames(error: BaseException) -> str | None:
@@ -89,7 +102,7 @@ def _users_frames(error: BaseException) -> str | None:
     return next((str(one).lstrip() for one in causes(error) if type(one).__name__ == "UsersTraceback"), None)
 
 
-_SHORT = ("warehouse", "zookeeper")
+_SHORT = ("warehouse", "zookeeper", "log_format")
 _warehouse_option = click.option("--warehouse", metavar="FOLDER", help="The warehouse folder, as --set warehouse=….")
 _zookeeper_option = click.option("--zookeeper", metavar="HOSTS", help="Where ZooKeeper is, as --set zookeeper=….")
 _force_option = click.option(
@@ -150,6 +163,11 @@ def new(name: str, settings: tuple[str, ...]) -> None:
 @_warehouse_option
 @_zookeeper_option
 @click.option("--conf", "conf", multiple=True, metavar="spark.KEY=VALUE", help="A Spark setting; may be given again.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["plain", "json"]),
+    help="The log's format, as --set log_format=…; json: for a collector.",
+)
 @_command
 def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Run the topology that FILE defines, until it is stopped or fails.
@@ -160,6 +178,8 @@ def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
     from trident.spark.session import ask_for
 
     given = _config(settings).with_spark_conf(conf)  # what is wrong here is told before the file is run
+    if given.log_format == "json":
+        json_logs.install()
     # An expression in the file may make the session, whose JVM is fixed then.
     ask_for(asked_spark_settings(given))
     topology, file_config = load_topology(file)

@@ -22,6 +22,7 @@ from trident.config_kinds import (
     ZNODE,
     Kind,
     choice,
+    classes,
     flag,
     is_loopback,
     listen,
@@ -312,6 +313,18 @@ class TridentConfig(Settings):
     )
     progress_interval_secs: float = _setting(5.0, seconds(zero=True), "Least time between two plain progress lines.")
     status_interval_secs: float = _setting(1.0, seconds(zero=True), "Least time between two writings of `status.json`.")
+    log_format: str = _setting(
+        "plain",
+        choice("plain", "json"),
+        "`json`: one object a line on standard error, of each log record and of the progress; Spark's JVM logs so too,"
+        " where the topology makes its own session.",
+    )
+    listener_classes: tuple[str, ...] = _setting(
+        (),
+        classes(),
+        "Listeners that are told of the topology's events, beside those that the program gives to `start`; each is"
+        " made without arguments.",
+    )
 
     def __init__(self, **settings: Any) -> None:
         in_file, file = read_settings_file(os.environ)

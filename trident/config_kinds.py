@@ -16,6 +16,7 @@ HOSTS = rf"{_HOST}(?:\s*,\s*{_HOST})*(?:/[A-Za-z0-9_./-]+)?"
 _LISTEN = r"(?:(?:(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?[0-9]{1,5})?"
 # No file, host or user has it in its name: a NUL, and half of a surrogate pair that no byte stands for.
 _NOT_IN_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+_CLASS = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 ZNODE = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+"
 
 
@@ -111,6 +112,21 @@ def text(*, optional: bool = False, pattern: str = r"(?s).*\S.*", expected: str 
         return value
 
     return Kind(expected + (", or none" if optional else ""), read, optional)
+
+
+def classes() -> Kind:
+    """Classes as ``module:Class``, one behind the other with commas, or as a list of such texts."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        names = value.split(",") if isinstance(value, str) else list(value)
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError
+        found = tuple(name.strip() for name in names if name.strip())
+        if not all(re.fullmatch(_CLASS, name) for name in found):
+            raise ValueError
+        return found
+
+    return Kind("module:Class, module:Class; or a list of such texts", read)
 
 
 def listen() -> Kind:

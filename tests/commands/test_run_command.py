@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ from trident import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """
+import warnings
+
 from trident import Count, DeltaMapState, FileSpout, TridentConfig, TridentTopology
 
 def split(line: str) -> list[str]:
@@ -27,6 +30,7 @@ def split(line: str) -> list[str]:
 topology = TridentTopology("job")
 lines = topology.new_stream("lines", FileSpout("in"))
 lines.each("value", split, "word").group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+warnings.warn("mine")
 config = TridentConfig(spark_master="local[2]", max_attempts=1, zookeeper_session_timeout_secs=4)
 """
 
@@ -67,8 +71,14 @@ def status(folder: Path) -> str:
     return CliRunner().invoke(cli.main, ["status", "job", "--set", f"warehouse={folder / 'trident-warehouse'}"]).output
 
 
+def json_lines(out: str) -> list[dict[str, object]]:
+    """The lines of a log; what the JVM prints before its log is configured is left out, and nothing else."""
+    return [json.loads(line) for line in out.splitlines() if not re.match(r"WARNING: |Picked up |OpenJDK ", line)]
+
+
 def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> None:
-    process = job("run", "job.py")
+    """And its log is JSON, where that is asked for: the framework's, the progress, Spark's."""
+    process = job("run", "job.py", "--log-format", "json")
     file = tmp_path / "trident-warehouse" / "_trident" / "job" / "status.json"
     assert eventually(lambda: file.exists() and re.search(r'"current_txid": *2\b', file.read_text()), 90)
     said = status(tmp_path)
@@ -77,7 +87,20 @@ def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> Non
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
     assert "leads job (epoch 1)" in out and "Traceback" not in out
+    lines = json_lines(out)
+    own = [line for line in lines if str(line.get("logger", "")).startswith("trident.")]
+    assert all({"ts", "level", "logger", "message"} <= set(line) for line in own)
+    (progress,) = [line for line in own if "progress" in line][:1]
+    assert progress["topology"] == "job" and progress["progress"]["transactions"] == 1
+    assert any(line.get("logger") == "py.warnings" and "mine" in str(line["message"]) for line in lines)
     assert "job: stopped" in status(tmp_path)
+
+
+def test_an_error_before_the_start_is_a_line_of_json_too(job) -> None:
+    out, _ = job("run", "missing.py", "--log-format", "json").communicate(timeout=120)
+    (line,) = [json.loads(line) for line in out.splitlines()]
+    assert (line["level"], line["logger"]) == ("ERROR", "trident.cli")
+    assert line["error"].startswith("TopologyError: missing.py cannot be run") and "Traceback" in line["traceback"]
 
 
 def test_a_batch_that_always_fails_exits_with_1_and_names_function_line_and_batch(job, tmp_path: Path) -> None:
@@ -86,8 +109,8 @@ def test_a_batch_that_always_fails_exits_with_1_and_names_function_line_and_batc
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 1, out
     assert "transaction 1 of batch group 'lines' failed 1 times" in out
-    assert "ValueError: cannot be split" in out and "job.py:6" in out and "Traceback" not in out
-    own = 'job.py", line 6, in split\n    raise ValueError("cannot be split")\nValueError: cannot be split\ntrident: '
+    assert "ValueError: cannot be split" in out and "job.py:8" in out and "Traceback" not in out
+    own = 'job.py", line 8, in split\n    raise ValueError("cannot be split")\nValueError: cannot be split\ntrident: '
     assert own in out and "trident-failure" not in out
     # Once, with date, level and topology.
     (told,) = [line for line in out.splitlines() if "attempt 1:0 of" in line]

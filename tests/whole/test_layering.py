@@ -90,7 +90,7 @@ PURE = {
     "trident/time_travel/rollback_plan.py": ROLLBACK_MAY_USE,
     "coordinators/positions.py": {"coordinators.errors", "coordinators.records"},
     "coordinators/transactions.py": set(),
-    "coordinators/errors.py": set(),
+    "coordinators/errors.py": {"coordinators.shown_errors"},  # an error shows itself in a notebook
     "coordinators/ports.py": {"coordinators.records", "coordinators.transactions"},
     "states/keyed/compaction.py": {"coordinators.errors", "states.core.retention"},
     "states/core/retention.py": set(),

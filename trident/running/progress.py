@@ -205,16 +205,24 @@ def _rate(rows: int, secs: float) -> float:
 
 
 def make_display(
-    mode: str, *, interval_secs: float = 5.0, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    mode: str,
+    *,
+    interval_secs: float = 5.0,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    log_format: str = "plain",
 ) -> Display | None:
     """The display for ``TridentConfig.progress``: "auto", "terminal", "plain" or "none".
 
     "auto" is a terminal display where ``stream`` (standard error) is a terminal
-    that can move its cursor, and plain lines elsewhere.
+    that can move its cursor, and plain lines elsewhere. With the log format
+    "json" all but "none" are records of the log.
     """
     stream = sys.stderr if stream is None else stream
     if mode == "none":
         return None
+    if log_format == "json":
+        return JsonDisplay(stream, interval_secs, clock)
     if mode == "terminal" or (mode == "auto" and _is_terminal(stream)):
         return TerminalDisplay(stream)
     return PlainDisplay(stream, interval_secs, clock)
@@ -288,6 +296,27 @@ class PlainDisplay:
 
     def _print(self, text: str) -> None:
         print(f"{datetime.now():%H:%M:%S} {text}", file=self._stream, flush=True)
+
+
+class JsonDisplay(PlainDisplay):
+    """Records of a log at the times of plain lines; for the setting ``log_format``."""
+
+    def event(self, text: str) -> None:
+        """The log has it already."""
+
+    def _line(self, totals: Totals) -> None:
+        self._last_transactions = totals.transactions
+        rows_rate, txid_rate = totals.rates()
+        numbers = {
+            "transactions": totals.transactions,
+            "last_txid": totals.last_txid,
+            "rows": totals.rows,
+            "rows_per_second": round(rows_rate, 1),
+            "transactions_per_second": round(txid_rate, 1),
+            "in_flight": totals.in_flight,
+            "backlog": dict(totals.backlog),
+        }
+        _log.info("%s: %s", totals.name, describe(totals), extra={"topology": totals.name, "progress": numbers})
 
 
 class TerminalDisplay:

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from trident.coordinators.log_context import working_on
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.drpc.requests import TIMEOUT_SECS, Answer
 from trident.planning.groups import GroupPlan
@@ -15,7 +16,7 @@ from trident.running.all_available import process_all_available
 from trident.running.ending import Ending
 from trident.running.reading import get_running, read_running
 from trident.running.reporting import Reporter
-from trident.running.shown import query_facts
+from trident.running.shown import ShownProgress, ShownProgresses, ShownStatus, query_facts
 from trident.streams.other_names import QUERY_NAMES, OtherNames
 from trident.streams.shown import as_html, as_line
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from trident.config import TridentConfig
+    from trident.watching.listeners import TopologyListener
 
 log = logging.getLogger("trident.query")
 # How long a thread that has ended is waited for.
@@ -43,7 +45,9 @@ class TopologyQuery(OtherNames):
         self._supervisor, self._site = reporter.supervisor, reporter.site
 
     def _start(self, ending: Ending) -> None:
-        self._thread = threading.Thread(target=ending.run, name=f"trident-{self.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=working_on(ending.run, topology=self.name), name=f"trident-{self.name}", daemon=True
+        )
         self._thread.start()
         # Each of its own: a spout's backlog may hang, and so may the disk with the status; a stop ends all the same.
         works = {
@@ -52,7 +56,7 @@ class TopologyQuery(OtherNames):
             "stop": ending.time_the_stop,
         }
         for name, work in works.items():
-            threading.Thread(target=work, name=f"trident-{name}", daemon=True).start()
+            threading.Thread(target=working_on(work, topology=self.name), name=f"trident-{name}", daemon=True).start()
 
     def __enter__(self) -> TopologyQuery:
         return self
@@ -97,17 +101,18 @@ class TopologyQuery(OtherNames):
     @property
     def status(self) -> dict[str, Any]:
         """Returns what it does now: the same as ``trident status`` shows, as a dict."""
-        return replace(self._reporter.status(), written_at=round(time.time(), 3)).to_json()
+        return ShownStatus(replace(self._reporter.status(), written_at=round(time.time(), 3)).to_json())
 
     @property
     def last_progress(self) -> dict[str, Any] | None:
         """The last advanced transaction, PySpark's keys in snake_case (docs/semantics.md 15); None before the first."""
-        return self._reporter.progress.last_progress
+        last = self._reporter.progress.last_progress
+        return None if last is None else ShownProgress(last)
 
     @property
     def recent_progress(self) -> list[dict[str, Any]]:
         """The last 100 of them, the oldest first."""
-        return self._reporter.progress.recent_progress
+        return ShownProgresses(map(ShownProgress, self._reporter.progress.recent_progress))
 
     def exception(self) -> BaseException | None:
         """Why it ended; None while it runs or when it was stopped."""
@@ -168,6 +173,23 @@ class TopologyQuery(OtherNames):
     def request_stop(self, compact: bool = True) -> None:
         """Stops as :meth:`stop` does, without waiting."""
         self._supervisor.request_stop(compact)
+
+    def add_listener(self, listener: TopologyListener) -> None:
+        """Tells it every event from here on; once, where it is there already. Not ``on_started``, which was before.
+
+        Raises:
+            ConfigError: it is no :class:`trident.TopologyListener`.
+        """
+        self._reporter.listeners.add(listener)
+
+    def remove_listener(self, listener: TopologyListener) -> None:
+        """Tells it nothing more, not what waits for it either; one that is not there is no error."""
+        self._reporter.listeners.remove(listener)
+
+    @property
+    def dropped_events(self) -> int:
+        """Events that listeners were too slow for; see :class:`trident.TopologyListener`."""
+        return self._reporter.listeners.dropped()
 
     @property
     def spark(self) -> "SparkSession":

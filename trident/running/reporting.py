@@ -38,6 +38,7 @@ from trident.watching.events import (
     Waits,
     Watchers,
 )
+from trident.watching.listeners import Listeners
 
 if TYPE_CHECKING:
     from trident.planning.groups import GroupPlan
@@ -53,6 +54,7 @@ class Reporter:
         supervisor, site, front, rehearsals: set before the supervisor starts.
         errors: group → its last error as text, and when (seconds since the epoch).
         watchers: are told of each event.
+        listeners: are told of it in threads of their own.
     """
 
     supervisor: Supervisor
@@ -66,6 +68,7 @@ class Reporter:
         self.progress = progress
         self.errors: dict[str, tuple[str, float]] = {}
         self.watchers = Watchers()
+        self.listeners = Listeners(self.watchers)
         self._plans, self._shows, self._writer, self._keeps_warm = plans, shows, writer, keeps_warm
         self._warm_up: WarmUp | None = None
         self._is_warm = threading.Event()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trident.running.progress import describe_backlog
-from trident.streams.shown import Facts
+from trident.streams.shown import Facts, as_html, as_rows
 
 _ERROR_LENGTH = 300
 
@@ -29,3 +29,43 @@ def short(error: Any) -> str:
     """An error's text, cut where it is long."""
     text = "" if error is None else str(error).strip()
     return text if len(text) <= _ERROR_LENGTH else text[:_ERROR_LENGTH] + "…"
+
+
+class ShownStatus(dict[str, Any]):
+    """The dict of ``query.status``, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return as_html("status", self["name"], query_facts(self))
+
+
+class ShownProgress(dict[str, Any]):
+    """The dict of ``query.last_progress``, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return _progress_html([self])
+
+
+class ShownProgresses(list[dict[str, Any]]):
+    """The list of ``query.recent_progress``, which a notebook shows as a table, the newest at its end."""
+
+    def _repr_html_(self) -> str:
+        return _progress_html(self)
+
+
+def _progress_html(records: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each transaction."""
+    several = len({record["group"] for record in records}) > 1
+    heads = [*(["group"] if several else []), "txid", "attempt", "rows", "ms", "rows/s", "rows of states"]
+    rows = [
+        [
+            *([record["group"]] if several else []),
+            str(record["batch_id"]),
+            str(record["attempt"]),
+            f"{record['num_input_rows']:,}",
+            f"{record['duration_ms'].get('total', 0.0):,.0f}",
+            f"{record['processed_rows_per_second']:,.0f}",
+            ", ".join(f"{state} {count:,}" for state, count in record["states"].items()),
+        ]
+        for record in records
+    ]
+    return as_rows("progress", records[-1]["name"] if records else "no transaction yet", heads, rows)

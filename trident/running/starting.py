@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.config import TridentConfig, as_config
@@ -29,6 +29,7 @@ from trident.running.embedded_keeper import EmbeddedKeeper
 from trident.running.ending import Ending
 from trident.running.interrupts import prepare
 from trident.running.measuring import measure
+from trident.running.notebook import in_notebook
 from trident.running.one_host import check_topology, master_of
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
@@ -46,6 +47,9 @@ from trident.states.core.place import Place
 from trident.states.outside.port import OutsideState
 from trident.states.publishing.dead_letters import check_names_apart
 from trident.states.publishing.outside_publish import check_store
+from trident.watching import json_logs
+from trident.watching.lineage import lineage_of
+from trident.watching.listeners import TopologyListener, checked_listeners, made_listeners
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,9 +76,10 @@ def start_topology(
     config: TridentConfig | None = None,
     *,
     show_progress: bool = False,
-    replace: bool = False,
+    replace: bool | None = None,
     standby: bool = False,
     rehearsal: MakeRehearsal | None = None,
+    listeners: Iterable[TopologyListener] = (),
     **settings: Any,
 ) -> TopologyQuery:
     """Starts a topology and returns at once; see :class:`TopologyQuery`.
@@ -84,9 +89,10 @@ def start_topology(
         config: the settings; None takes the defaults and the environment.
         show_progress: also when the setting ``progress`` was left at its
             default: a library prints nothing unless asked.
-        replace: stops the query of this topology that runs in this process.
+        replace: stops the query of this topology that runs in this process; None: in a notebook alone.
         standby: it is to wait behind that one for its turn.
         rehearsal: makes what it rehearses with for a hand-over; None: it takes one over without a rehearsal only.
+        listeners: are told of its events, from its start on; beside those of the setting ``listener_classes``.
         **settings: single settings on top of config.
 
     Raises:
@@ -101,6 +107,9 @@ def start_topology(
     """
     last_resort.install()
     config = as_config(config).replace(**settings)
+    if config.log_format == "json":
+        json_logs.install()
+    told = [*made_listeners(config.listener_classes), *checked_listeners(listeners)]
     warehouse = config.warehouse_place()
     stores.prepare_store(warehouse, spark, dict(config.spark_conf), config.single_writer)
     topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
@@ -108,7 +117,7 @@ def start_topology(
     check_topology(topology.graph, config, master_of(spark, config))
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
     place = place_of(topology.name, config, warehouse)
-    make_room(place, replace=replace, standby=standby)
+    make_room(place, replace=in_notebook() if replace is None else replace, standby=standby)
     if warehouse.is_local:
         storage.make_warehouse(warehouse)
     if spark is None:
@@ -117,7 +126,7 @@ def start_topology(
     stores.configure_by_session(warehouse, spark)
     drop_left_uploads(warehouse, spark)
     prepare_cluster(spark, warehouse, config.python_archive, folders_of_tasks(topology.graph, warehouse))
-    query = _make_query(topology, plans, spark, config, warehouse, show_progress, rehearsal)
+    query = _make_query(topology, plans, spark, config, warehouse, show_progress, rehearsal, told)
     add(place, query)
     prepare()
     return query
@@ -131,6 +140,7 @@ def _make_query(
     warehouse: Place,
     show_progress: bool,
     rehearsal: MakeRehearsal | None,
+    listeners: list[TopologyListener],
 ) -> TopologyQuery:
     """The query, whose threads run."""
     name, identity = topology.name, topology.identity()
@@ -170,10 +180,16 @@ def _make_query(
             reporter.front.end,
             reporter.progress.close,
             *closing,
+            reporter.listeners.close,  # the last: a slow one keeps no other process waiting for the lease
         ],
         config.stop_timeout_secs,
         lambda thread: thread == f"trident-{name}" or thread.startswith(groups),
     )
+    for listener in listeners:
+        reporter.listeners.add(listener)
+    lineage = lineage_of(name, plans, warehouse)
+    if lineage is not None:
+        reporter.listeners.deliver(lineage, lineage)
     reporter.starts()
     query._start(ending)
     return query
@@ -199,7 +215,8 @@ def _make_reporter(
     name: str, plans: list[GroupPlan], config: TridentConfig, warehouse: Place, show_progress: bool
 ) -> Reporter:
     shown = show_progress or config.origin("progress") != "default"
-    display = make_display(config.progress, interval_secs=config.progress_interval_secs) if shown else None
+    every_secs = config.progress_interval_secs
+    display = make_display(config.progress, interval_secs=every_secs, log_format=config.log_format) if shown else None
     progress = ProgressLog(name, "", uuid.uuid4().hex, display)
     writer = StatusWriter(status_path(warehouse, name), config.status_interval_secs)
     return Reporter(plans, progress, display is not None, writer, config.warm_standby)
@@ -220,6 +237,7 @@ def run_topology(
     config: TridentConfig | None = None,
     *,
     rehearsal: MakeRehearsal | None = None,
+    listeners: Iterable[TopologyListener] = (),
     **settings: Any,
 ) -> TopologyQuery:
     """Starts a topology and waits until it ends; see ``TridentTopology.run``.
@@ -234,7 +252,9 @@ def run_topology(
         TridentError: why it ended; and as :func:`start_topology`.
     """
     config = as_config(config).replace(**settings)
-    query = start_topology(topology, spark, config, show_progress=True, rehearsal=rehearsal)
+    query = start_topology(
+        topology, spark, config, show_progress=True, rehearsal=rehearsal, listeners=listeners
+    )
     asked = threading.Event()
 
     def on_signal(number: int, frame: object) -> None:

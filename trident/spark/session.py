@@ -188,6 +188,8 @@ def spark_settings(config: TridentConfig) -> dict[str, str]:
         settings[class_archive.SETTING] = "false"
     if config.python_archive is not None:
         settings[PYTHON_ARCHIVE] = config.python_archive
+    if config.log_format == "json":
+        settings["spark.log.structuredLogging.enabled"] = "true"
     return settings | stores.session_settings(config.warehouse_place()) | dict(config.spark_conf)
 
 

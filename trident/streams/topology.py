@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
@@ -23,7 +23,7 @@ from trident.states.core.kinds import kind_of_state
 from trident.states.core.names import check_name, check_streams_apart
 from trident.streams.other_names import TOPOLOGY_NAMES, OtherNames
 from trident.streams.several import join, merge, reduce_several
-from trident.streams.shown import as_html, as_line, topology_facts
+from trident.streams.shown import TopologyPlan, as_html, as_line, topology_facts
 from trident.streams.states import add_sink
 from trident.streams.stream import Stream, TridentState
 from trident.udf.schemas import spout_schema
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trident.running.query import TopologyQuery
     from trident.spouts.contracts import BatchSpout, TridentSpout
     from trident.spouts.rich import RichSpout
+    from trident.watching.listeners import TopologyListener
 
 
 class TridentTopology(OtherNames):
@@ -258,13 +259,18 @@ class TridentTopology(OtherNames):
 
         return explain(self.graph)
 
+    def plan(self) -> TopologyPlan:
+        """The same as :meth:`explain`, as an object that a notebook draws; printed, it is the text."""
+        return TopologyPlan(self.explain(), self.graph)
+
     def start(
         self,
         spark: "SparkSession | None" = None,
         config: "TridentConfig | None" = None,
         *,
-        replace: bool = False,
+        replace: bool | None = None,
         standby: bool = False,
+        listeners: "Iterable[TopologyListener]" = (),
         **overrides: Any,
     ) -> "TopologyQuery":
         """Starts the topology and returns at once.
@@ -276,30 +282,47 @@ class TridentTopology(OtherNames):
         Args:
             spark: the session to run on; one is made when None.
             config: settings.
-            replace: a query of this topology that runs in this process, such as one that a notebook's cell has
-                forgotten to stop, is stopped first, which a line says.
+            replace: a query of this topology that runs in this process is stopped first, which a line says. None:
+                so in a notebook, where a cell is started again; elsewhere it is an error that one runs.
             standby: it waits for its turn behind the query that runs in this process; in other processes it always
                 does.
+            listeners: are told what it does; see :class:`trident.TopologyListener`. The setting ``listener_classes``
+                adds others.
             overrides: single settings by name; they win over config.
 
         Raises:
             TopologyError: the topology has nothing to do.
             TridentError: it runs in this process already; and as ``trident.running.starting.start_topology``.
         """
-        start = _start_topology()
-        return start(self, spark, config, replace=replace, standby=standby, rehearsal=_rehearsal, **overrides)
+        return _start_topology()(
+            self,
+            spark,
+            config,
+            replace=replace,
+            standby=standby,
+            rehearsal=_rehearsal,
+            listeners=listeners,
+            **overrides,
+        )
 
     def run(
-        self, spark: "SparkSession | None" = None, config: "TridentConfig | None" = None, **overrides: Any
+        self,
+        spark: "SparkSession | None" = None,
+        config: "TridentConfig | None" = None,
+        *,
+        listeners: "Iterable[TopologyListener]" = (),
+        **overrides: Any,
     ) -> "TopologyQuery":
         """Starts the topology and waits until it stops; SIGINT and SIGTERM stop it, a second one at once.
+
+        The arguments are those of :meth:`start`.
 
         Returns:
             the query, which has ended.
         """
         from trident.running.starting import run_topology  # time: 300 ms that only a start needs
 
-        return run_topology(self, spark, config, rehearsal=_rehearsal, **overrides)
+        return run_topology(self, spark, config, rehearsal=_rehearsal, listeners=listeners, **overrides)
 
 
 def _start_topology() -> "Callable[..., TopologyQuery]":

@@ -168,6 +168,11 @@ class KafkaSpout:
         self.poll_interval_secs = spout_arguments.seconds(f"poll_interval_secs of {user}", poll_interval_secs)
         self.patience_secs = spout_arguments.seconds(f"patience_secs of {user}", patience_secs, zero=False)
 
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The brokers that it asks first, ``host:port``."""
+        return self._settings.brokers
+
     def __repr__(self) -> str:
         read = repr(list(self.topics)) if self.topics else f"pattern={self.pattern!r}"
         return f"{type(self).__name__}({self._settings.bootstrap!r}, {read})"

@@ -1,0 +1,161 @@
+"""Listeners, lineage and the log's context, of topologies that run: with one session, and few topologies."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.lineage_fixtures import LineageServer
+from tests.watching.test_listeners import Hears
+from tests.zk_fixtures import eventually
+from trident import Count, DeltaMapState, FixedBatchSpout, TopologyQuery, TridentTopology
+from trident.coordinators import faults
+from trident.errors import AttemptCapReached, ConfigError, UserFunctionError
+from trident.running.starting import start_topology
+from trident.watching.json_logs import JsonFormatter
+
+WAIT_SECS = 120.0
+Start = Callable[..., TopologyQuery]
+
+
+@pytest.fixture
+def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts topologies over one warehouse; stops them in the end."""
+    queries: list[TopologyQuery] = []
+
+    def run(topology: TridentTopology, **given: Any) -> TopologyQuery:
+        settings = {
+            "warehouse": str(tmp_path / "warehouse"),
+            "zookeeper": zk_server,
+            "zookeeper_root": zk_root,
+            "zookeeper_session_timeout_secs": 4,
+            **given,
+        }
+        queries.append(start_topology(topology, spark, **settings))
+        return queries[-1]
+
+    yield run
+    faults.disarm()
+    for query in queries:
+        query.stop(WAIT_SECS, compact=False)
+
+
+def split(line: str) -> Iterator[str]:
+    if line == "poison":
+        raise ValueError("cannot be split")
+    yield from line.split()
+
+
+def word_count(name: str, batches: list[Any]) -> TridentTopology:
+    topology = TridentTopology(name)
+    words = topology.new_stream("lines", FixedBatchSpout("line string", batches)).each("line", split, "word")
+    words.group_by("word").persistent_aggregate(DeltaMapState(f"{name}_counts"), Count(), "count")
+    return topology
+
+
+def test_a_listener_hears_of_start_takeover_progress_and_end(start: Start) -> None:
+    """Of a second one from the moment on at which it was added; of a stop before ``stop()`` returns."""
+    listener, later = Hears(), Hears()
+    query = start(word_count("heard", [[("a b",)], [("b",)]]), listeners=[listener])
+    query.process_all_available(WAIT_SECS)
+    query.add_listener(later)
+    query.stop(compact=False)
+    assert listener.calls == ["started", "takeover", "progress", "progress", "terminated"]
+    started, takeover, first, second, terminated = (event for _, event in listener.heard)
+    assert {event.run_id for _, event in listener.heard} == {query.run_id} and query.dropped_events == 0
+    assert (started.topology, started.incarnation, takeover.incarnation) == ("heard", "", query.id)
+    assert (first.txid, second.txid, first.group, first.recovered) == (1, 2, "lines", False)
+    assert first.progress["states"] == {"heard_counts": 2} and first.published
+    assert takeover.epoch == query.status["epoch"] and terminated.error is None
+    assert later.calls == ["terminated"]
+    with pytest.raises(ConfigError, match="a listener cannot be used.*make one: Hears"):
+        start(word_count("heard", [[("a b",)]]), listeners=[Hears])
+
+
+def test_a_listener_hears_of_failures_and_of_the_error_that_ends_it(start: Start) -> None:
+    listener = Hears()
+    query = start(word_count("failing", [[("poison",)]]), listeners=[listener], max_attempts=2)
+    with pytest.raises(AttemptCapReached):
+        query.process_all_available(WAIT_SECS)
+    query.stop()
+    assert [call for call in listener.calls if call != "takeover"] == ["started", "failure", "failure", "terminated"]
+    failures = [event for call, event in listener.heard if call == "failure"]
+    assert [(one.txid, one.part) for one in failures] == [(1, "processing")] * 2
+    assert failures[0].attempt_id < failures[1].attempt_id and isinstance(failures[0].error, UserFunctionError)
+    assert isinstance(listener.heard[-1][1].error, AttemptCapReached)
+
+
+def test_a_transaction_that_recovery_finished_is_told_as_recovered(start: Start) -> None:
+    """The first process decides and never publishes; its successor, here another query, publishes."""
+    faults.arm(",".join(f"publish.table:fail_before:{time}" for time in range(1, 12)))  # with back-off, for minutes
+    first, second = Hears(), Hears()
+    query = start(word_count("recovered", [[("a b",)]]), listeners=[first], stop_timeout_secs=2)
+    assert eventually(lambda: "failure" in first.calls, WAIT_SECS), "it is decided, and cannot be published"
+    told = next(event for call, event in first.heard if call == "failure")
+    assert (told.txid, told.part) == (1, "publish")
+    query.stop(WAIT_SECS, compact=False)
+    faults.disarm()
+    again = start(word_count("recovered", [[("a b",)]]), listeners=[second])
+    again.process_all_available(WAIT_SECS)
+    again.stop(compact=False)
+    assert [(event.txid, event.recovered) for call, event in second.heard if call == "progress"] == [(1, True)]
+    assert "progress" not in first.calls
+
+
+def test_a_listener_that_hangs_delays_no_transaction(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trident.watching.listeners.END_SECS", 0.5)
+    listener = Hears()
+    listener.goes_on.clear()
+    query = start(word_count("hanging", [[("a",)], [("b",)], [("c",)]]), listeners=[listener])
+    query.process_all_available(WAIT_SECS)
+    assert query.last_progress is not None and query.last_progress["batch_id"] == 3 and listener.calls == []
+    query.stop(compact=False)
+    assert not query.is_active
+    listener.goes_on.set()
+
+
+def test_records_of_a_transaction_name_it(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of a failed attempt, and of a listener's thread none: it works on no transaction."""
+    lines: list[dict[str, Any]] = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(JsonFormatter().format(record)))
+
+    handler = Keeps()
+    logging.getLogger("trident").addHandler(handler)
+    try:
+        query = start(word_count("logged", [[("poison",)]]), max_attempts=1)
+        with pytest.raises(AttemptCapReached):
+            query.process_all_available(WAIT_SECS)
+        query.stop()
+    finally:
+        logging.getLogger("trident").removeHandler(handler)
+    (failed,) = [line for line in lines if "attempt" in line and line["message"].startswith("attempt 1")]
+    assert (failed["topology"], failed["group"], failed["txid"]) == ("logged", "lines", 1)
+    assert failed["level"] == "WARNING" and failed["attempt"] >= 0
+    assert failed["error"].startswith("UserFunctionError: ") and "cannot be split" in failed["error"]
+    assert failed["traceback"].startswith("Your function") and "in split" in failed["traceback"]
+
+
+# --- lineage -----------------------------------------------------------------------------------------
+
+
+def test_the_lineage_of_a_topology_that_runs_is_sent(
+    start: Start, unconfigured: pytest.MonkeyPatch, lineage_server: LineageServer, tmp_path: Path
+) -> None:
+    """Before ``stop()`` returns."""
+    unconfigured.setenv("OPENLINEAGE_URL", lineage_server.url)
+    query = start(word_count("sent", [[("a b",)], [("b",)]]))
+    query.process_all_available(WAIT_SECS)
+    query.stop(compact=False)
+    assert [event["eventType"] for event in lineage_server.events] == ["START", "RUNNING", "COMPLETE"]
+    (written,) = lineage_server.events[-1]["outputs"]
+    assert written["outputFacets"]["outputStatistics"]["rowCount"] == 3, "rows of the state's log"
+    assert (Path(written["name"]) / "_delta_log").is_dir() and written["name"].startswith(str(tmp_path))

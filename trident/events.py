@@ -1,0 +1,5 @@
+"""The events that a :class:`trident.TopologyListener` is told, as frozen dataclasses."""
+
+from trident.watching.events import Advanced, Event, Failed, Started, Terminated, TookOver
+
+__all__ = ["Advanced", "Event", "Failed", "Started", "Terminated", "TookOver"]

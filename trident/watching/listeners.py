@@ -1,0 +1,198 @@
+"""Listeners: what a program is told of its topology, as PySpark's ``StreamingQueryListener`` has it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Iterable
+
+from trident.coordinators.errors import ConfigError, described
+from trident.watching.delivery import Delivery
+from trident.watching.events import Advanced, Event, Failed, Started, Terminated, TookOver, Watchers
+
+log = logging.getLogger("trident.watching")
+# How long the end of a topology waits for its listeners, all of them together.
+END_SECS = 5.0
+
+
+class TopologyListener:
+    """Is told what a topology does; override what you want to hear of.
+
+    ::
+
+        class Pager(TopologyListener):
+            def on_failure(self, event: events.Failed) -> None:
+                page(f"{event.topology}: transaction {event.txid} failed: {event.error}")
+
+        topology.start(listeners=[Pager()])
+
+    The events are of this process alone, and each is told at most once: one that happened in a process that was
+    killed is told by none. A transaction that an earlier process decided and this one finished is told here, with
+    ``recovered=True``; the earlier process may have told it, too. So count by ``txid``, or count in a state.
+
+    Each listener is called from one thread of its own, with one event at a time, in the order in which they happened.
+    It may be slow: nothing waits for it but the end of the topology, for five seconds at most. 10,000 events wait for
+    it; then further ones of ``on_progress`` are dropped, which a warning says once and ``query.dropped_events`` counts.
+    An exception that it raises is logged, and ends nothing. In a listener call ``query.request_stop()``, not
+    ``query.stop()``, which would wait for the listener.
+    """
+
+    def on_started(self, event: Started) -> None:
+        """The topology was started in this process; perhaps as a standby."""
+
+    def on_progress(self, event: Advanced) -> None:
+        """A transaction has advanced: it is decided, published, and never processed again."""
+
+    def on_failure(self, event: Failed) -> None:
+        """Work on a transaction failed and is tried again, or the topology ends with it."""
+
+    def on_takeover(self, event: TookOver) -> None:
+        """This process leads from here on: at its start, or behind another process that led."""
+
+    def on_terminated(self, event: Terminated) -> None:
+        """The topology has ended in this process: the last call.
+
+        ``query.stop()`` returns behind it, unless it, and what was to be told before it, takes longer than five
+        seconds.
+        """
+
+
+_CALLS = {
+    Started: TopologyListener.on_started,
+    Advanced: TopologyListener.on_progress,
+    Failed: TopologyListener.on_failure,
+    TookOver: TopologyListener.on_takeover,
+    Terminated: TopologyListener.on_terminated,
+}
+_METHODS = {kind: method.__name__ for kind, method in _CALLS.items()}
+
+
+def _call(listener: TopologyListener, event: Event) -> None:
+    getattr(listener, _METHODS[type(event)])(event)  # of these kinds alone: see _wanted
+
+
+def _wanted(listener: TopologyListener) -> tuple[type[Event], ...]:
+    """The kinds of events whose method it overrides."""
+    kinds = (kind for kind, method in _CALLS.items() if getattr(type(listener), _METHODS[kind]) is not method)
+    return tuple(kinds)
+
+
+class Listeners:
+    """The listeners of one query. May be used from any thread."""
+
+    def __init__(self, watchers: Watchers) -> None:
+        self._watchers, self._lock = watchers, threading.Lock()
+        self._deliveries: list[tuple[object, Delivery]] = []
+        self._is_closed = False
+
+    def add(self, listener: TopologyListener) -> None:
+        """Tells it every event from here on; one that is there already is told each event once.
+
+        Raises:
+            ConfigError: it is no listener.
+        """
+        check_listener(listener)
+        self.deliver(listener, Delivery(_name(listener), lambda event: _call(listener, event), _wanted(listener)))
+
+    def deliver(self, key: object, delivery: Delivery) -> None:
+        """Tells a delivery of the framework's own; ``key`` is what it is known by."""
+        with self._lock:
+            if self._is_closed or any(known is key for known, _ in self._deliveries):
+                return
+            self._deliveries.append((key, delivery))
+        self._watchers.add(delivery)
+
+    def remove(self, listener: object) -> None:
+        """Tells it nothing more, not what waits either; one that is not there is no error."""
+        with self._lock:
+            gone = [delivery for known, delivery in self._deliveries if known is listener]
+            self._deliveries = [one for one in self._deliveries if one[0] is not listener]
+        for delivery in gone:
+            self._watchers.remove(delivery)
+            delivery.discard()
+
+    def dropped(self) -> int:
+        """Counts the events that listeners were too slow for."""
+        with self._lock:
+            return sum(delivery.dropped for _, delivery in self._deliveries)
+
+    def close(self) -> None:
+        """Waits for all that was told, for ``END_SECS`` at most; nothing is told any more."""
+        with self._lock:
+            self._is_closed = True
+            deliveries = list(self._deliveries)
+        until = time.monotonic() + END_SECS
+        for listener, delivery in deliveries:
+            if not delivery.close(until):
+                log.warning("the topology ends while %s still is told of it", _name(listener))
+            if delivery.dropped:
+                log.warning("%s was too slow for %d events", _name(listener), delivery.dropped)
+
+
+def check_listener(listener: object) -> None:
+    """Raises ConfigError where it is no listener."""
+    if not isinstance(listener, TopologyListener):
+        is_class = isinstance(listener, type) and issubclass(listener, TopologyListener)
+        raise ConfigError(
+            "a listener cannot be used",
+            found=described(listener),
+            expected="an object of a subclass of trident.TopologyListener",
+            action=f"make one: {listener.__name__}()" if is_class else None,  # type: ignore[attr-defined]
+        )
+
+
+def checked_listeners(given: object) -> list[TopologyListener]:
+    """The listeners of a start.
+
+    Raises:
+        ConfigError: it is no list of listeners.
+    """
+    if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
+        raise ConfigError("listeners is no list", found=described(given), expected="a list of TopologyListener objects")
+    listeners = list(given)
+    for listener in listeners:
+        check_listener(listener)
+    return listeners
+
+
+def made_listeners(names: Iterable[str]) -> list[TopologyListener]:
+    """Listeners of the setting ``listener_classes``: ``module:Class``, each made without arguments.
+
+    Raises:
+        ConfigError: there is no such class, it is no listener, or it cannot be made.
+    """
+    return [_made(name) for name in names]
+
+
+def _made(name: str) -> TopologyListener:
+    module, _, path = name.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"listener_classes: {name} is not found",
+            found=str(error),
+            expected="module:Class, which this process can import",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, TopologyListener)):
+        raise ConfigError(
+            f"listener_classes: {name} is no listener",
+            found=described(found),
+            expected="a subclass of trident.TopologyListener",
+        )
+    try:
+        return found()
+    except Exception as error:
+        raise ConfigError(
+            f"listener_classes: {name} cannot be made",
+            found=f"{type(error).__name__}: {error}",
+            expected="a class whose objects are made without arguments",
+        ) from error
+
+
+def _name(listener: object) -> str:
+    return f"the listener {type(listener).__qualname__}"

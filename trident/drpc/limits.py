@@ -15,7 +15,9 @@ the transactions:
 - Without a free file descriptor nothing is accepted for a moment, instead of
   asking the system again without end.
 
-A request that runs is never closed for any of this.
+A request that runs is never closed for any of this. One whose answer goes on
+(a stream of events) asks ``environ["trident.held_bytes"]`` before it sends more,
+and ends by itself where its client does not read.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from typing import Any
 from waitress.adjustments import Adjustments
 from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.server import TcpWSGIServer
-from waitress.task import ErrorTask, ThreadedTaskDispatcher
+from waitress.task import ErrorTask, ThreadedTaskDispatcher, WSGITask
 
 log = logging.getLogger("trident.http")
 # Callers keep their connections open, so there are many more than requests.
@@ -49,6 +51,8 @@ BODY_SECS = 30.0
 UNREAD_SECS = 10.0
 # Longer than the 60 s that many load balancers keep one for: a connection that is closed while they send is an error.
 IDLE_SECS = 75.0
+# In the environment of a request: a function that tells the bytes of its answer that are not sent yet.
+HELD_BYTES = "trident.held_bytes"
 # How long what a refused client still sends is read away: closed at once, its answer would be lost (RFC 9112 9.6).
 _DRAIN_SECS = 2.0
 _DRAIN_BYTES = 1 << 16
@@ -56,6 +60,15 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_AGAIN_SECS = 0.5
 _WARN_SECS = 60.0
 _IN_MEMORY = 1 << 40
+
+
+class _Task(WSGITask):
+    """A request, which can ask how much of its answer waits for its client."""
+
+    def get_environment(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environment()
+        environ[HELD_BYTES] = lambda: int(self.channel.total_outbufs_len)
+        return environ
 
 
 class _JsonErrorTask(ErrorTask):
@@ -81,6 +94,7 @@ class _JsonErrorTask(ErrorTask):
 class _Channel(HTTPChannel):
     """A connection that knows since when it keeps a client waiting."""
 
+    task_class = _Task
     error_task_class = _JsonErrorTask
     close_when_flushed: bool  # the class above has it, without a type
     drains = False

@@ -19,6 +19,7 @@ from trident.drpc.requests import DrpcRequests
 from trident.running.progress import ProgressLog
 from trident.running.site import SparkSite
 from trident.running.standby_copies import StandbyCopies
+from trident.running.standby_notes import StandbyNote
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
 from trident.running.warm_up import WarmUp
 from trident.spark.class_archive import make_later
@@ -57,12 +58,19 @@ class Reporter:
     front: DrpcFront
 
     def __init__(
-        self, plans: Sequence[GroupPlan], progress: ProgressLog, shows: bool, writer: StatusWriter, keeps_warm: bool
+        self,
+        plans: Sequence[GroupPlan],
+        progress: ProgressLog,
+        shows: bool,
+        writer: StatusWriter,
+        keeps_warm: bool,
+        note: StandbyNote,
     ) -> None:
         self.progress = progress
         self.errors: dict[str, tuple[str, float]] = {}
         self.watchers = Watchers()
         self._plans, self._shows, self._writer, self._keeps_warm = plans, shows, writer, keeps_warm
+        self._note = note
         self._warm_up: WarmUp | None = None
         self._copies: StandbyCopies | None = None
         self._leads_last = False  # of all that is known here: no other process has led since
@@ -98,6 +106,7 @@ class Reporter:
         self._tell(Waits, host=holder.host, pid=holder.pid)
         self.front.waits()
         self._writer.forget()
+        self._note.waits()
         if self._keeps_warm and self._warm_up is None:
             site = self.site
             self._warm_up = WarmUp(
@@ -114,6 +123,7 @@ class Reporter:
             self._copies.start()
 
     def waits_no_more(self) -> None:
+        self._note.waits_no_more()
         if self._copies is not None:
             self._copies.stop()
             self._copies = None
@@ -220,6 +230,7 @@ class Reporter:
     def _show_status(self) -> None:
         supervisor = self.supervisor
         self._writer.flush()
+        self._note.renew()
         self.front.listen_again()
         if supervisor.leading.is_set():
             in_flight = sum(len(group.driver.state.live) for group in supervisor.groups)

@@ -28,12 +28,14 @@ from trident.running.embedded_keeper import EmbeddedKeeper
 from trident.running.ending import Ending
 from trident.running.interrupts import prepare
 from trident.running.one_host import check_topology, master_of
+from trident.running.page_source import page_routes
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
 from trident.running.registry import add, make_room, place_of
 from trident.running.reporting import Reporter
 from trident.running.site import SparkSite
 from trident.running.source_folders import folders_of_tasks
+from trident.running.standby_notes import StandbyNote
 from trident.running.status import StatusWriter, status_path
 from trident.spark import stores
 from trident.spark.left_uploads import drop_left_uploads
@@ -127,6 +129,7 @@ def _make_query(
     name, identity = topology.name, topology.identity()
     reporter = _make_reporter(name, plans, config, warehouse, show_progress)
     reporter.front = DrpcFront(topology.graph, config, reporter.event)
+    reporter.front.routes = (*reporter.front.routes, *page_routes(reporter, topology.graph, plans, warehouse))
     asked = copied_states(reporter.front.plans)
     reporter.site = SparkSite(name, plans, spark, config, warehouse, reporter.compaction_failed, asked)
     zk = open_zookeeper(config, warehouse)
@@ -189,7 +192,8 @@ def _make_reporter(
     display = make_display(config.progress, interval_secs=config.progress_interval_secs) if shown else None
     progress = ProgressLog(name, "", uuid.uuid4().hex, display)
     writer = StatusWriter(status_path(warehouse, name), config.status_interval_secs)
-    return Reporter(plans, progress, display is not None, writer, config.warm_standby)
+    note = StandbyNote(warehouse, name)
+    return Reporter(plans, progress, display is not None, writer, config.warm_standby, note)
 
 
 def _settings(config: TridentConfig) -> Settings:

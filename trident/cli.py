@@ -258,6 +258,32 @@ def metrics(alerts: bool, dashboard: bool, settings: tuple[str, ...]) -> None:
     click.echo(monitoring_file(ALERTS if alerts else DASHBOARD), nl=False)
 
 
+@main.command(short_help="Open the live page for NAME's warehouse.")
+@click.argument("name", callback=_name)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Where to listen; a free one when not given.")
+@click.option("--open", "open_", is_flag=True, help="Open it in the browser.")
+@_warehouse_option
+@_command
+def ui(name: str, port: int, open_: bool, settings: tuple[str, ...]) -> None:
+    """Show topology NAME in a browser of this machine, whether a process runs it or not; until Ctrl-C.
+
+    It reads the warehouse alone. A topology that runs with the setting `http` has a page of its own at that address.
+    """
+    import threading
+
+    from trident.commands.ui import serve
+
+    def told(url: str) -> None:
+        click.echo(url)
+        if open_:
+            click.launch(url)
+
+    try:
+        serve(name, _config(settings), port, told, threading.Event())
+    except KeyboardInterrupt:
+        click.echo("")
+
+
 @main.command(short_help="Say what the past transactions of NAME did.")
 @click.argument("name", callback=_name)
 @click.option("--txid", type=click.IntRange(min=1), help="Only this one, with all that is known of it.")

@@ -30,7 +30,7 @@ from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
 
 _INSTANT = pa.timestamp("us", tz="UTC")
-_LETTERS = pa.schema(
+LETTERS = pa.schema(
     [
         ("txid", pa.int64()),
         ("attempt_id", pa.int64()),
@@ -46,7 +46,7 @@ _LETTERS = pa.schema(
         ("given_up_at", _INSTANT),
     ]
 )
-_ENDS = pa.schema(
+ENDS = pa.schema(
     [
         ("message", pa.string()),
         ("outcome", pa.string()),
@@ -64,12 +64,12 @@ def dead_letter_binding(topology: str, group: str) -> StateBinding:
     that was given up: ``message`` is its id as JSON, ``tuples`` what it was
     emitted as, ``attempts`` how often it was tried.
     """
-    return _binding(DEAD_LETTERS, topology, group, _LETTERS)
+    return _binding(DEAD_LETTERS, topology, group, LETTERS)
 
 
 def message_binding(topology: str, stream: str) -> StateBinding:
     """The table of a stream's messages: which id ended how ("acked", "failed", "dead") in which transaction."""
-    return _binding(MESSAGES, topology, stream, _ENDS)
+    return _binding(MESSAGES, topology, stream, ENDS)
 
 
 def _binding(kind: BesideKind, topology: str, part: str, schema: pa.Schema) -> StateBinding:
@@ -162,7 +162,7 @@ def stage_letters(
         letters: the columns of the table that are known; those of the attempt are added.
     """
     own = {"txid": attempt.txid, "attempt_id": attempt.attempt_id, "given_up_at": _now()}
-    rows = pa.Table.from_pylist([{**letter, **own} for letter in letters], _LETTERS)
+    rows = pa.Table.from_pylist([{**letter, **own} for letter in letters], LETTERS)
     return _stage(root, incarnation, attempt, DEAD_LETTERS.name, rows)
 
 
@@ -191,7 +191,7 @@ def stage_ends(root: Place, incarnation: str, attempt: TransactionAttempt, ends:
         pa.repeat(pa.scalar(attempt.txid, pa.int64()), count),
         pa.repeat(pa.scalar(_now(), _INSTANT), count),
     ]
-    return _stage(root, incarnation, attempt, MESSAGES.name, pa.table(columns, schema=_ENDS))
+    return _stage(root, incarnation, attempt, MESSAGES.name, pa.table(columns, schema=ENDS))
 
 
 def _stage(root: Place, incarnation: str, attempt: TransactionAttempt, name: str, table: pa.Table) -> list[StagedFile]:

@@ -283,9 +283,7 @@ def test_rows_without_a_message_id_are_not_tracked_and_fail_their_batch(start, t
         query.process_all_available(WAIT_SECS)
 
 
-def test_dead_letters_are_listed_and_tried_again(
-    start, spark, table, counts, zk_server, zk_root, tmp_path: Path
-) -> None:
+def test_dead_letters_are_listed_and_tried_again(start, table, counts, zk_server, zk_root, tmp_path: Path) -> None:
     from trident.commands.dead_letters import dead_letters, replay
 
     def topology(function: Callable, spout: Messages) -> TridentTopology:
@@ -298,28 +296,28 @@ def test_dead_letters_are_listed_and_tried_again(
     spout = Messages("line string", {1: "poison a", "two": ["poison b", "c"], 3: "d"}.items())
     first = start(topology(split, spout), max_replays=0)
     first.process_all_available(WAIT_SECS)
-    found = dead_letters("words", config, spark)
+    found = dead_letters("words", config)
     assert [(one.message, one.attempts, one.replay) for one in found] == [("1", 1, ""), ('"two"', 1, "")]
     assert "ValueError: this word is poison" in found[0].line() and "raise ValueError" in found[0].traceback
     with pytest.raises(TopologyError, match="no such dead letter"):
-        replay("words", config, messages=["7"], spark=spark)
-    assert "1 to be tried again" in replay("words", config, messages=['"two"'], spark=spark)
+        replay("words", config, messages=["7"])
+    assert "1 to be tried again" in replay("words", config, messages=['"two"'])
     # The running topology may have tried it already.
-    assert dead_letters("words", config, spark)[1].replay in ("asked for", "dead")
+    assert dead_letters("words", config)[1].replay in ("asked for", "dead")
     first.stop(WAIT_SECS, compact=False)
     assert len(table("words__lines__dead_letters")) in (2, 3)
     corrected = start(topology(str.split, spout), max_replays=0)
     corrected.process_all_available(WAIT_SECS)
-    replay("words", config, spark=spark)
+    replay("words", config)
 
     def replayed() -> int:
         ends = table("words__lines__messages")
         return sum(end.message.startswith("replay ") and end.outcome == "acked" for end in ends)
 
     assert eventually(lambda: replayed() == 2, WAIT_SECS)
-    assert {one.message: one.replay for one in dead_letters("words", config, spark)} == {"1": "acked", '"two"': "acked"}
+    assert {one.message: one.replay for one in dead_letters("words", config)} == {"1": "acked", '"two"': "acked"}
     assert counts() == {"poison": 2, "a": 1, "b": 1, "c": 1, "d": 1}
-    assert "no dead letter is to be replayed" in replay("words", config, spark=spark)
+    assert "no dead letter is to be replayed" in replay("words", config)
 
 
 def test_branches_share_out_the_ids_of_a_row_and_a_group_has_the_anchors_of_all_its_rows(spark) -> None:

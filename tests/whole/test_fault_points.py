@@ -143,8 +143,6 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/running/executor_look.py:look": (1, _PROBE),
     "trident/running/cluster_probe.py:look_at_cluster": (2, _PROBE),
     "trident/workers/ledger.py:write_table": (2, _TASK),
-    "trident/commands/dead_letters.py:dead_letters": (1, _NO_BATCH),
-    "trident/commands/dead_letters.py:_replays": (1, _NO_BATCH),
     "trident/spouts/delta/frames.py:DeltaFrames.sizes": (
         1,
         "reads a source's table while a batch is planned: not pinned yet",
@@ -199,6 +197,8 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/spark/worker_sockets.py:_own_folder": (3, "makes a session; no batch"),
     "trident/running/status.py:StatusWriter._write": (1, "status.json, which is never read for correctness"),
     "trident/running/status.py:StatusWriter._sweep": (1, "drafts of status.json, which is never read for correctness"),
+    "trident/running/standby_notes.py:StandbyNote.renew": (1, "a standby's note, which is never read for correctness"),
+    "trident/running/standby_notes.py:StandbyNote.waits_no_more": (1, "as above"),
     "trident/spouts/structured_stream.py:StreamingRun._start": (
         1,
         "starts a streaming query; its batches return in stream.return",

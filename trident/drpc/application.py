@@ -100,12 +100,14 @@ class Route:
         answer: is called with the request and the rule's values; what it raises is answered as for requests.
         method: of HTTP.
         without_token: answered to everybody who may connect, as ``/health`` is: it must tell nothing.
+        threads: so many of its answers, which it counts itself, may take long; the server has as many more threads.
     """
 
     rule: str
     answer: Callable[..., Response]
     method: str = "GET"
     without_token: bool = False
+    threads: int = 0
 
 
 class Answers(Protocol):

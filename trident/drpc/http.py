@@ -47,8 +47,9 @@ class HttpServer:
             )
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._map: dict[int, Any] = {}
+        threads = _THREADS + sum(route.threads for route in routes)
         self._server = BoundedServer(
-            Application(token, front, routes), self._listener, self._map, _THREADS, _BODY_BYTES_MAX
+            Application(token, front, routes), self._listener, self._map, threads, _BODY_BYTES_MAX
         )
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="trident-http", daemon=True)

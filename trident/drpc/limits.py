@@ -17,7 +17,9 @@ the transactions:
 - Without a free file descriptor nothing is accepted for a moment, instead of
   asking the system again without end.
 
-A request that runs is never closed for any of this.
+A request that runs is never closed for any of this. One whose answer goes on
+(a stream of events) asks ``environ["trident.held_bytes"]`` before it sends more,
+and ends by itself where its client does not read.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ LET_IN = "trident.let_in"
 # Those who watch are answered by threads of their own, however many requests of other kinds run or hang.
 RESERVED = ("/health", "/metrics")
 _RESERVED_THREADS = 2
+# In the environment of a request: a function that tells the bytes of its answer that are not sent yet.
+HELD_BYTES = "trident.held_bytes"
 # How long what a refused client still sends is read away: closed at once, its answer would be lost (RFC 9112 9.6).
 _DRAIN_SECS = 2.0
 _DRAIN_BYTES = 1 << 16
@@ -68,7 +72,12 @@ _IN_MEMORY = 1 << 40
 
 
 class _Task(WSGITask):
-    """A request, which tells its connection whether its client was let in."""
+    """A request, which tells its connection whether its client was let in, and can ask how much of its answer waits."""
+
+    def get_environment(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environment()
+        environ[HELD_BYTES] = lambda: int(self.channel.total_outbufs_len)
+        return environ
 
     def execute(self) -> None:
         super().execute()

@@ -22,6 +22,7 @@ from trident.running.progress import ProgressLog
 from trident.running.rehearsals import Rehearsals
 from trident.running.site import SparkSite
 from trident.running.standby_copies import StandbyCopies
+from trident.running.standby_notes import StandbyNote
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
 from trident.running.warm_up import WarmUp
 from trident.spark.class_archive import make_later
@@ -63,13 +64,20 @@ class Reporter:
     rehearsals: Rehearsals
 
     def __init__(
-        self, plans: Sequence[GroupPlan], progress: ProgressLog, shows: bool, writer: StatusWriter, keeps_warm: bool
+        self,
+        plans: Sequence[GroupPlan],
+        progress: ProgressLog,
+        shows: bool,
+        writer: StatusWriter,
+        keeps_warm: bool,
+        note: StandbyNote,
     ) -> None:
         self.progress = progress
         self.errors: dict[str, tuple[str, float]] = {}
         self.watchers = Watchers()
         self.listeners = Listeners(self.watchers)
         self._plans, self._shows, self._writer, self._keeps_warm = plans, shows, writer, keeps_warm
+        self._note = note
         self._warm_up: WarmUp | None = None
         self._is_warm = threading.Event()
         self._copies: StandbyCopies | None = None
@@ -106,6 +114,7 @@ class Reporter:
         self._tell(Waits, host=holder.host, pid=holder.pid)
         self.front.waits()
         self._writer.forget()
+        self._note.waits()
         if self._keeps_warm and self._warm_up is None:
             site = self.site
             self._warm_up = WarmUp(
@@ -131,6 +140,7 @@ class Reporter:
 
     def waits_no_more(self) -> None:
         self.rehearsals.stop()
+        self._note.waits_no_more()
         if self._copies is not None:
             self._copies.stop()
             self._copies = None
@@ -241,6 +251,7 @@ class Reporter:
     def _show_status(self) -> None:
         supervisor = self.supervisor
         self._writer.flush()
+        self._note.renew()
         self.front.listen_again()
         if supervisor.leading.is_set():
             in_flight = sum(len(group.driver.state.live) for group in supervisor.groups)

@@ -31,6 +31,7 @@ from trident.running.interrupts import prepare
 from trident.running.measuring import measure
 from trident.running.notebook import in_notebook
 from trident.running.one_host import check_topology, master_of
+from trident.running.page_source import page_routes
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
 from trident.running.registry import add, make_room, place_of
@@ -38,6 +39,7 @@ from trident.running.rehearsals import Rehearsals, Rehearse
 from trident.running.reporting import Reporter
 from trident.running.site import SparkSite
 from trident.running.source_folders import folders_of_tasks
+from trident.running.standby_notes import StandbyNote
 from trident.running.status import StatusWriter, status_path
 from trident.spark import stores
 from trident.spark.left_uploads import drop_left_uploads
@@ -146,6 +148,7 @@ def _make_query(
     name, identity = topology.name, topology.identity()
     reporter = _make_reporter(name, plans, config, warehouse, show_progress)
     reporter.front = DrpcFront(topology.graph, config, reporter.event)
+    reporter.front.routes = (*reporter.front.routes, *page_routes(reporter, topology.graph, plans, warehouse))
     asked = copied_states(reporter.front.plans)
     reporter.site = SparkSite(name, plans, spark, config, warehouse, reporter.compaction_failed, asked)
     zk = open_zookeeper(config, warehouse)
@@ -219,7 +222,8 @@ def _make_reporter(
     display = make_display(config.progress, interval_secs=every_secs, log_format=config.log_format) if shown else None
     progress = ProgressLog(name, "", uuid.uuid4().hex, display)
     writer = StatusWriter(status_path(warehouse, name), config.status_interval_secs)
-    return Reporter(plans, progress, display is not None, writer, config.warm_standby)
+    note = StandbyNote(warehouse, name)
+    return Reporter(plans, progress, display is not None, writer, config.warm_standby, note)
 
 
 def _settings(config: TridentConfig) -> Settings:
@@ -252,9 +256,7 @@ def run_topology(
         TridentError: why it ended; and as :func:`start_topology`.
     """
     config = as_config(config).replace(**settings)
-    query = start_topology(
-        topology, spark, config, show_progress=True, rehearsal=rehearsal, listeners=listeners
-    )
+    query = start_topology(topology, spark, config, show_progress=True, rehearsal=rehearsal, listeners=listeners)
     asked = threading.Event()
 
     def on_signal(number: int, frame: object) -> None:

@@ -1,0 +1,207 @@
+"""The feed of the live page: bounded records of events, rates, the stream to one page. Pure."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import datetime, timezone
+from typing import Any
+
+from trident.commands.ui import past_records, stored_plan
+from trident.running.led_before import leaderships
+from trident.udf.signatures import UsersTraceback
+from trident.watching.events import Advanced, Began, Failed, LostLead, Terminated, TookOver, Waits
+from trident.watching.live_feed import FAILURES, TRANSACTIONS, LiveFeed, rates
+from trident.watching.live_stream import QUIET_SECS, UNREAD_SECS, LiveStream
+from trident.watching.look_ups import shown_value
+
+OF = {"topology": "t", "incarnation": "i", "run_id": "r"}
+
+
+def advanced(txid: int, at: float, rows: int = 3, **more: Any) -> Advanced:
+    progress = {"num_input_rows": rows, "duration_ms": {"process": 5.0, "total": 8.0}, "states": {"counts": 2}}
+    return Advanced(
+        **OF,
+        at=at,
+        group="g",
+        txid=txid,
+        attempt_id=0,
+        progress=progress,
+        published=True,
+        **{"recovered": False, **more},
+    )
+
+
+def failed(txid: int, error: BaseException) -> Failed:
+    return Failed(**OF, group="g", txid=txid, attempt_id=1, part="processing", error=error)
+
+
+def raised() -> ValueError:
+    try:
+        try:
+            raise UsersTraceback('  File "mine.py", line 3, in split\n')
+        except UsersTraceback as own:
+            raise ValueError("this word is poison") from own
+    except ValueError as error:
+        return error
+
+
+def test_the_feed_keeps_so_many_and_gives_what_is_behind_a_number() -> None:
+    feed = LiveFeed()
+    for txid in range(1, TRANSACTIONS + 11):
+        feed(advanced(txid, float(txid)))
+        feed(Began(**OF, group="g", txid=txid, attempt_id=0))
+    found = feed.since(0)
+    assert [one["txid"] for one in found["transactions"]] == list(range(11, TRANSACTIONS + 11))
+    last = found["seq"]
+    assert feed.since(last) == {"seq": last, "transactions": [], "failures": []}
+    feed(failed(7, raised()))
+    later = feed.since(last)
+    assert later["transactions"] == [] and later["seq"] == last + 1
+    (failure,) = later["failures"]
+    assert (failure["txid"], failure["attempt"], failure["kind"]) == (7, 1, "ValueError")
+    assert failure["traceback"].startswith("Your function (most recent call last):")
+    assert "mine.py" in failure["traceback"] and "this word is poison" in failure["traceback"]
+    for n in range(FAILURES + 5):
+        feed(failed(n, ValueError("x" * 1_000_000)))
+    assert len(feed.since(0)["failures"]) == FAILURES
+    assert len(json.dumps(feed.since(0))) < FAILURES * 25_000
+
+
+def test_a_recovered_transaction_has_no_rows_that_were_read() -> None:
+    feed = LiveFeed()
+    feed(advanced(4, 1.0, recovered=True))
+    assert feed.since(0)["transactions"][0]["rows"] is None
+
+
+def test_take_overs_and_the_end_are_kept() -> None:
+    feed = LiveFeed()
+    feed(Waits(**OF, host="other", pid=7))
+    feed(TookOver(**OF, epoch=3))
+    feed(LostLead(**OF))
+    assert [one["what"] for one in feed.take_overs()] == ["waits", "leads", "leads no more"]
+    assert not feed.ended.is_set()
+    feed(Terminated(**OF, error=None))
+    assert feed.ended.is_set()
+
+
+def test_rates_are_of_the_last_ten_seconds_and_fall_to_zero() -> None:
+    feed = LiveFeed()
+    for txid, at in enumerate((90.0, 95.0, 99.0, 100.0), 1):
+        feed(advanced(txid, at, rows=10))
+    assert feed.rates(100.5) == {"transactions": 0.3, "groups": {"g": 3.0}, "states": {"counts": 0.6}}
+    assert feed.rates(200.0) == {"transactions": 0.0, "groups": {"g": 0.0}, "states": {"counts": 0.0}}
+
+
+def test_rates_where_more_than_are_kept_fall_into_ten_seconds() -> None:
+    records = [{"at": 100 + n / 50, "group": "g", "rows": 4, "states": {}} for n in range(100)]
+    assert rates(records, 102.0, is_full=True)["groups"] == {"g": 200.0}
+    assert rates(records, 102.0)["groups"] == {"g": 40.0}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def stream(
+    held: list[int], states: list[dict[str, Any]], clock: Clock
+) -> tuple[LiveStream, threading.Event, list[str]]:
+    ended, done = threading.Event(), []
+    ended.wait = lambda timeout=None: setattr(clock, "now", clock.now + (timeout or 0)) or ended.is_set()  # type: ignore[assignment,method-assign,func-returns-value]
+    made = LiveStream(
+        lambda seq: states[-1] | {"asked": seq}, ended, lambda: held[-1], lambda: done.append("done"), clock
+    )
+    return made, ended, done
+
+
+def test_a_stream_says_what_is_new_and_now_and_then_that_nothing_is() -> None:
+    clock, states = Clock(), [{"seq": 4, "at": 1.0}]
+    made, ended, done = stream([0], states, clock)
+    assert next(made).startswith(b"retry:")
+    first = next(made)
+    assert first.startswith(b"event: live\ndata: ") and json.loads(first.split(b"data: ")[1])["asked"] == 0
+    second = next(made)
+    assert json.loads(second.split(b"data: ")[1])["asked"] == 4
+    states.append({"seq": 4, "at": 2.0})  # only later: nothing new
+    assert next(made) == b": nothing new\n\n" and clock.now >= QUIET_SECS
+    states.append({"seq": 5, "at": 3.0})
+    assert b'"seq": 5' in next(made)
+    ended.set()
+    rest = b"".join(made)
+    assert rest.endswith(b"event: ended\ndata: {}\n\n")
+    made.close()
+    made.close()
+    assert done == ["done"]
+
+
+def test_a_page_that_does_not_read_is_given_nothing_more_and_its_stream_ends() -> None:
+    clock, held = Clock(), [0]
+    made, _, _ = stream(held, [{"seq": 1, "at": 0}], clock)
+    next(made), next(made)
+    held.append(5000)
+    assert list(made) == []
+    assert clock.now >= UNREAD_SECS
+
+
+def test_a_stream_that_never_began_frees_its_place() -> None:
+    made, _, done = stream([0], [{"seq": 1}], Clock())
+    made.close()
+    assert done == ["done"]
+
+
+def moment(secs: int) -> datetime:
+    return datetime.fromtimestamp(1_700_000_000 + secs, timezone.utc)
+
+
+def row(txid: int, epoch: int | None, **more: Any) -> dict[str, Any]:
+    known = {
+        "txid": txid,
+        "attempt_id": 0,
+        "epoch": epoch,
+        "begun_at": moment(txid),
+        "decided_at": moment(txid + 1),
+        "published_at": moment(txid + 3),
+        "tables": [{"state": "counts", "rows": 7}],
+        "failures": [],
+    }
+    return known | more
+
+
+def test_leaderships_are_the_epochs_of_kept_transactions() -> None:
+    rows = [row(1, 1), row(2, 1), row(3, 4, decided_at=None, published_at=None), row(4, None)]
+    newest, first = leaderships(rows)
+    assert (newest["epoch"], newest["first_at"], newest["transactions"]) == (4, None, 1)
+    assert (first["epoch"], first["transactions"]) == (1, 2)
+    assert (first["first_at"], first["last_at"]) == (moment(2).timestamp(), moment(3).timestamp())
+
+
+def test_the_past_of_a_warehouse_is_told_as_a_feed_tells_it() -> None:
+    failure = {"attempt_id": 0, "failed_at": moment(5), "error": "no"}
+    found = past_records({"b": [row(1, 1, failures=[failure])], "a": [row(2, 1, begun_at=None)]})
+    assert found["all"] is True and [one["txid"] for one in found["transactions"]] == [1, 2]
+    assert found["transactions"][0]["durations"] == {"process": 1000.0, "publish": 2000.0}
+    assert found["transactions"][1]["durations"] == {"publish": 2000.0}
+    assert [(one["group"], one["txid"], one["error"]) for one in found["failures"]] == [("b", 1, "no")]
+
+
+def test_the_plan_of_a_warehouse_is_its_streams_and_states() -> None:
+    made = stored_plan("lines", [{"stream": "lines", "spout": "FileSpout"}], ["counts", "seen"])
+    assert [(node["label"], node["depth"]) for node in made["nodes"]] == [
+        ("FileSpout", 0),
+        ("batches of lines", 1),
+        ("counts", 2),
+        ("seen", 2),
+    ]
+    ids = {node["id"] for node in made["nodes"]}
+    assert len(made["edges"]) == 3 and all({edge["from"], edge["to"]} <= ids for edge in made["edges"])
+
+
+def test_values_are_shown_as_json_can_say_them() -> None:
+    assert shown_value({"n": 2**60, "x": float("nan"), 3: [moment(0), b"a"]}) == {
+        "n": str(2**60),
+        "x": "nan",
+        "3": ["2023-11-14 22:13:20+00:00", "b'a'"],
+    }

@@ -1,0 +1,233 @@
+"""The live page over HTTP, on the server of requests: tokens, other sites, few streams, pages that do not read."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.watching.page_stub import StubFront, StubSource
+from tests.watching.test_live_feed import advanced
+from tests.zk_fixtures import eventually
+from trident.drpc.http import HttpServer
+from trident.watching import live_stream
+from trident.watching.live_page import HEADER, STREAMS, LivePage
+
+TOKEN = "a-token-of-the-tests"
+OPEN = (
+    "/",
+    "/ui",
+    "/page/page.js",
+    "/page/page.css",
+    "/page/plan.js",
+    "/page/panels.js",
+    "/page/words.js",
+    "/page/feed.js",
+)
+CLOSED = (
+    "/events",
+    "/state.json",
+    "/plan.json",
+    "/states.json",
+    "/dead-letters.json",
+    "/take-overs.json",
+    "/state/a?key=b",
+)
+
+
+@contextmanager
+def served(source: StubSource, token: str | None = None) -> Iterator[str]:
+    server = HttpServer("127.0.0.1:0", token, StubFront(), LivePage(source).routes())
+    try:
+        yield server.address
+    finally:
+        source.held.set()
+        source.ended.set()
+        server.stop()
+
+
+@pytest.fixture
+def source() -> StubSource:
+    return StubSource()
+
+
+def ask(
+    address: str, path: str, method: str = "GET", body: Any = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        text = None if body is None else json.dumps(body)
+        connection.request(method, path, text, named | ({} if body is None else {"Content-Type": "application/json"}))
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read()
+    finally:
+        connection.close()
+
+
+def streaming(address: str, read: bool = True) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse | None]:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("GET", "/events")
+    return connection, connection.getresponse() if read else None
+
+
+def test_the_shell_needs_no_token_and_all_data_does(source: StubSource) -> None:
+    with served(source, TOKEN) as address:
+        for path in OPEN:
+            status, headers, body = ask(address, path)
+            assert status == 200 and b"stub" not in body, path
+            policy = headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        for path in CLOSED:
+            assert ask(address, path)[0] == 401, path
+        assert ask(address, "/dead-letters/replay", "POST", {}, **{HEADER: "1"})[0] == 401
+        status, _, body = ask(address, "/state.json", Authorization=f"Bearer {TOKEN}")
+        assert status == 200 and json.loads(body)["topology"] == "stub"
+        assert ask(address, "/page/../page.js")[0] in (401, 404)
+        assert ask(address, "/page/__init__.py")[0] == 404
+
+
+def test_the_page_has_nothing_of_other_hosts_and_nothing_inline(source: StubSource) -> None:
+    with served(source) as address:
+        for path in OPEN:
+            text = ask(address, path)[2].decode()
+            words = text.replace("http://www.w3.org/2000/svg", "")
+            assert "http://" not in words and "https://" not in words and "@import" not in words, path
+            assert "innerHTML" not in text and "style=" not in text and "onclick" not in text, path
+
+
+def test_a_state_is_told_from_a_number_on(source: StubSource) -> None:
+    with served(source) as address:
+        source.feed(advanced(1, time.time()))
+        first = json.loads(ask(address, "/state.json")[2])
+        assert [one["txid"] for one in first["transactions"]] == [1]
+        source.feed(advanced(2, time.time()))
+        more = json.loads(ask(address, f"/state.json?since={first['seq']}")[2])
+        assert [one["txid"] for one in more["transactions"]] == [2]
+        status, _, body = ask(address, "/state.json?since=-1")
+        assert status == 400 and b"since cannot be used" in body
+
+
+def test_a_stream_tells_what_happens_while_it_lasts_and_says_that_it_ends(source: StubSource) -> None:
+    with served(source) as address:
+        connection, response = streaming(address)
+        assert response is not None and response.headers["Content-Type"].startswith("text/event-stream")
+        lines = iter(response.readline, b"")
+        assert json.loads(next(line for line in lines if line.startswith(b"data: "))[6:])["topology"] == "stub"
+        source.feed(advanced(5, time.time()))
+        assert any(b'"txid": 5' in line for line in lines)
+        source.ended.set()
+        assert b"event: ended\n" in lines
+        connection.close()
+
+
+def test_streams_are_few_and_leave_threads_for_the_rest(source: StubSource) -> None:
+    with served(source) as address:
+        open_ = [streaming(address) for _ in range(STREAMS)]
+        status, _, body = ask(address, "/events")
+        assert status == 503 and b"Ask /state.json instead" in body
+        assert ask(address, "/health")[0] == 200 and ask(address, "/state.json")[0] == 200
+        open_[0][0].close()
+        if open_[0][1] is not None:
+            open_[0][1].close()
+        again: list[Any] = []
+
+        def taken() -> bool:
+            connection, response = streaming(address)
+            again.append(connection)
+            return response is not None and response.status == 200
+
+        assert eventually(taken, 60.0), "the place of a page that has gone is free again"
+        for connection, _ in open_:
+            connection.close()
+        for connection in again:
+            connection.close()
+
+
+def test_a_page_that_does_not_read_holds_no_memory_and_loses_its_stream(
+    source: StubSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_stream, "UNREAD_SECS", 1.0)
+    monkeypatch.setattr(live_stream, "TICK_SECS", 0.01)
+    source.padding = "x" * 300_000
+    page = LivePage(source)
+    server = HttpServer("127.0.0.1:0", None, StubFront(), page.routes())
+    try:
+        host, port = server.address.split(":")
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        deaf.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        channels = server._server.active_channels
+        assert eventually(lambda: any(one.total_outbufs_len for one in channels.values()), 60.0)
+        most = 0
+        end = time.monotonic() + 60
+        while page._streams._value < STREAMS and time.monotonic() < end:  # type: ignore[attr-defined]
+            most = max(most, *(one.total_outbufs_len for one in list(channels.values())), 0)
+            time.sleep(0.01)
+        assert page._streams._value == STREAMS, "its place is free again"  # type: ignore[attr-defined]
+        assert most < 2 * len(source.padding), "what it does not read is not made again and again"
+        deaf.close()
+    finally:
+        source.ended.set()
+        server.stop()
+
+
+def test_a_look_that_hangs_keeps_neither_health_nor_the_other_parts(source: StubSource) -> None:
+    with served(source) as address:
+        source.held.clear()
+        hanging = [http.client.HTTPConnection(address, timeout=60) for _ in range(6)]
+        for connection in hanging:
+            connection.request("GET", "/states.json")
+        for path in ("/health", "/plan.json", "/state.json"):
+            assert ask(address, path)[0] == 200
+        status, _, body = ask(address, "/states.json")
+        assert status == 503 and b"still being looked for" in body
+        source.held.set()
+        assert sorted(one.getresponse().status for one in hanging)[0] == 200
+        for connection in hanging:
+            connection.close()
+
+
+def test_what_a_person_may_know_of_an_error_is_said(source: StubSource) -> None:
+    with served(source) as address:
+        status, _, body = ask(address, "/state/none?key=a")
+        assert status == 400 and "there is no state 'none'" in json.loads(body)["error"]
+        found = json.loads(ask(address, "/state/counts?key=a%20b&key=3")[2])
+        assert found["key"] == ["a b", "3"] and found["value"] == {"n": 1}
+
+
+def test_a_replay_is_asked_by_the_page_itself_alone(source: StubSource) -> None:
+    wanted = {"stream": "lines", "messages": ["3"], "again": False}
+    path = "/dead-letters/replay"
+    with served(source) as address:
+        assert ask(address, path, "POST", wanted)[0] == 403, "a form of another site cannot send the header"
+        refused = [
+            {"Origin": "http://127.0.0.1:1"},
+            {"Origin": "null"},
+            {"Origin": "http://evil.example"},
+            {"Origin": f"http://{address}", "Sec-Fetch-Site": "same-site"},
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Host": "evil.example", "Origin": "http://evil.example"},
+        ]
+        for headers in refused:
+            status = ask(address, path, "POST", wanted, **{HEADER: "1", **headers})[0]
+            assert status in (400, 403), headers
+        assert source.replayed == []
+        own = {HEADER: "1", "Origin": f"http://{address}", "Sec-Fetch-Site": "same-origin"}
+        for bad in ([], {"messages": "3"}, {"stream": 3}, {"messages": [3]}):
+            assert ask(address, path, "POST", bad, **own)[0] == 400, bad
+        status, _, body = ask(address, path, "POST", wanted, **own)
+        assert status == 200 and json.loads(body)["done"] == ["lines: 1 to be tried again"]
+        assert ask(address, path, "POST", wanted, **{HEADER: "1"})[0] == 200, "a program has no Origin"
+        assert source.replayed == [("lines", ["3"], False)] * 2
+        source.read_only = "it only reads"
+        status, _, body = ask(address, path, "POST", wanted, **own)
+        assert status == 403 and b"it only reads" in body
+        assert len(source.replayed) == 2

@@ -1,0 +1,151 @@
+"""The parts of the live page that read: plan as data, sizes of states, keys as text, notes of standbys. No Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import DateType, LongType, StringType, StructField
+
+from tests.message_helpers import Messages
+from tests.watching.page_topology import page_topology
+from tests.zk_fixtures import eventually
+from trident import TridentConfig
+from trident.commands.ui import serve
+from trident.coordinators.errors import WrongArguments
+from trident.planning.groups import plan
+from trident.planning.plan_graph import plan_graph
+from trident.running.standby_notes import AGAIN_SECS, GONE_SECS, StandbyNote, waiting_standbys
+from trident.states.core import storage
+from trident.states.core.place import Place
+from trident.watching.look_ups import key_of_texts
+from trident.watching.state_sizes import StateSizes
+
+
+def test_the_plan_as_data_has_nodes_in_their_depth_and_edges(tmp_path: Path) -> None:
+    topology = page_topology(tmp_path, Messages("line string"))
+    found = plan_graph(topology.graph, plan(topology.graph))
+    assert json.loads(json.dumps(found)) == found
+    lines, orders = found["groups"]
+    assert (lines["name"], orders["name"]) == ("lines", "orders")
+    by_label = {node["label"]: node for node in orders["nodes"]}
+    spout, priced = by_label["FixedBatchSpout"], by_label["each(priced)"]
+    assert (spout["kind"], spout["depth"], spout["stream"]) == ("spout", 0, "orders")
+    assert (priced["kind"], priced["depth"]) == ("Python", 1)
+    assert {node["state"] for node in orders["nodes"] if "state" in node} == {"sales", "revenue"}
+    assert {"from": spout["id"], "to": priced["id"], "fields": ["item", "amount"], "reads": False} in orders["edges"]
+    depths = {node["id"]: node["depth"] for node in orders["nodes"]}
+    assert all(depths[edge["from"]] < depths[edge["to"]] for edge in orders["edges"])
+
+
+def test_a_key_is_read_from_what_a_person_types() -> None:
+    fields = [StructField("name", StringType()), StructField("n", LongType()), StructField("on", DateType())]
+    assert [str(one) for one in key_of_texts("s", fields, ["3", "3", "2026-11-25"])] == ["3", "3", "2026-11-25"]
+    assert key_of_texts("s", fields[:2], ["3", "3"]) == ("3", 3)
+    assert key_of_texts("s", [], []) == ()
+    with pytest.raises(WrongArguments, match="no value of key n of state s"):
+        key_of_texts("s", fields[1:2], ["three"])
+    with pytest.raises(WrongArguments, match="name string, n bigint"):
+        key_of_texts("s", fields[:2], ["a"])
+
+
+def test_a_warehouse_without_states_has_no_sizes(tmp_path: Path) -> None:
+    assert StateSizes(Place(str(tmp_path)), "shop").look() == []
+
+
+def test_a_descriptor_that_cannot_be_read_is_said_where_the_states_would_be(tmp_path: Path) -> None:
+    folder = tmp_path / "_trident" / "states"
+    folder.mkdir(parents=True)
+    (folder / "counts.json").write_text("{")
+    (found,) = StateSizes(Place(str(tmp_path)), "shop").look()
+    assert "counts.json cannot be read" in found["trouble"]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_standby_has_a_note_while_it_waits(tmp_path: Path) -> None:
+    warehouse, clock = Place(str(tmp_path)), Clock()
+    storage.make_folder(warehouse / "_trident" / "shop", warehouse)
+    note = StandbyNote(warehouse, "shop", clock)
+    note.renew()
+    note.waits_no_more()
+    assert waiting_standbys(warehouse, "shop", clock.now) == []
+    note.waits()
+    (found,) = waiting_standbys(warehouse, "shop", clock.now)
+    assert (found["pid"], found["since"]) == (os.getpid(), 1000.0)
+    clock.now += GONE_SECS
+    assert waiting_standbys(warehouse, "shop", clock.now) == [], "a note that is not renewed is that of a dead process"
+    note.renew()
+    (found,) = waiting_standbys(warehouse, "shop", clock.now + AGAIN_SECS)
+    assert found["since"] == 1000.0
+    note.waits_no_more()
+    assert waiting_standbys(warehouse, "shop", clock.now) == []
+
+
+def test_what_is_no_note_is_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "_trident" / "shop"
+    folder.mkdir(parents=True)
+    for name, text in {
+        "standby-a-1.json": "{",
+        "standby-b-2.json": "[]",
+        "status.json": "{}",
+        "standby-c-3.json": "{}",
+    }.items():
+        (folder / name).write_text(text)
+    assert waiting_standbys(Place(str(tmp_path)), "shop", 0.0) == []
+
+
+def test_a_note_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "_trident").write_text("no folder")
+    note = StandbyNote(Place(str(tmp_path)), "shop")
+    note.waits()
+    note.waits_no_more()
+
+
+def test_the_page_of_a_warehouse_that_no_process_runs_needs_no_spark(tmp_path: Path) -> None:
+    """Of a warehouse that an earlier version has left: tests/upgrade."""
+    kept = Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz"
+    with tarfile.open(kept) as archive:
+        archive.extractall(tmp_path, filter="data")
+    told: list[str] = []
+    stop = threading.Event()
+    config = TridentConfig(warehouse=str(tmp_path / "warehouse"))
+    server = threading.Thread(target=serve, args=("upgraded", config, 0, told.append, stop), daemon=True)
+    server.start()
+
+    def asked(path: str) -> Any:
+        with urllib.request.urlopen(told[0] + path, timeout=60) as answer:
+            return json.load(answer)
+
+    try:
+        assert eventually(lambda: told, 60.0)
+        state = asked("state.json")
+        assert (state["topology"], state["role"], state["running"]) == ("upgraded", "stopped", False)
+        assert {group["name"] for group in asked("plan.json")["groups"]} >= {"inbox", "lines", "numbers"}
+        states = {one["name"]: one for one in asked("states.json")["states"]}
+        counts = states["counts"]
+        assert (counts["txid"], counts["merged"], counts["lag"], counts["trouble"]) == (3, 3, 0, "")
+        assert [(table["path"], table["rows"]) for table in counts["tables"]] == [("counts__log", 13), ("counts", 5)]
+        (letter,) = asked("dead-letters.json")["letters"]
+        assert letter["message"] == "3" and letter["can_replay"] and "ValueError" in letter["error"]
+        assert counts["keys"] == [{"name": "value", "type": "string"}] and counts["has_keys"]
+        assert asked("state/counts?key=no-such-word") == {
+            "state": "counts",
+            "key": ["no-such-word"],
+            "found": False,
+            "value": None,
+        }
+    finally:
+        stop.set()
+        server.join(60)

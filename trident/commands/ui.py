@@ -1,0 +1,251 @@
+"""``trident ui NAME``: the live page of a topology's warehouse, also where no process runs the topology. Reads only.
+
+All is read from the warehouse, without Spark and without ZooKeeper: the last status, the table of transactions, kept
+manifests, the logs of the states' tables.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trident.config import TridentConfig, as_config
+from trident.coordinators.errors import NotLeading, TopologyError, TridentError
+from trident.drpc.http import HttpServer
+from trident.drpc.requests import Answer
+from trident.messages.letters import DeadLetter, LetterBox
+from trident.planning.requests import DrpcPlan
+from trident.running.led_before import leaderships
+from trident.running.standby_notes import waiting_standbys
+from trident.running.status import condition, read_status
+from trident.states.core import storage
+from trident.states.core.descriptor import list_descriptors
+from trident.states.core.names import check_name
+from trident.states.core.place import Place
+from trident.states.delta.log_tables import LogTables
+from trident.states.delta.manifest import groups_with_manifests
+from trident.states.history.recorded import recorded_transactions
+from trident.states.keyed.key_reads import KeyReader
+from trident.states.keyed.pinning import load_state
+from trident.states.outside.outbox_letters import refused_requests
+from trident.watching.live_feed import FAILURES, TRANSACTIONS
+from trident.watching.live_page import LivePage
+from trident.watching.look_ups import key_of_texts, shown_value
+from trident.watching.recent import Recent
+from trident.watching.state_sizes import StateSizes
+
+_PAST_SECS = 5.0
+
+
+def serve(
+    name: str,
+    config: TridentConfig | None,
+    port: int,
+    told: Callable[[str], None],
+    stop: threading.Event,
+) -> None:
+    """Answers at a loopback address until it is stopped.
+
+    Args:
+        port: 0 takes a free one.
+        told: is given the page's address.
+
+    Raises:
+        TopologyError: the warehouse knows no such topology.
+        AddressInUse: another process listens there.
+    """
+    check_name("topology", name)
+    warehouse = as_config(config).warehouse_place()
+    if not storage.is_folder(warehouse / "_trident" / name):
+        raise TopologyError(
+            f"the warehouse {warehouse} has no topology {name!r}",
+            action="check the name, or name the warehouse with --warehouse …",
+        )
+    source = WarehouseSource(warehouse, name)
+    server = HttpServer(f"127.0.0.1:{port}", None, _NoFunctions(name), LivePage(source).routes())
+    try:
+        told(f"http://{server.address}/")
+        stop.wait()
+    finally:
+        source.ended.set()
+        server.stop()
+
+
+class _NoFunctions:
+    """``trident.drpc.application.Answers`` where no topology runs."""
+
+    is_leader = False
+    role = "page"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.plans: dict[str, DrpcPlan] = {}
+
+    def answer(self, function: str, args: Sequence[Any], named: Mapping[str, Any], timeout_secs: float) -> Answer:
+        raise NotLeading(f"no topology runs here: `trident ui` shows what the warehouse of {self.name} has")
+
+
+class WarehouseSource:
+    """``trident.watching.live_page.PageSource`` of a warehouse."""
+
+    read_only = "`trident dead-letters replay` does that"
+
+    def __init__(self, warehouse: Place, topology: str) -> None:
+        self.ended = threading.Event()
+        self._warehouse, self._topology = warehouse, topology
+        tables = LogTables()
+        self._letters = LetterBox(warehouse, topology, tables)
+        self._sizes = StateSizes(warehouse, topology, tables)
+        self._keys = KeyReader(warehouse)
+        self._rows = Recent(self._read_rows, _PAST_SECS)
+        self._past = Recent(lambda: past_records(self._rows()), _PAST_SECS)
+
+    def _read_rows(self) -> dict[str, list[dict[str, Any]]]:
+        """Batch group → the rows of its table of transactions, the oldest first."""
+        described = {state.group for state in list_descriptors(self._warehouse, self._topology)}
+        groups = sorted(described | set(groups_with_manifests(self._warehouse, self._topology)))
+        return {
+            group: list(recorded_transactions(self._warehouse, self._topology, group).rows.values()) for group in groups
+        }
+
+    def live(self) -> dict[str, Any]:
+        shown = {"topology": self._topology, "running": False, "rates": {}, "read_only": self.read_only}
+        try:
+            status = read_status(self._warehouse, self._topology)
+        except TridentError as error:
+            return {**shown, "role": "unknown", "groups": [], "error": str(error), "run_id": ""}
+        found = status.to_json()
+        what = condition(status)
+        for group in found["groups"]:
+            for attempt in group["attempts"]:
+                attempt["stage"] = attempt["phase"].lower()
+            if what != "running":
+                group["attempts"] = []
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.written_at))
+        return {
+            **shown,
+            "running": what == "running",
+            "incarnation": found["id"],
+            **{name: found[name] for name in ("run_id", "epoch", "error", "host", "pid", "groups")},
+            "role": what if what != "running" else status.role,
+            "as_of": f"status of {when}",
+            "rates": _rates(found["groups"]) if what == "running" else {},
+        }
+
+    def since(self, sequence: int) -> dict[str, Any]:
+        return self._past()
+
+    def plan(self) -> dict[str, Any]:
+        """Streams, batch groups and states: the operations between them are in the topology's code."""
+        described = list_descriptors(self._warehouse, self._topology)
+        rows = self._rows()
+        groups = []
+        for group in sorted({state.group for state in described} | set(rows)):
+            sources = rows[group][-1]["sources"] if rows.get(group) else []
+            states = [state.name for state in described if state.group == group and state.ends_at is None]
+            groups.append(stored_plan(group, sources, states))
+        note = "From the warehouse alone: the operations between streams and states are in the topology's code."
+        return {"topology": self._topology, "groups": groups, "note": note}
+
+    def states(self) -> list[dict[str, Any]]:
+        return self._sizes.look()
+
+    def take_overs(self) -> dict[str, Any]:
+        rows = [row for of_group in self._rows().values() for row in of_group]
+        standbys = waiting_standbys(self._warehouse, self._topology, time.time())
+        return {"standbys": standbys, "here": [], "before": leaderships(rows)}
+
+    def look_up(self, state: str, texts: Sequence[str]) -> dict[str, Any]:
+        described = load_state(self._warehouse, state)
+        types = {field.name: field for field in described.schema.fields}
+        key = key_of_texts(state, [types[name] for name in described.keys], texts)
+        found = self._keys.get(state, self._keys.asked(state, [key]))[0]
+        return {"state": state, "key": list(texts), "found": found is not None, "value": shown_value(found)}
+
+    def letters(self, last: int) -> tuple[list[DeadLetter], int | None, list[dict[str, Any]]]:
+        refused = refused_requests(self._warehouse, self._topology)
+        return self._letters.letters(last), self._letters.count(), [asdict(one) for one in refused[-last:]]
+
+    def replay(self, stream: str | None, messages: Sequence[str], again: bool) -> list[str]:
+        raise AssertionError("the page of a warehouse reads only")
+
+
+def _rates(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rates that the status has: of all batch groups together, so of one alone where there is one."""
+    if len(groups) != 1:
+        return {}
+    group = groups[0]
+    return {
+        "transactions": group["txids_per_second"],
+        "groups": {group["name"]: group["rows_per_second"]},
+        "states": {},
+    }
+
+
+def past_records(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Transactions and failures as ``PageSource.since`` gives them, of rows of the tables of transactions. Pure."""
+    transactions = [_transaction(group, row) for group, of_group in rows.items() for row in of_group]
+    failures = [
+        {
+            "at": None if failure["failed_at"] is None else failure["failed_at"].timestamp(),
+            "group": group,
+            "txid": row["txid"],
+            "attempt": failure["attempt_id"],
+            "part": "processing",
+            "kind": "Failed",
+            "error": failure["error"],
+            "traceback": failure["error"],
+        }
+        for group, of_group in rows.items()
+        for row in of_group
+        for failure in row["failures"] or ()
+    ]
+    transactions.sort(key=lambda one: (one["at"] or 0.0, one["group"], one["txid"]))
+    failures.sort(key=lambda one: (one["at"] or 0.0, one["txid"], one["attempt"]))
+    return {"seq": 0, "all": True, "transactions": transactions[-TRANSACTIONS:], "failures": failures[-FAILURES:]}
+
+
+def _transaction(group: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    begun, decided, published = (
+        None if row[name] is None else row[name].timestamp() for name in ("begun_at", "decided_at", "published_at")
+    )
+    durations: dict[str, float] = {}
+    if begun is not None and decided is not None:
+        durations["process"] = max(decided - begun, 0.0) * 1000
+    if decided is not None and published is not None:
+        durations["publish"] = max(published - decided, 0.0) * 1000
+    return {
+        "at": published if published is not None else decided,
+        "group": group,
+        "txid": row["txid"],
+        "attempt": row["attempt_id"],
+        "rows": None,
+        "durations": {name: round(ms, 1) for name, ms in durations.items()},
+        "states": {table["state"]: table["rows"] for table in row["tables"] or ()},
+        "published": True,
+        "recovered": False,
+    }
+
+
+def stored_plan(group: str, sources: Sequence[Mapping[str, Any]], states: Sequence[str]) -> dict[str, Any]:
+    """A batch group as ``plan_graph`` has it, of its streams and states alone. Pure."""
+    middle = f"{group}:batches"
+    nodes = [
+        _node(f"{group}:from {one['stream']}", one["spout"] or "spout", "spout", 0) | {"stream": one["stream"]}
+        for one in sources
+    ]
+    edges = [{"from": node["id"], "to": middle, "fields": [], "reads": False} for node in nodes]
+    depth = 1 if nodes else 0
+    nodes.append(_node(middle, f"batches of {group}", "Spark", depth))
+    for state in states:
+        own = _node(f"{group}:to {state}", state, "state", depth + 1) | {"state": state}
+        nodes.append(own)
+        edges.append({"from": middle, "to": own["id"], "fields": [], "reads": False})
+    return {"name": group, "nodes": nodes, "edges": edges}
+
+
+def _node(own: str, label: str, kind: str, depth: int) -> dict[str, Any]:
+    return {"id": own, "label": label, "kind": kind, "depth": depth, "location": ""}

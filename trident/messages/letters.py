@@ -1,0 +1,215 @@
+"""Dead letters as people read them, and have them tried again: from the tables of a topology, without Spark.
+
+The topology may be running: what is read is of one version of each table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trident.coordinators.errors import TopologyError
+from trident.messages.replays import ReplayRequests, request_replay
+from trident.states.core.names import STREAMS_FOLDER, check_name
+from trident.states.core.place import Place
+from trident.states.delta.beside import DEAD_LETTERS, MESSAGES
+from trident.states.delta.file_rows import rows_of
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import LogTables
+from trident.states.publishing.dead_letters import ENDS, LETTERS, tables_beside
+
+# The ids under which replays have ended, in the table of a stream's messages; all others sort before or behind.
+_REPLAY, _BEHIND_REPLAY = "replay ", "replay!"
+_SETTLED = ("asked for", "acked")
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A message that was given up, or a transaction that was skipped.
+
+    Attributes:
+        txid: the transaction that it is part of.
+        stream: of the message; None for a skipped transaction.
+        message: the message's id as JSON.
+        tuples: what it was emitted as, JSON.
+        attempts: how often it was tried.
+        operation, location, error, traceback: why the last try failed.
+        metadata: of a skipped transaction, JSON by stream.
+        given_up_at: when.
+        replay: "" or what became of its replay: "asked for", "acked" or "dead".
+    """
+
+    txid: int
+    stream: str | None
+    message: str | None
+    tuples: str | None
+    attempts: int | None
+    operation: str | None
+    location: str | None
+    error: str | None
+    traceback: str | None
+    metadata: str | None
+    given_up_at: datetime
+    replay: str = ""
+
+    def line(self) -> str:
+        """For people."""
+        if self.stream is None:
+            return f"transaction {self.txid}: skipped: {_first(self.error)}"
+        replay = f" [replay: {self.replay}]" if self.replay else ""
+        where = f" in {self.operation}" if self.operation else ""
+        return (
+            f"{self.stream} message {self.message}: given up in transaction {self.txid} after {self.attempts} tries"
+            f"{where}: {_first(self.error)}{replay}"
+        )
+
+
+def _first(text: str | None) -> str:
+    return (text or "no error is known").splitlines()[0]
+
+
+class LetterBox:
+    """The dead letters of one topology. Keep one for as long as it may be asked; may be used by several threads."""
+
+    def __init__(self, warehouse: Place, topology: str, tables: LogTables | None = None) -> None:
+        self._warehouse, self._topology = warehouse, topology
+        self._tables = tables or LogTables()
+
+    def letters(self, last: int | None = None) -> list[DeadLetter]:
+        """The dead letters, the oldest first.
+
+        Args:
+            last: of each table about so many of the newest: the files are read until these have so many; None: all.
+
+        Raises:
+            TableError: a table cannot be read.
+        """
+        fields = [field for field in DeadLetter.__dataclass_fields__ if field != "replay"]
+        rows = [row for path in self._paths() for row in self._rows(path, LETTERS, last=last)]
+        replays = self._replays() if rows else {}
+        return [
+            DeadLetter(
+                **{field: row[field] for field in fields},
+                replay=_replayed(replays.get((row["stream"], row["message"]), []), row["txid"]),
+            )
+            for row in sorted(rows, key=lambda row: (row["txid"], row["given_up_at"]))
+        ]
+
+    def count(self) -> int | None:
+        """How many there are, by the tables' logs alone; None where these do not say."""
+        total = 0
+        for path in self._paths():
+            for file in self._files(path):
+                if file.num_records is None:
+                    return None
+                total += file.num_records
+        return total
+
+    def replay(self, stream: str | None = None, messages: Collection[str] = (), again: bool = False) -> list[str]:
+        """Has dead letters tried again, by the topology that runs or by its next start.
+
+        Args:
+            stream, messages, again: as for ``trident dead-letters replay``.
+
+        Returns:
+            what was done, a line a stream; nothing where no letter is to be replayed.
+
+        Raises:
+            TopologyError: there is no such dead letter.
+        """
+        # Of one message only the newest letter counts, however often it was given up.
+        newest = {
+            (letter.stream, letter.message): letter
+            for letter in self.letters()
+            if letter.stream is not None and stream in (None, letter.stream)
+        }
+        known = {str(message) for _, message in newest}
+        wanted: dict[str, list[dict[str, Any]]] = {}
+        lines = []
+        for (of_stream, message), letter in newest.items():
+            if messages and message not in messages:
+                continue
+            if letter.tuples is None:
+                lines.append(f"{of_stream}: {message} cannot be tried again: a value of it could not be written down")
+            elif again or letter.replay not in _SETTLED:
+                wanted.setdefault(str(of_stream), []).append({"message": message, "tuples": letter.tuples})
+        missing = sorted(set(messages) - known)
+        if missing:
+            raise TopologyError(
+                f"{self._topology} has no such dead letter",
+                found=", ".join(missing),
+                expected=f"one of {', '.join(sorted(known)[:20]) or 'none'}",
+                action="`trident dead-letters list` shows them; a text is written with its quotes",
+            )
+        for one, letters in sorted(wanted.items()):
+            request_replay(self._stream_folder(one), letters)
+            lines.append(f"{one}: {len(letters)} to be tried again, by the running topology or its next start")
+        return lines
+
+    def _stream_folder(self, stream: str) -> Place:
+        check_name("stream", stream)  # it becomes a path
+        return self._warehouse / "_trident" / self._topology / STREAMS_FOLDER / stream
+
+    def _replays(self) -> dict[tuple[str, str], list[tuple[float, str]]]:
+        """(stream, message) → its replays: in which transaction one ended, and how; the last may be asked for."""
+        found: dict[tuple[str, str], list[tuple[float, str]]] = {}
+        before, behind = MESSAGES.table_name(self._topology, "*").split("*")
+        for path, _ in tables_beside(self._warehouse, self._topology, (MESSAGES,)):
+            stream = path.name[len(before) : -len(behind)]
+            # Before the ends: a request that ends meanwhile is among these, and would else be among neither.
+            asked = ReplayRequests.asked(self._stream_folder(stream))
+            ends = self._rows(path, ENDS, only_replays=True)
+            for row in sorted(ends, key=lambda row: row["txid"]):
+                found.setdefault((stream, row["message"].split(" ", 2)[2]), []).append((row["txid"], row["outcome"]))
+            for message in asked:
+                found.setdefault((stream, message), []).append((math.inf, "asked for"))
+        return found
+
+    def _paths(self) -> list[Place]:
+        return sorted(path for path, _ in tables_beside(self._warehouse, self._topology, (DEAD_LETTERS,)))
+
+    def _files(self, path: Place) -> list[LiveFile]:
+        return self._tables.live_files(self._tables.load(str(path)))
+
+    def _rows(
+        self, path: Place, schema: pa.Schema, only_replays: bool = False, last: int | None = None
+    ) -> list[dict[str, Any]]:
+        files = self._files(path)
+        if only_replays:
+            files = [file for file in files if _may_have_replays(file)]
+        if last is not None:
+            files.sort(key=_greatest_txid, reverse=True)
+        found: list[dict[str, Any]] = []
+        for file in files:
+            if last is not None and len(found) >= last:
+                break
+            for batch in rows_of(str(path), [file], schema):
+                if only_replays:
+                    batch = batch.filter(pc.starts_with(batch.column("message"), _REPLAY))
+                found += batch.to_pylist()
+        return found
+
+
+def _greatest_txid(file: LiveFile) -> float:
+    stats: Any = file.stats or {}
+    found = dict(stats.get("maxValues") or {}).get("txid")
+    return found if isinstance(found, int) else math.inf
+
+
+def _may_have_replays(file: LiveFile) -> bool:
+    """Tells by the log's statistics; False only where the file surely has none."""
+    stats: Any = file.stats or {}
+    low, high = (dict(stats.get(name) or {}).get("message") for name in ("minValues", "maxValues"))
+    return not (isinstance(low, str) and low > _BEHIND_REPLAY or isinstance(high, str) and high < _REPLAY)
+
+
+def _replayed(replays: list[tuple[float, str]], txid: int) -> str:
+    """Returns the fate of a letter: its message's first replay that ended behind it, since that one was its own."""
+    later = [outcome for ended_in, outcome in replays if ended_in > txid and outcome != "failed"]
+    return later[0] if later else ""

@@ -1,0 +1,155 @@
+"""The live page of a topology that runs in this process: its status, states and letters, as the page asks for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.errors import NotLeading
+from trident.messages.letters import DeadLetter, LetterBox
+from trident.planning.graph import TopologyGraph
+from trident.planning.groups import GroupPlan
+from trident.planning.plan_graph import plan_graph
+from trident.running.led_before import led_before
+from trident.running.reading import get_running
+from trident.running.standby_notes import waiting_standbys
+from trident.states.core.binding import StateBinding
+from trident.states.core.place import Place
+from trident.states.delta.log_tables import LogTables
+from trident.states.outside.outbox_letters import refused_requests
+from trident.watching.live_feed import LiveFeed
+from trident.watching.live_page import LivePage
+from trident.watching.look_ups import key_of_texts, shown_value
+from trident.watching.recent import Recent
+from trident.watching.state_sizes import StateSizes
+
+if TYPE_CHECKING:
+    from trident.drpc.application import Route
+    from trident.running.reporting import Reporter
+
+# All kept transactions are read for it.
+_SELDOM_SECS = 30.0
+_NO_TABLE = "not in a table of the warehouse: its size is not known here"
+
+
+def page_routes(
+    reporter: Reporter, graph: TopologyGraph, plans: Sequence[GroupPlan], warehouse: Place
+) -> tuple[Route, ...]:
+    """The paths of the live page of a query; its feed is told the reporter's events from here on."""
+    feed = LiveFeed()
+    reporter.watchers.add(feed)
+    return LivePage(RunningSource(reporter, feed, graph, plans, warehouse)).routes()
+
+
+class RunningSource:
+    """``trident.watching.live_page.PageSource`` of a query of this process, which may lead or wait."""
+
+    read_only = ""
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        feed: LiveFeed,
+        graph: TopologyGraph,
+        plans: Sequence[GroupPlan],
+        warehouse: Place,
+    ) -> None:
+        self._reporter, self._feed, self._graph, self._plans, self._warehouse = reporter, feed, graph, plans, warehouse
+        self._name, self.ended = graph.name, feed.ended
+        tables = LogTables()
+        self._letters = LetterBox(warehouse, self._name, tables)
+        self._sizes = StateSizes(warehouse, self._name, tables)
+        groups = [plan.name for plan in plans]
+        self._before = Recent(lambda: led_before(warehouse, self._name, groups), _SELDOM_SECS)
+
+    def live(self) -> dict[str, Any]:
+        reporter = self._reporter
+        if getattr(reporter, "supervisor", None) is None:  # the port is open a moment before
+            return {"running": True, "topology": self._name, "role": "starting", "groups": [], "rates": {}}
+        status = reporter.status().to_json()
+        stages = self._stages()
+        for group in status["groups"]:
+            for attempt in group["attempts"]:
+                key = group["name"], attempt["txid"], attempt["attempt_id"]
+                attempt["stage"] = stages.get(key, attempt["phase"].lower())
+        return {
+            "running": not reporter.supervisor.ended.is_set(),
+            "topology": self._name,
+            "incarnation": status["id"],
+            **{name: status[name] for name in ("run_id", "epoch", "role", "error", "host", "pid", "groups")},
+            "standby_of": reporter.supervisor.standby_of,
+            "rates": self._feed.rates(time.time()),
+            "read_only": self.read_only,
+        }
+
+    def _stages(self) -> dict[tuple[str, int, int], str]:
+        """(group, txid, attempt id) → where the attempt stands, more closely than the status says."""
+        return {
+            (group.name, live.attempt.txid, live.attempt.attempt_id): live.stage.name.lower()
+            for group in list(self._reporter.supervisor.groups)
+            for live in group.driver.state.live
+        }
+
+    def since(self, sequence: int) -> dict[str, Any]:
+        return self._feed.since(sequence)
+
+    def plan(self) -> dict[str, Any]:
+        return plan_graph(self._graph, self._plans)
+
+    def states(self) -> list[dict[str, Any]]:
+        found = {one["name"]: one for one in self._sizes.look(self._advanced())}
+        for plan in self._plans:
+            for binding in plan.bindings:
+                kind = binding.state_kind
+                if binding.name in found or binding.name in plan.message_tables.values():
+                    continue
+                found[binding.name] = {
+                    "name": binding.name,
+                    "kind": kind.name,
+                    "group": plan.name,
+                    "keys": _keys(binding),
+                    "has_keys": kind.values_by_key,
+                    "txid": None,
+                    "tables": [],
+                    "trouble": "" if kind.has_table else _NO_TABLE,
+                }
+        return [found[name] for name in sorted(found)]
+
+    def take_overs(self) -> dict[str, Any]:
+        return {
+            "standbys": waiting_standbys(self._warehouse, self._name, time.time()),
+            "here": self._feed.take_overs(),
+            "before": self._before(),
+        }
+
+    def look_up(self, state: str, texts: Sequence[str]) -> dict[str, Any]:
+        supervisor = self._reporter.supervisor
+        if supervisor.ended.is_set():
+            raise NotLeading(f"{self._name} has ended; `trident ui {self._name}` shows what is kept")
+        bindings = {binding.name: binding for plan in self._plans for binding in plan.bindings}
+        fields = [] if state not in bindings else _fields(bindings[state])
+        key = key_of_texts(state, fields, texts) if state in bindings else ()
+        advanced = self._advanced()
+        found = get_running(self._reporter.site, self._plans, advanced, supervisor.term.incarnation, state, key)
+        return {"state": state, "key": list(texts), "found": found is not None, "value": shown_value(found)}
+
+    def letters(self, last: int) -> tuple[list[DeadLetter], int | None, list[dict[str, Any]]]:
+        refused = refused_requests(self._warehouse, self._name)
+        return self._letters.letters(last), self._letters.count(), [asdict(one) for one in refused[-last:]]
+
+    def replay(self, stream: str | None, messages: Sequence[str], again: bool) -> list[str]:
+        return self._letters.replay(stream, messages, again)
+
+    def _advanced(self) -> dict[str, int]:
+        return {group.name: group.driver.last_advanced for group in list(self._reporter.supervisor.groups)}
+
+
+def _fields(binding: StateBinding) -> list[Any]:
+    types = {field.name: field for field in binding.shown_schema.fields}
+    return [types[key] for key in binding.keys]
+
+
+def _keys(binding: StateBinding) -> list[dict[str, str]]:
+    return [{"name": field.name, "type": field.dataType.simpleString()} for field in _fields(binding)]

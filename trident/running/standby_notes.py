@@ -1,0 +1,95 @@
+"""Notes of the processes that wait as standbys: a small file each, beside the topology's status.
+
+``<warehouse>/_trident/<topology>/standby-<host>-<pid>.json`` is written while its process waits, again every ten
+seconds, and deleted when it leads or ends. It is never read for correctness: what makes a process wait is ZooKeeper's
+znode ``live``. A note that was not written for half a minute is that of a process that has gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trident.coordinators.leadership import current_holder, holder_is_gone
+from trident.coordinators.records import Holder
+from trident.coordinators.stored_json import Unreadable, parse_stored
+from trident.states.core import storage
+from trident.states.core.place import Place
+
+log = logging.getLogger("trident.query")
+AGAIN_SECS = 10.0
+GONE_SECS = 30.0
+_NOTE = re.compile(r"standby-.+\.json")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.-]")
+
+
+class StandbyNote:
+    """This process's own note. Methods may be called from any thread, and never raise.
+
+    Args:
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, warehouse: Place, topology: str, clock: Callable[[], float] = time.time) -> None:
+        self._me, self._clock = current_holder(), clock
+        host = _NOT_IN_NAMES.sub("_", self._me.host)[:100]
+        self._path = warehouse / "_trident" / topology / f"standby-{host}-{self._me.pid}.json"
+        self._since: float | None = None
+        self._written_at = 0.0
+
+    def waits(self) -> None:
+        """This process waits from here on."""
+        if self._since is None:
+            self._since, self._written_at = self._clock(), 0.0
+        self.renew()
+
+    def renew(self) -> None:
+        """Writes the note where it is due; call it now and then."""
+        now = self._clock()
+        if self._since is None or now < self._written_at + AGAIN_SECS:
+            return
+        self._written_at = now
+        me = self._me
+        process = {"host": me.host, "boot_id": me.boot_id, "pid": me.pid, "started": me.started}
+        note = json.dumps({**process, "since": self._since, "written_at": now})
+        try:
+            storage.write(self._path, note.encode(), durable=False)
+        except OSError as problem:  # a full or read-only disk: it waits all the same
+            log.debug("the note of this standby cannot be written: %s", problem)
+
+    def waits_no_more(self) -> None:
+        """This process leads, or ends."""
+        if self._since is None:
+            return
+        self._since = None
+        try:
+            storage.delete(self._path)
+        except OSError as problem:
+            log.debug("the note of this standby cannot be deleted: %s", problem)
+
+
+def waiting_standbys(warehouse: Place, topology: str, now: float) -> list[dict[str, Any]]:
+    """The processes that wait, in the order of their coming: ``host``, ``pid``, ``since`` (seconds since the epoch).
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    folder, me = warehouse / "_trident" / topology, current_holder()
+    found = []
+    for name in storage.list_names(folder):
+        if not _NOTE.fullmatch(name):
+            continue
+        try:
+            note: Any = parse_stored(storage.read(folder / name))
+            holder = Holder(note["host"], note["boot_id"], note["pid"], note["started"], "note")
+            fresh = now < float(note["written_at"]) + GONE_SECS
+            since = float(note["since"])
+        except (FileNotFoundError, Unreadable, KeyError, TypeError, ValueError):
+            continue  # deleted meanwhile, or no note of ours
+        if fresh and not holder_is_gone(holder, me):
+            found.append({"host": holder.host, "pid": holder.pid, "since": since})
+    return sorted(found, key=lambda one: one["since"])

@@ -1,0 +1,153 @@
+"""The feed of the live page: the last transactions, failures and take-overs of a running topology, in bounded memory.
+
+It is a watcher (``trident/watching/events.py``): of each event it keeps a small record, and computes nothing more. A
+failure's traceback becomes text at once, since the exception itself would hold the rows of its batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trident.coordinators.causes import causes, text_of
+from trident.udf.signatures import UsersTraceback
+from trident.watching.events import Advanced, Event, Failed, LostLead, Terminated, TookOver, Waits
+
+TRANSACTIONS = 100
+FAILURES = 50
+TAKE_OVERS = 50
+RATE_SECS = 10.0
+_TEXT_CHARS = 4_000
+_TRACEBACK_CHARS = 16_000
+_Record = dict[str, Any]
+
+
+class LiveFeed:
+    """Keeps what the page shows of events. Call it with each; may be used from any thread.
+
+    Attributes:
+        ended: set with the last event.
+    """
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self._lock = threading.Lock()
+        self._sequence = 0
+        self._transactions: deque[_Record] = deque(maxlen=TRANSACTIONS)
+        self._failures: deque[_Record] = deque(maxlen=FAILURES)
+        self._take_overs: deque[_Record] = deque(maxlen=TAKE_OVERS)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Advanced):
+            self._keep(self._transactions, _transaction(event))
+        elif isinstance(event, Failed):
+            self._keep(self._failures, _failure(event))
+        elif isinstance(event, TookOver):
+            self._keep(self._take_overs, {"what": "leads", "at": event.at, "epoch": event.epoch})
+        elif isinstance(event, Waits):
+            self._keep(self._take_overs, {"what": "waits", "at": event.at, "host": event.host, "pid": event.pid})
+        elif isinstance(event, LostLead):
+            self._keep(self._take_overs, {"what": "leads no more", "at": event.at})
+        elif isinstance(event, Terminated):
+            self.ended.set()
+
+    def _keep(self, kept: deque[_Record], record: _Record) -> None:
+        with self._lock:
+            self._sequence += 1
+            kept.append({"seq": self._sequence, **record})
+
+    @property
+    def sequence(self) -> int:
+        """The number of the newest record; 0 before the first."""
+        return self._sequence
+
+    def since(self, sequence: int) -> dict[str, Any]:
+        """The transactions and failures behind a record, the oldest first; behind 0 all that are kept."""
+        with self._lock:
+            return {
+                "seq": self._sequence,
+                "transactions": _behind(self._transactions, sequence),
+                "failures": _behind(self._failures, sequence),
+            }
+
+    def take_overs(self) -> list[_Record]:
+        """The take-overs that this process knows of, the oldest first."""
+        with self._lock:
+            return [dict(record) for record in self._take_overs]
+
+    def rates(self, now: float) -> dict[str, Any]:
+        """See :func:`rates`."""
+        with self._lock:
+            found, is_full = list(self._transactions), len(self._transactions) == TRANSACTIONS
+        return rates(found, now, is_full)
+
+
+def rates(transactions: Sequence[Mapping[str, Any]], now: float, is_full: bool = False) -> dict[str, Any]:
+    """Rows and transactions a second over the last ten seconds.
+
+    Args:
+        transactions: records of the feed, the oldest first.
+        now: seconds since the epoch.
+        is_full: older ones were dropped: where all are of the last ten seconds, the rate is over their own time.
+
+    Returns:
+        ``transactions``; ``groups``: batch group → input rows; ``states``: state → rows written to it.
+    """
+    recent = [one for one in transactions if one["at"] > now - RATE_SECS]
+    span = RATE_SECS
+    if is_full and recent and len(recent) == len(transactions):
+        span = max(now - recent[0]["at"], 0.001)
+    groups: dict[str, int] = dict.fromkeys((one["group"] for one in transactions), 0)
+    states: dict[str, int] = dict.fromkeys((name for one in transactions for name in one["states"]), 0)
+    for one in recent:
+        groups[one["group"]] += one["rows"] or 0
+        for name, rows in one["states"].items():
+            states[name] += rows
+    return {
+        "transactions": round(len(recent) / span, 2),
+        "groups": {name: round(rows / span, 1) for name, rows in groups.items()},
+        "states": {name: round(rows / span, 1) for name, rows in states.items()},
+    }
+
+
+def _behind(records: Iterable[_Record], sequence: int) -> list[_Record]:
+    return [record for record in records if record["seq"] > sequence]
+
+
+def _transaction(event: Advanced) -> _Record:
+    progress = event.progress
+    return {
+        "at": event.at,
+        "group": event.group,
+        "txid": event.txid,
+        "attempt": event.attempt_id,
+        "rows": None if event.recovered else progress.get("num_input_rows"),
+        "durations": dict(progress.get("duration_ms") or {}),
+        "states": {name: int(rows) for name, rows in (progress.get("states") or {}).items()},
+        "published": event.published,
+        "recovered": event.recovered,
+    }
+
+
+def _failure(event: Failed) -> _Record:
+    return {
+        "at": event.at,
+        "group": event.group,
+        "txid": event.txid,
+        "attempt": event.attempt_id,
+        "part": event.part,
+        "kind": type(event.error).__name__,
+        "error": text_of(event.error)[:_TEXT_CHARS],
+        "traceback": _traceback(event.error),
+    }
+
+
+def _traceback(error: BaseException) -> str:
+    """The user's own frames first, where a function of the user's is behind the error; then all of it."""
+    own = next((str(one).strip() for one in causes(error) if isinstance(one, UsersTraceback)), "")
+    whole = "".join(traceback.format_exception(error)).strip()
+    text = f"{own}\n\n{whole}" if own else whole
+    return text if len(text) <= _TRACEBACK_CHARS else f"{text[:_TRACEBACK_CHARS]}\n… (the log has the rest)"

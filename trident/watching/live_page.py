@@ -1,0 +1,237 @@
+"""The live page over HTTP: its files, the state of the topology as JSON and as a stream, and the few things it does.
+
+==================================  ============================================================
+``GET /`` and ``/ui``               the page; ``GET /page/<file>``: its script and its style
+``GET /events``                     server-sent events: the state, whenever it changes
+``GET /state.json?since=SEQ``       the same state once, with what is new behind a sequence number
+``GET /plan.json``                  the plan, as nodes and edges
+``GET /states.json``                the states: size, rows, lag
+``GET /state/<name>?key=…``         the values of a key; ``key`` once for each of its columns
+``GET /dead-letters.json``          what was given up
+``GET /take-overs.json``            who leads, who waits, who led
+``POST /dead-letters/replay``       has dead letters tried again
+==================================  ============================================================
+
+The page's own files tell nothing of the topology and need no token; all else does where there is one. A request that
+is posted must say so in a header that no page of another site can send, and come from this very address.
+
+A stream holds a thread. So there are few, in threads of their own; one too many is answered with 503, and its page asks
+for ``/state.json`` instead.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from typing import Any, Protocol
+
+from werkzeug.exceptions import HTTPException, abort
+from werkzeug.wrappers import Request, Response
+
+from trident.coordinators.errors import ConfigError, FieldError, TableError, TopologyError, TridentError, WrongArguments
+from trident.drpc.application import Route
+from trident.drpc.limits import HELD_BYTES
+from trident.messages.letters import DeadLetter
+from trident.watching.live_stream import LiveStream
+from trident.watching.recent import Recent
+
+STREAMS = 8
+LETTERS = 100
+HEADER = "X-Trident-Page"
+_LOOK_UPS = 2
+_RECENT_SECS = 0.2
+_OFTEN_SECS = 2.0
+_TEXT_CHARS = 16_000
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_FILES = {
+    "index.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    **dict.fromkeys(("page.js", "plan.js", "panels.js", "words.js", "feed.js"), "text/javascript; charset=utf-8"),
+}
+# Errors whose text is for the person who asked, not for the log alone.
+_TOLD = (WrongArguments, FieldError, TableError, TopologyError, ConfigError)
+
+
+class PageSource(Protocol):
+    """The page's way to a topology: one that runs in this process, or what a warehouse has of one.
+
+    Attributes:
+        ended: set when nothing more comes.
+        read_only: why nothing can be done from the page; "" where it can.
+    """
+
+    ended: threading.Event
+    read_only: str
+
+    def live(self) -> dict[str, Any]:
+        """The topology as it is now."""
+
+    def since(self, sequence: int) -> dict[str, Any]:
+        """``seq``, and ``transactions`` and ``failures`` behind it; with ``all`` they are all that there are."""
+
+    def plan(self) -> dict[str, Any]: ...
+
+    def states(self) -> list[dict[str, Any]]: ...
+
+    def take_overs(self) -> dict[str, Any]: ...
+
+    def look_up(self, state: str, texts: Sequence[str]) -> dict[str, Any]: ...
+
+    def letters(self, last: int) -> tuple[list[DeadLetter], int | None, list[dict[str, Any]]]: ...
+
+    def replay(self, stream: str | None, messages: Sequence[str], again: bool) -> list[str]: ...
+
+
+class LivePage:
+    """Answers the page's requests.
+
+    Args:
+        source: where it has all from.
+    """
+
+    def __init__(self, source: PageSource) -> None:
+        self._source = source
+        self._streams = threading.BoundedSemaphore(STREAMS)
+        self._look_ups = threading.BoundedSemaphore(_LOOK_UPS)
+        self._live = Recent(source.live, _RECENT_SECS)
+        self._slow = {
+            "/plan.json": Recent(source.plan, _OFTEN_SECS),
+            "/states.json": Recent(lambda: {"states": source.states()}, _OFTEN_SECS),
+            "/dead-letters.json": Recent(self._letters, _OFTEN_SECS),
+            "/take-overs.json": Recent(source.take_overs, _OFTEN_SECS),
+        }
+
+    def routes(self) -> tuple[Route, ...]:
+        """The page's paths."""
+        return (
+            Route("/", self._index, without_token=True),
+            Route("/ui", self._index, without_token=True),
+            Route("/page/<name>", self._file, without_token=True),
+            Route("/events", self._events, threads=STREAMS),
+            Route("/state.json", self._state, threads=1),
+            *(Route(path, self._one(recent), threads=1) for path, recent in self._slow.items()),
+            Route("/state/<name>", self._look_up, threads=_LOOK_UPS),
+            Route("/dead-letters/replay", self._replay, method="POST", threads=1),
+        )
+
+    # --- the page -----------------------------------------------------------------------------
+
+    def _index(self, request: Request) -> Response:
+        return self._file(request, "index.html")
+
+    def _file(self, request: Request, name: str) -> Response:
+        if name not in _FILES:
+            abort(404, f"the page has no file {name[:100]!r}")
+        data = (resources.files("trident.watching") / "page" / name).read_bytes()
+        headers = {
+            "Content-Security-Policy": _POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
+        return Response(data, 200, headers, content_type=_FILES[name])
+
+    # --- what it shows ------------------------------------------------------------------------
+
+    def _state(self, request: Request) -> Response:
+        given = request.args.get("since", "0")
+        if not (given.isascii() and given.isdigit() and len(given) < 16):
+            abort(400, f"since cannot be used; found: {given[:100]!r}; expected: a number that an answer had as seq")
+        return _json(self._look(int(given)))
+
+    def _look(self, sequence: int) -> dict[str, Any]:
+        return {"at": time.time(), **self._live(), **self._source.since(sequence)}
+
+    def _events(self, request: Request) -> Response:
+        if not self._streams.acquire(blocking=False):
+            abort(503, f"too many streams; found: {STREAMS}; expected: fewer. Ask /state.json instead")
+        held: Callable[[], int] = request.environ.get(HELD_BYTES, lambda: 0)
+        stream = LiveStream(self._look, self._source.ended, held, self._streams.release)
+        return Response(stream, 200, content_type="text/event-stream; charset=utf-8")
+
+    def _one(self, recent: Recent[dict[str, Any]]) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            return _told(recent)
+
+        return answer
+
+    def _letters(self) -> dict[str, Any]:
+        letters, count, refused = self._source.letters(LETTERS)
+        return {
+            "letters": [_letter(letter) for letter in reversed(letters[-LETTERS:])],
+            "count": count,
+            "refused": refused[-LETTERS:],
+            "read_only": self._source.read_only,
+        }
+
+    # --- what it does -------------------------------------------------------------------------
+
+    def _look_up(self, request: Request, name: str) -> Response:
+        if not self._look_ups.acquire(blocking=False):
+            return _json({"error": f"{_LOOK_UPS} look-ups run already; ask again"}, 503)
+        try:
+            return _told(lambda: self._source.look_up(name, request.args.getlist("key")))
+        finally:
+            self._look_ups.release()
+
+    def _replay(self, request: Request) -> Response:
+        _check_own_page(request)
+        if self._source.read_only:
+            abort(403, f"this page only reads: {self._source.read_only}")
+        given = request.get_json(silent=True)
+        if not isinstance(given, Mapping):
+            abort(400, 'the body cannot be read; expected: JSON, {"stream": text, "messages": [text], "again": false}')
+        stream, messages = given.get("stream"), given.get("messages", [])
+        texts = isinstance(messages, list) and all(isinstance(one, str) for one in messages)
+        if not (stream is None or isinstance(stream, str)) or not texts:
+            abort(400, "the body cannot be used; expected: a stream as text or null, messages as a list of texts")
+        done = _told(lambda: {"done": self._source.replay(stream, messages, given.get("again") is True)})
+        self._slow["/dead-letters.json"].forget()
+        return done
+
+
+def _check_own_page(request: Request) -> None:
+    """Refuses what a page of another site, or of another port of this machine, has a browser send.
+
+    A header of one's own is sent across sites only after a question that this server does not answer.
+    """
+    origin = request.headers.get("Origin")
+    host = request.environ.get("HTTP_HOST", "")
+    if HEADER not in request.headers:
+        abort(403, f"only the page itself, and programs, may ask this; expected: a header {HEADER}")
+    if origin is not None and origin.partition("://")[2] != host:
+        expected = f"that of {host[:100]}"
+        abort(403, f"no page of another address may ask this; found: Origin: {origin[:100]}; expected: {expected}")
+    if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+        abort(403, "no page of another address may ask this")
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    found = asdict(letter)
+    for name in ("tuples", "error", "traceback", "metadata"):
+        if found[name] is not None and len(found[name]) > _TEXT_CHARS:
+            found[name] = f"{found[name][:_TEXT_CHARS]}… ({len(found[name])} characters; the table has all)"
+    return found | {"given_up_at": letter.given_up_at.timestamp(), "can_replay": letter.tuples is not None}
+
+
+def _told(find: Callable[[], Any]) -> Response:
+    """The answer, or an error that is the business of the person who asked."""
+    try:
+        return _json(find())
+    except HTTPException:
+        raise
+    except _TOLD as error:
+        return _json({"error": str(error)}, 400)
+    except TridentError as error:
+        return _json({"error": str(error)}, 503)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, default=str)
+    return Response(text + "\n", status, content_type="application/json; charset=utf-8")

@@ -45,7 +45,9 @@ def run(path: Path, folder: Path, environment: dict[str, str]) -> Any:
         os.environ.clear()
         os.environ.update(before)
     for cell in code_cells(notebook):
-        cell["outputs"] = [kept for output in cell["outputs"] if (kept := _kept(output)) is not None]
+        cell["outputs"] = [
+            nbformat.from_dict(kept) for output in cell["outputs"] if (kept := _kept(output)) is not None
+        ]
         cell["metadata"].pop("execution", None)
     return notebook
 

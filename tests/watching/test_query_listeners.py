@@ -74,7 +74,7 @@ def test_a_listener_hears_of_start_takeover_progress_and_end(start: Start) -> No
     assert first.progress["states"] == {"heard_counts": 2} and first.published
     assert takeover.epoch == query.status["epoch"] and terminated.error is None
     assert later.calls == ["terminated"]
-    with pytest.raises(ConfigError, match="a listener cannot be used.*make one: Hears"):
+    with pytest.raises(ConfigError, match="a listener cannot be used.*Make one: Hears"):
         start(word_count("heard", [[("a b",)]]), listeners=[Hears])
 
 

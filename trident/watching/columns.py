@@ -46,6 +46,8 @@ class ColumnOrigins:
         for side, parent in enumerate(node.parents):
             reads = [name for name in node.reads(parent, frozenset((field,))) if name in parent.names]
             same = [name for name in reads if node.carried(side, name) == field]
+            if same and keys is None and node.writes is not None:
+                reads = same  # it writes each of its rows as it is, so no other column decides about this one
             for name in reads:
                 if name in same:
                     way = Way.IDENTITY

@@ -143,7 +143,8 @@ def sees_it_run(person: Person) -> None:
     stages: set[str] = set()
 
     def moved() -> bool:
-        stages.add(re.sub(r"[\d.,]+|for .*", "", person.text("#flight-list").split("\n")[-1]))
+        lines = person.text("#flight-list").split("\n")
+        stages.update(line.partition(" for ")[0] for line in lines if " for " in line)
         return len(stages) >= 3
 
     person.waits_for(moved, "saw a transaction move through its phases")

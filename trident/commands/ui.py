@@ -25,7 +25,6 @@ from trident.states.core import storage
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.delta.log_tables import LogTables
 from trident.states.delta.manifest import groups_with_manifests
 from trident.states.history.recorded import recorded_transactions
 from trident.states.keyed.key_reads import KeyReader
@@ -96,9 +95,8 @@ class WarehouseSource:
     def __init__(self, warehouse: Place, topology: str) -> None:
         self.ended = threading.Event()
         self._warehouse, self._topology = warehouse, topology
-        tables = LogTables()
-        self._letters = LetterBox(warehouse, topology, tables)
-        self._sizes = StateSizes(warehouse, topology, tables)
+        self._letters = LetterBox(warehouse, topology)
+        self._sizes = StateSizes(warehouse, topology)
         self._keys = KeyReader(warehouse)
         self._rows = Recent(self._read_rows, _PAST_SECS)
         self._past = Recent(lambda: past_records(self._rows()), _PAST_SECS)

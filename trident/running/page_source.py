@@ -17,7 +17,6 @@ from trident.running.reading import get_running
 from trident.running.standby_notes import waiting_standbys
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place
-from trident.states.delta.log_tables import LogTables
 from trident.states.outside.outbox_letters import refused_requests
 from trident.watching.live_feed import LiveFeed
 from trident.watching.live_page import LivePage
@@ -58,9 +57,8 @@ class RunningSource:
     ) -> None:
         self._reporter, self._feed, self._graph, self._plans, self._warehouse = reporter, feed, graph, plans, warehouse
         self._name, self.ended = graph.name, feed.ended
-        tables = LogTables()
-        self._letters = LetterBox(warehouse, self._name, tables)
-        self._sizes = StateSizes(warehouse, self._name, tables)
+        self._letters = LetterBox(warehouse, self._name)
+        self._sizes = StateSizes(warehouse, self._name)
         groups = [plan.name for plan in plans]
         self._before = Recent(lambda: led_before(warehouse, self._name, groups), _SELDOM_SECS)
 

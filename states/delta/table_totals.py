@@ -157,7 +157,7 @@ def _read(path: str) -> TableTotals:
         raise TableMissing(f"there is no Delta table at {path}")
     version = versions[-1]
     begin, checkpoint = newest_checkpoint(path, version)
-    # What the entries behind the checkpoint say of a file counts, and is little.
+    # Entries behind the checkpoint have the last word on a file; they are few.
     files: dict[str, Mapping[str, Any] | None] = {}
     others: list[tuple[str, Mapping[str, Any]]] = []
     for each in range(begin + 1, version + 1):

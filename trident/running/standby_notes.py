@@ -40,32 +40,41 @@ class StandbyNote:
         self._path = warehouse / "_trident" / topology / f"standby-{host}-{self._me.pid}.json"
         self._since: float | None = None
         self._written_at = 0.0
+        self._is_there = False
 
     def waits(self) -> None:
-        """This process waits from here on."""
+        """This process waits from here on. Returns at once: no take-over waits for a disk or a store."""
         if self._since is None:
             self._since, self._written_at = self._clock(), 0.0
-        self.renew()
+
+    def waits_no_more(self) -> None:
+        """This process leads, or ends. Returns at once."""
+        self._since = None
 
     def renew(self) -> None:
-        """Writes the note where it is due; call it now and then."""
-        now = self._clock()
-        if self._since is None or now < self._written_at + AGAIN_SECS:
+        """Writes the note where it is due, or deletes it; call it now and then, and at the end."""
+        now, since = self._clock(), self._since
+        if since is None:
+            self._delete()
             return
-        self._written_at = now
+        if now < self._written_at + AGAIN_SECS:
+            return
+        self._written_at, self._is_there = now, True
         me = self._me
         process = {"host": me.host, "boot_id": me.boot_id, "pid": me.pid, "started": me.started}
-        note = json.dumps({**process, "since": self._since, "written_at": now})
+        note = json.dumps({**process, "since": since, "written_at": now})
         try:
             storage.write(self._path, note.encode(), durable=False)
         except OSError as problem:  # a full or read-only disk: it waits all the same
             log.debug("the note of this standby cannot be written: %s", problem)
+        if self._since is None:  # it leads since, and another thread may have deleted the note before this one wrote it
+            self._is_there = True
+            self._delete()
 
-    def waits_no_more(self) -> None:
-        """This process leads, or ends."""
-        if self._since is None:
+    def _delete(self) -> None:
+        if not self._is_there:
             return
-        self._since = None
+        self._is_there = False
         try:
             storage.delete(self._path)
         except OSError as problem:

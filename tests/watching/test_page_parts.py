@@ -19,7 +19,8 @@ from tests.watching.page_topology import page_topology
 from tests.zk_fixtures import eventually
 from trident import TridentConfig
 from trident.commands.ui import WarehouseSource, serve
-from trident.coordinators.errors import WrongArguments
+from trident.coordinators.errors import TopologyError, WrongArguments
+from trident.messages.letters import LetterBox
 from trident.planning.groups import plan
 from trident.planning.plan_graph import plan_graph
 from trident.running.page_source import RunningSource
@@ -176,6 +177,28 @@ def test_a_note_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     note.renew()
     note.waits_no_more()
     note.renew()
+
+
+def test_a_replay_reads_no_letters_but_those_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that answers a page's request may lead, and there may be a million others."""
+    kept = Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz"
+    with tarfile.open(kept) as archive:
+        archive.extractall(tmp_path, filter="data")
+    box = LetterBox(Place(str(tmp_path / "warehouse")), "upgraded")
+    (letter,) = box.letters(messages=["3"])
+    assert letter.message == "3" and box.letters() == [letter] and box.letters(messages=["4"]) == []
+    with pytest.raises(TopologyError, match="found: 4; expected: one of 3"):
+        box.replay(messages=["4"])
+    asked: list[Any] = []
+    letters = box.letters
+    monkeypatch.setattr(
+        box, "letters", lambda *given, **named: asked.append((given, named)) or letters(*given, **named)
+    )
+    (line,) = box.replay(letter.stream, ["3"])
+    assert "1 to be tried again" in line and asked == [((), {"messages": ["3"]})]
+    assert box.replay(letter.stream, ["3"]) == [], "it was asked for already"
 
 
 def test_the_page_of_a_warehouse_that_no_process_runs_needs_no_spark(tmp_path: Path) -> None:

@@ -120,6 +120,21 @@ def test_a_note_that_is_being_written_when_its_process_leads_goes_too(
     assert waiting_standbys(warehouse, "shop", clock.now) == []
 
 
+def test_notes_of_processes_that_were_killed_go_a_day_later(tmp_path: Path) -> None:
+    warehouse, clock = Place(str(tmp_path)), Clock()
+    folder = tmp_path / "_trident" / "shop"
+    storage.make_folder(warehouse / "_trident" / "shop", warehouse)
+    me = {"boot_id": "b", "pid": 1, "started": "s", "since": 1.0}
+    (folder / "standby-old-1.json").write_text(json.dumps({**me, "host": "old", "written_at": 1.0}))
+    (folder / "standby-new-1.json").write_text(json.dumps({**me, "host": "new", "written_at": 80_000.0}))
+    clock.now = 100_000.0
+    note = StandbyNote(warehouse, "shop", clock)
+    note.waits()
+    note.renew()
+    left = sorted(file.name for file in folder.iterdir())
+    assert len(left) == 2 and "standby-new-1.json" in left and "standby-old-1.json" not in left
+
+
 def test_neither_a_wait_nor_a_take_over_waits_for_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "write", None)
     monkeypatch.setattr(storage, "delete", None)

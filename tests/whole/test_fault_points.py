@@ -199,6 +199,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/running/status.py:StatusWriter._sweep": (1, "drafts of status.json, which is never read for correctness"),
     "trident/running/standby_notes.py:StandbyNote.renew": (1, "a standby's note, which is never read for correctness"),
     "trident/running/standby_notes.py:StandbyNote._delete": (1, "as above"),
+    "trident/running/standby_notes.py:StandbyNote._sweep": (1, "as above"),
     "trident/spouts/structured_stream.py:StreamingRun._start": (
         1,
         "starts a streaming query; its batches return in stream.return",

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from trident.coordinators.leadership import current_holder, holder_is_gone
 from trident.coordinators.records import Holder
@@ -23,6 +23,7 @@ from trident.states.core.place import Place
 log = logging.getLogger("trident.query")
 AGAIN_SECS = 10.0
 GONE_SECS = 30.0
+_SWEEP_SECS = 24 * 3600.0
 _NOTE = re.compile(r"standby-.+\.json")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.-]")
 
@@ -59,6 +60,8 @@ class StandbyNote:
             return
         if now < self._written_at + AGAIN_SECS:
             return
+        if not self._is_there:
+            self._sweep(now)
         self._written_at, self._is_there = now, True
         me = self._me
         process = {"host": me.host, "boot_id": me.boot_id, "pid": me.pid, "started": me.started}
@@ -70,6 +73,17 @@ class StandbyNote:
         if self._since is None:  # it leads since, and another thread may have deleted the note before this one wrote it
             self._is_there = True
             self._delete()
+
+    def _sweep(self, now: float) -> None:
+        """Deletes notes of processes that were killed long ago: on hosts that come and go they would grow for ever."""
+        folder = self._path.parent
+        try:
+            for name in storage.list_names(folder):
+                note = _read(folder / name) if _NOTE.fullmatch(name) else None
+                if note is not None and now > note.written_at + _SWEEP_SECS:
+                    storage.delete(folder / name)
+        except OSError as problem:
+            log.debug("the notes of earlier standbys cannot be deleted: %s", problem)
 
     def _delete(self) -> None:
         if not self._is_there:
@@ -92,13 +106,23 @@ def waiting_standbys(warehouse: Place, topology: str, now: float) -> list[dict[s
     for name in storage.list_names(folder):
         if not _NOTE.fullmatch(name):
             continue
-        try:
-            note: Any = parse_stored(storage.read(folder / name))
-            holder = Holder(note["host"], note["boot_id"], note["pid"], note["started"], "note")
-            fresh = now < float(note["written_at"]) + GONE_SECS
-            since = float(note["since"])
-        except (FileNotFoundError, Unreadable, KeyError, TypeError, ValueError):
-            continue  # deleted meanwhile, or no note of ours
-        if fresh and not holder_is_gone(holder, me):
-            found.append({"host": holder.host, "pid": holder.pid, "since": since})
+        note = _read(folder / name)
+        if note is not None and now < note.written_at + GONE_SECS and not holder_is_gone(note.holder, me):
+            found.append({"host": note.holder.host, "pid": note.holder.pid, "since": note.since})
     return sorted(found, key=lambda one: one["since"])
+
+
+class _Note(NamedTuple):
+    holder: Holder
+    since: float
+    written_at: float
+
+
+def _read(path: Place) -> _Note | None:
+    """None where it was deleted meanwhile, or is no note of ours."""
+    try:
+        note: Any = parse_stored(storage.read(path))
+        holder = Holder(note["host"], note["boot_id"], note["pid"], note["started"], "note")
+        return _Note(holder, float(note["since"]), float(note["written_at"]))
+    except (FileNotFoundError, Unreadable, KeyError, TypeError, ValueError):
+        return None

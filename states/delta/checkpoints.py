@@ -24,6 +24,7 @@ _COLUMNS = [
     *_KINDS[:-1],
     *(f"add.{name}" for name in ("path", "size", "partitionValues", "modificationTime", "stats", "deletionVector")),
 ]
+_ROWS_AT_ONCE = 4096
 _PART = re.compile(r"\d{20}\.checkpoint\.\d{10}\.(\d{10})\.parquet")
 
 Action = tuple[str, Mapping[str, Any]]
@@ -85,9 +86,11 @@ def _json_actions(root: str, name: str) -> Iterator[Action]:
 
 
 def _parquet_actions(root: str, name: str) -> Iterator[Action]:
-    table = pq.ParquetFile(io.BytesIO(storage.read(storage.join(root, name)))).read(columns=_COLUMNS)
-    for kind in table.column_names:
-        yield from ((kind, body) for body in table.column(kind).drop_null().to_pylist())
+    file = pq.ParquetFile(io.BytesIO(storage.read(storage.join(root, name))))
+    # Some at a time: of a table of many files all of them as Python values would be half a gigabyte.
+    for batch in file.iter_batches(_ROWS_AT_ONCE, columns=_COLUMNS):
+        for kind in batch.schema.names:
+            yield from ((kind, body) for body in batch.column(kind).drop_null().to_pylist())
 
 
 def _local(path: str) -> str:

@@ -27,7 +27,13 @@ from trident import (
 )
 from trident.coordinators import faults
 from trident.coordinators.daemon_pool import DaemonPool
-from trident.coordinators.errors import AttemptCapReached, CoordinationError, SourceError, TridentError
+from trident.coordinators.errors import (
+    AttemptCapReached,
+    CoordinationError,
+    IdentityMismatch,
+    SourceError,
+    TridentError,
+)
 from trident.running import registry as running
 from trident.running.status import read_status
 from trident.spouts.contracts import Backlog, SpoutKind
@@ -274,6 +280,15 @@ def test_a_second_start_in_one_process_names_the_query_that_runs(start: Starter,
     said = [one.getMessage() for one in caplog.records if "stopped and replaced" in one.getMessage()]
     assert len(said) == 1 and first.run_id[:8] in said[0] and not first.is_active
     assert counts(second) == {"a": 3, "b": 3}
+
+
+def test_no_query_is_stopped_for_a_topology_that_cannot_go_on_from_it(start: Starter) -> None:
+    first = start.run(counted())
+    other = TridentTopology("counted")
+    other.new_stream("others", FixedBatchSpout("word string", [[("a",)]])).partition_persist(DeltaAppend("all"))
+    with pytest.raises(IdentityMismatch, match="stream 'words' is gone"):
+        start(other, standby=False, replace=True)
+    assert first.is_leader and not first._supervisor.stop_requested.is_set()
 
 
 def test_queries_that_have_ended_are_forgotten(monkeypatch: Any) -> None:

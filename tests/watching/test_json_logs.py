@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from datetime import datetime
 from typing import Any
 
@@ -78,6 +79,12 @@ def test_no_record_raises(capsys: pytest.CaptureFixture[str]) -> None:
     assert formatted("x", progress=Bad())["progress"] == "a value of type Bad"
     long = ValueError("x" * 1_000_000)
     assert len(formatted("x", error=long)["traceback"]) < 30_000
+    assert len(json.dumps(formatted("%s of it", "y" * 1_000_000, error=long))) < 70_000
+    circular: dict[object, object] = {}
+    circular["itself"] = circular
+    assert "itself" in formatted("x", progress=circular)["progress"]
+    assert formatted("x", progress={(1, 2): 3})["progress"] == "{(1, 2): 3}"
+    assert formatted("x", progress=math.nan)["progress"] == "nan", "JSON has no NaN"
     assert capsys.readouterr().err == ""
 
 

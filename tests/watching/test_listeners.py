@@ -135,6 +135,23 @@ def test_a_full_queue_drops_progress_first_and_counts_and_blocks_no_teller(
     assert "too slow for 103 events" in caplog.text
 
 
+def test_few_failures_wait_since_each_holds_the_rows_of_its_batch(told: Any, caplog: pytest.LogCaptureFixture) -> None:
+    watchers, of_query = told
+    listener = Hears()
+    listener.goes_on.clear()
+    of_query.add(listener)
+    watchers.tell(failed(1))
+    assert eventually(lambda: of_query._deliveries[0][1]._is_called), "the first is under way"
+    for txid in range(2, 300):
+        watchers.tell(failed(txid))
+    assert of_query.dropped() == 298 - delivery.FAILURES_MAX
+    watchers.tell(advanced(300))
+    listener.goes_on.set()
+    of_query.close()
+    assert listener.calls == ["failure"] * (1 + delivery.FAILURES_MAX) + ["progress"]
+    assert caplog.text.count("is too slow: 100 events wait") == 1
+
+
 def test_the_end_waits_for_a_slow_listener_but_not_for_ever(
     told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

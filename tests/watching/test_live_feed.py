@@ -137,6 +137,21 @@ def test_a_stream_says_what_is_new_and_now_and_then_that_nothing_is() -> None:
     assert done == ["done"]
 
 
+def test_a_look_that_fails_ends_a_stream_only_where_it_goes_on_failing() -> None:
+    clock, states = Clock(), [{"seq": 4, "at": 1.0}]
+    made, _, _ = stream([0], states, clock)
+    assert next(made) and json.loads(next(made).split(b"data: ")[1])["seq"] == 4
+    states.append(None)  # type: ignore[arg-type]  # a look at it raises
+    assert next(made) == b": nothing new\n\n"
+    states.append({"seq": 5, "at": 2.0})
+    found = json.loads(next(made).split(b"data: ")[1])
+    assert (found["seq"], found["asked"]) == (5, 4)
+    states.append(None)  # type: ignore[arg-type]
+    began_at = clock.now
+    assert set(made) == {b": nothing new\n\n"}
+    assert UNREAD_SECS <= clock.now - began_at < 2 * UNREAD_SECS
+
+
 def test_a_page_that_does_not_read_is_given_nothing_more_and_its_stream_ends() -> None:
     clock, held = Clock(), [0]
     made, _, _ = stream(held, [{"seq": 1, "at": 0}], clock)

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +26,12 @@ from trident.cli import main
 from trident.coordinators.errors import ConfigError
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, TopologyStatus
 from trident.states.core.place import Place
+from trident.states.delta.beside import DEAD_LETTERS
 from trident.states.outside.health import OutsideHealth
 from trident.watching import collecting, otel
 from trident.watching.collecting import Collecting
-from trident.watching.events import LostLead, Started, Terminated, TookOver
-from trident.watching.facts import DiskFacts, Facts, GroupFacts, MemoryFacts, MergeFacts, TableFacts
+from trident.watching.events import LostLead, Started, Terminated, TookOver, Watchers
+from trident.watching.facts import ADVANCES_KEPT, DiskFacts, Facts, GroupFacts, MemoryFacts, MergeFacts, TableFacts
 from trident.watching.instruments import Instruments
 from trident.watching.metric_table import METRICS
 from trident.watching.metrics import Metrics
@@ -259,7 +262,9 @@ def test_facts_give_the_other_values() -> None:
         (((9, 990.0), (10, 1000.0)), 980.0, 10, 0.0),
         (((9, 990.0), (10, 1000.0)), 980.0, 8, 20.0),
         (((9, 990.0), (10, 1000.0)), 980.0, 3, 30.0),  # the oldest advanced before this leadership
-        ((), 980.0, 3, 0.0),
+        ((), 980.0, 3, 30.0),  # nothing has advanced since the take-over
+        # More lag than are known: at least since the oldest of them, and not since a leadership of days.
+        (tuple((txid, 900.0 + txid / 100) for txid in range(9000, 9000 + ADVANCES_KEPT)), 1.0, 3, 20.0),
     ],
 )
 def test_a_lag_is_as_old_as_its_oldest_transaction(
@@ -305,6 +310,18 @@ class Hangs:
 
     def jvm(self) -> None:
         self._may_hang("jvm")
+
+
+def made_table(table: Path, entry: str) -> None:
+    (table / "_delta_log").mkdir(parents=True)
+    (table / "_delta_log" / f"{0:020d}.json").write_text(entry)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A warehouse with an empty table ``counts``."""
+    made_table(tmp_path / "counts", json.dumps({"metaData": {"schemaString": "{}"}}))
+    return tmp_path
 
 
 @pytest.fixture
@@ -363,6 +380,80 @@ def test_a_backlog_is_as_old_as_the_time_since_it_was_empty(at_once: None) -> No
         assert made.facts().groups[0].backlog_since == group.backlog_since
     finally:
         made.stop()
+
+
+def test_another_leadership_has_a_backlog_of_its_own(at_once: None) -> None:
+    observed = Hangs()
+    made = Collecting("t", observed, 60)
+    made.start()
+    try:
+        assert eventually(lambda: made.facts().groups, 30)
+        first = made.facts().groups[0].backlog_since
+        observed.role = "standby"
+        assert eventually(lambda: made.facts().role == "standby", 30)
+        observed.role = "leader"
+        assert eventually(lambda: made.facts().groups, 30)
+        assert made.facts().groups[0].backlog_since > first
+    finally:
+        made.stop()
+
+
+def test_a_process_that_leads_no_more_has_no_tables_and_one_that_leads_has_them_soon(at_once: None, log: Path) -> None:
+    observed = Hangs("standby")
+    observed.warehouse = Place(str(log))
+    made = Collecting("t", observed, 3600)
+    made.start()
+    try:
+        assert eventually(lambda: len(made.facts().collected) == 3, 30)
+        observed.role = "leader"
+        letters = TableFacts("g", "", "dead_letters", 0, 0, 0)
+        assert eventually(lambda: TableFacts("g", "counts", "plain", 0, 0, 0) in made.facts().tables, 30)
+        assert letters in made.facts().tables and made.facts().disk is not None
+        observed.role = "standby"
+        assert eventually(lambda: made.facts().role == "standby", 30)
+        assert (made.facts().tables, made.facts().disk) == ((), None)
+    finally:
+        made.stop()
+
+
+def test_a_look_that_fails_does_not_say_that_dead_letters_have_gone(tmp_path: Path, at_once: None) -> None:
+    made_table(tmp_path / DEAD_LETTERS.table_name("t", "g"), "{")
+    observed = Hangs()
+    observed.warehouse = Place(str(tmp_path))
+    made = Collecting("t", observed, 60)
+    made.start()
+    try:
+        assert eventually(lambda: len(made.facts().collected) == 3, 30)
+        assert made.facts().tables == ()
+    finally:
+        made.stop()
+
+
+def test_what_ends_is_exported_as_ended(at_once: None) -> None:
+    metrics = Metrics("t", Hangs(), 60)
+    metrics.watch(Started(**NAMED))
+    assert eventually(lambda: seen(metrics.instruments)["trident_role", "leader", "t"] == 1, 30)
+    metrics.watch(Terminated(**NAMED, error=ValueError()))
+    found = seen(metrics.instruments)
+    assert (found["trident_role", "leader", "t"], found["trident_role", "failed", "t"]) == (0, 1)
+    assert ("trident_current_txid", "g", "t") not in found
+
+
+def test_a_spout_that_counts_less_than_nothing_and_an_event_that_cannot_be_counted_end_no_metrics(
+    at_once: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = set(threading.enumerate())
+    metrics, watchers = Metrics("t", Hangs(), 60), Watchers()
+    watchers.add(metrics.watch)
+    watchers.tell(Started(**NAMED))
+    odd = advanced(1)
+    watchers.tell(replace(odd, progress={**odd.progress, "num_input_rows": -1}))
+    watchers.tell(replace(odd, progress={}))
+    assert "Advanced is not in its metrics" in caplog.text
+    watchers.tell(advanced(2))
+    assert seen(metrics.instruments)["trident_input_rows_total", "g", "t"] == 10
+    watchers.tell(Terminated(**NAMED, error=None))
+    assert eventually(lambda: not set(threading.enumerate()) - before, 30), "its threads end with the topology"
 
 
 def test_the_answer_has_the_form_that_is_asked_for() -> None:

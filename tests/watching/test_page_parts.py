@@ -8,6 +8,7 @@ import tarfile
 import threading
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,17 @@ from tests.message_helpers import Messages
 from tests.watching.page_topology import page_topology
 from tests.zk_fixtures import eventually
 from trident import TridentConfig
-from trident.commands.ui import serve
-from trident.coordinators.errors import WrongArguments
+from trident.commands.ui import WarehouseSource, serve
+from trident.coordinators.errors import TopologyError, WrongArguments
+from trident.messages.letters import LetterBox
 from trident.planning.groups import plan
 from trident.planning.plan_graph import plan_graph
+from trident.running.page_source import RunningSource
 from trident.running.standby_notes import AGAIN_SECS, GONE_SECS, StandbyNote, waiting_standbys
+from trident.running.status import AttemptStatus, GroupStatus, TopologyStatus
 from trident.states.core import storage
 from trident.states.core.place import Place
+from trident.watching.live_feed import LiveFeed
 from trident.watching.look_ups import key_of_texts
 from trident.watching.state_sizes import StateSizes
 
@@ -82,6 +87,7 @@ def test_a_standby_has_a_note_while_it_waits(tmp_path: Path) -> None:
     note.waits_no_more()
     assert waiting_standbys(warehouse, "shop", clock.now) == []
     note.waits()
+    note.renew()
     (found,) = waiting_standbys(warehouse, "shop", clock.now)
     assert (found["pid"], found["since"]) == (os.getpid(), 1000.0)
     clock.now += GONE_SECS
@@ -90,7 +96,80 @@ def test_a_standby_has_a_note_while_it_waits(tmp_path: Path) -> None:
     (found,) = waiting_standbys(warehouse, "shop", clock.now + AGAIN_SECS)
     assert found["since"] == 1000.0
     note.waits_no_more()
+    note.renew()
     assert waiting_standbys(warehouse, "shop", clock.now) == []
+
+
+def test_a_note_that_is_being_written_when_its_process_leads_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warehouse, clock = Place(str(tmp_path)), Clock()
+    storage.make_folder(warehouse / "_trident" / "shop", warehouse)
+    note, write = StandbyNote(warehouse, "shop", clock), storage.write
+    note.waits()
+    note.renew()
+
+    def slow(*given: Any, **named: Any) -> None:
+        note.waits_no_more()
+        note.renew()
+        write(*given, **named)
+
+    monkeypatch.setattr(storage, "write", slow)
+    clock.now += AGAIN_SECS
+    note.renew()
+    assert waiting_standbys(warehouse, "shop", clock.now) == []
+
+
+def test_notes_of_processes_that_were_killed_go_a_day_later(tmp_path: Path) -> None:
+    warehouse, clock = Place(str(tmp_path)), Clock()
+    folder = tmp_path / "_trident" / "shop"
+    storage.make_folder(warehouse / "_trident" / "shop", warehouse)
+    me = {"boot_id": "b", "pid": 1, "started": "s", "since": 1.0}
+    (folder / "standby-old-1.json").write_text(json.dumps({**me, "host": "old", "written_at": 1.0}))
+    (folder / "standby-new-1.json").write_text(json.dumps({**me, "host": "new", "written_at": 80_000.0}))
+    clock.now = 100_000.0
+    note = StandbyNote(warehouse, "shop", clock)
+    note.waits()
+    note.renew()
+    left = sorted(file.name for file in folder.iterdir())
+    assert len(left) == 2 and "standby-new-1.json" in left and "standby-old-1.json" not in left
+
+
+def test_neither_a_wait_nor_a_take_over_waits_for_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "write", None)
+    monkeypatch.setattr(storage, "delete", None)
+    note = StandbyNote(Place(str(tmp_path)), "shop")
+    note.waits()
+    note.waits_no_more()
+
+
+class Led:
+    """As much of a reporter as the page asks: of a process that led until a moment ago, and waits now."""
+
+    def __init__(self) -> None:
+        attempts = (AttemptStatus(7, 0, "PROCESSING", 1.0),)
+        self.supervisor: Any = SimpleNamespace(
+            leading=threading.Event(), ended=threading.Event(), standby_of="other", groups=[]
+        )
+        self._status = TopologyStatus("shop", "i", "r", 3, "standby", groups=(GroupStatus("g", 7, attempts=attempts),))
+
+    def status(self) -> TopologyStatus:
+        return self._status
+
+
+def test_a_process_that_leads_no_more_has_nothing_in_flight(tmp_path: Path) -> None:
+    topology, reporter = page_topology(tmp_path, Messages("line string")), Led()
+    feed: Any = LiveFeed()
+    source = RunningSource(reporter, feed, topology.graph, [], Place(str(tmp_path)))  # type: ignore[arg-type]
+    assert [group["attempts"] for group in source.live()["groups"]] == [[]]
+    reporter.supervisor.leading.set()
+    assert [len(group["attempts"]) for group in source.live()["groups"]] == [1]
+
+
+def test_a_store_is_asked_seldom() -> None:
+    disk, store = WarehouseSource(Place("/w"), "shop"), WarehouseSource(Place("s3a://bucket/w"), "shop")
+    assert (disk.live_secs, disk.often_secs) == (0.2, 2.0)
+    assert store.live_secs >= 5 and store.often_secs >= 30
 
 
 def test_what_is_no_note_is_passed_over(tmp_path: Path) -> None:
@@ -110,7 +189,31 @@ def test_a_note_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "_trident").write_text("no folder")
     note = StandbyNote(Place(str(tmp_path)), "shop")
     note.waits()
+    note.renew()
     note.waits_no_more()
+    note.renew()
+
+
+def test_a_replay_reads_no_letters_but_those_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that answers a page's request may lead, and there may be a million others."""
+    kept = Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz"
+    with tarfile.open(kept) as archive:
+        archive.extractall(tmp_path, filter="data")
+    box = LetterBox(Place(str(tmp_path / "warehouse")), "upgraded")
+    (letter,) = box.letters(messages=["3"])
+    assert letter.message == "3" and box.letters() == [letter] and box.letters(messages=["4"]) == []
+    with pytest.raises(TopologyError, match="found: 4; expected: one of 3"):
+        box.replay(messages=["4"])
+    asked: list[Any] = []
+    letters = box.letters
+    monkeypatch.setattr(
+        box, "letters", lambda *given, **named: asked.append((given, named)) or letters(*given, **named)
+    )
+    (line,) = box.replay(letter.stream, ["3"])
+    assert "1 to be tried again" in line and asked == [((), {"messages": ["3"]})]
+    assert box.replay(letter.stream, ["3"]) == [], "it was asked for already"
 
 
 def test_the_page_of_a_warehouse_that_no_process_runs_needs_no_spark(tmp_path: Path) -> None:

@@ -138,7 +138,11 @@ EXEMPT: dict[str, tuple[int, str]] = {
         "renames a file that nobody can read; done again if it was not done",
     ),
     "states/publishing/user_publish.py:UserStatePublisher._run": (1, _INSIDE + ": publish.user"),
-    "trident/commands/doctor.py:_warehouse": (2, "a file that is written, read and removed, to see that it can be"),
+    "trident/commands/doctor_warehouse.py:_tried": (
+        3,
+        "a file that is written, read and removed, to see that it can be",
+    ),
+    "coordinators/zookeeper.py:ZooKeeper.server_time_ms": (1, "the doctor's look at the server's clock"),
     "trident/running/executor_look.py:ask": (1, _PROBE),
     "trident/running/executor_look.py:look": (1, _PROBE),
     "trident/running/cluster_probe.py:look_at_cluster": (2, _PROBE),
@@ -198,7 +202,8 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/running/status.py:StatusWriter._write": (1, "status.json, which is never read for correctness"),
     "trident/running/status.py:StatusWriter._sweep": (1, "drafts of status.json, which is never read for correctness"),
     "trident/running/standby_notes.py:StandbyNote.renew": (1, "a standby's note, which is never read for correctness"),
-    "trident/running/standby_notes.py:StandbyNote.waits_no_more": (1, "as above"),
+    "trident/running/standby_notes.py:StandbyNote._delete": (1, "as above"),
+    "trident/running/standby_notes.py:StandbyNote._sweep": (1, "as above"),
     "trident/spouts/structured_stream.py:StreamingRun._start": (
         1,
         "starts a streaming query; its batches return in stream.return",

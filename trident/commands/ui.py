@@ -25,19 +25,20 @@ from trident.states.core import storage
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.delta.log_tables import LogTables
 from trident.states.delta.manifest import groups_with_manifests
 from trident.states.history.recorded import recorded_transactions
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.pinning import load_state
 from trident.states.outside.outbox_letters import refused_requests
 from trident.watching.live_feed import FAILURES, TRANSACTIONS
-from trident.watching.live_page import LivePage
+from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
 from trident.watching.look_ups import key_of_texts, shown_value
 from trident.watching.recent import Recent
 from trident.watching.state_sizes import StateSizes
 
 _PAST_SECS = 5.0
+# The status is read from the warehouse here: four times a second would be 350,000 requests a day to a store.
+_STORE_LIVE_SECS = 5.0
 
 
 def serve(
@@ -96,12 +97,14 @@ class WarehouseSource:
     def __init__(self, warehouse: Place, topology: str) -> None:
         self.ended = threading.Event()
         self._warehouse, self._topology = warehouse, topology
-        tables = LogTables()
-        self._letters = LetterBox(warehouse, topology, tables)
-        self._sizes = StateSizes(warehouse, topology, tables)
+        self.often_secs = often_secs(warehouse)
+        self.live_secs = LIVE_SECS if warehouse.is_local else _STORE_LIVE_SECS
+        self._letters = LetterBox(warehouse, topology)
+        self._sizes = StateSizes(warehouse, topology)
         self._keys = KeyReader(warehouse)
-        self._rows = Recent(self._read_rows, _PAST_SECS)
-        self._past = Recent(lambda: past_records(self._rows()), _PAST_SECS)
+        past_secs = max(_PAST_SECS, self.often_secs)
+        self._rows = Recent(self._read_rows, past_secs)
+        self._past = Recent(lambda: past_records(self._rows()), past_secs)
 
     def _read_rows(self) -> dict[str, list[dict[str, Any]]]:
         """Batch group → the rows of its table of transactions, the oldest first."""

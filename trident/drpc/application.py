@@ -29,7 +29,8 @@ Without a token every user of this machine is answered, with these limits:
   a loopback name, and not from a page of another site;
 - an error that the caller did not make is told by the function's name, the
   error's class and an id; its text, with paths and values of rows, is in the
-  log under that id.
+  log under that id. (Routes beside those of requests have limits of their own:
+  the live page shows failures and dead letters in full.)
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ from trident.states.publishing.dead_letters import ENDS, LETTERS, tables_beside
 # The ids under which replays have ended, in the table of a stream's messages; all others sort before or behind.
 _REPLAY, _BEHIND_REPLAY = "replay ", "replay!"
 _SETTLED = ("asked for", "acked")
+# So many are named where one is asked for that there is not.
+_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,18 @@ class LetterBox:
         self._warehouse, self._topology = warehouse, topology
         self._tables = tables or LogTables()
 
-    def letters(self, last: int | None = None) -> list[DeadLetter]:
+    def letters(self, last: int | None = None, messages: Collection[str] = ()) -> list[DeadLetter]:
         """The dead letters, the oldest first.
 
         Args:
             last: of each table about so many of the newest: the files are read until these have so many; None: all.
+            messages: only letters of these; none: of all. No others come into memory, of which there may be very many.
 
         Raises:
             TableError: a table cannot be read.
         """
         fields = [field for field in DeadLetter.__dataclass_fields__ if field != "replay"]
-        rows = [row for path in self._paths() for row in self._rows(path, LETTERS, last=last)]
+        rows = [row for path in self._paths() for row in self._rows(path, LETTERS, last=last, messages=messages)]
         replays = self._replays() if rows else {}
         return [
             DeadLetter(
@@ -126,25 +129,23 @@ class LetterBox:
         # Of one message only the newest letter counts, however often it was given up.
         newest = {
             (letter.stream, letter.message): letter
-            for letter in self.letters()
+            for letter in self.letters(messages=messages)
             if letter.stream is not None and stream in (None, letter.stream)
         }
-        known = {str(message) for _, message in newest}
         wanted: dict[str, list[dict[str, Any]]] = {}
         lines = []
         for (of_stream, message), letter in newest.items():
-            if messages and message not in messages:
-                continue
             if letter.tuples is None:
                 lines.append(f"{of_stream}: {message} cannot be tried again: a value of it could not be written down")
             elif again or letter.replay not in _SETTLED:
                 wanted.setdefault(str(of_stream), []).append({"message": message, "tuples": letter.tuples})
-        missing = sorted(set(messages) - known)
+        missing = sorted(set(messages) - {str(message) for _, message in newest})
         if missing:
+            known = {str(one.message) for one in self.letters(_NAMED) if one.stream is not None}
             raise TopologyError(
                 f"{self._topology} has no such dead letter",
                 found=", ".join(missing),
-                expected=f"one of {', '.join(sorted(known)[:20]) or 'none'}",
+                expected=f"one of {', '.join(sorted(known)[:_NAMED]) or 'none'}",
                 action="`trident dead-letters list` shows them; a text is written with its quotes",
             )
         for one, letters in sorted(wanted.items()):
@@ -178,7 +179,12 @@ class LetterBox:
         return self._tables.live_files(self._tables.load(str(path)))
 
     def _rows(
-        self, path: Place, schema: pa.Schema, only_replays: bool = False, last: int | None = None
+        self,
+        path: Place,
+        schema: pa.Schema,
+        only_replays: bool = False,
+        last: int | None = None,
+        messages: Collection[str] = (),
     ) -> list[dict[str, Any]]:
         files = self._files(path)
         if only_replays:
@@ -192,6 +198,8 @@ class LetterBox:
             for batch in rows_of(str(path), [file], schema):
                 if only_replays:
                     batch = batch.filter(pc.starts_with(batch.column("message"), _REPLAY))
+                if messages:
+                    batch = batch.filter(pc.is_in(batch.column("message"), pa.array(list(messages), pa.string())))
                 found += batch.to_pylist()
         return found
 

@@ -17,10 +17,9 @@ from trident.running.reading import get_running
 from trident.running.standby_notes import waiting_standbys
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place
-from trident.states.delta.log_tables import LogTables
 from trident.states.outside.outbox_letters import refused_requests
 from trident.watching.live_feed import LiveFeed
-from trident.watching.live_page import LivePage
+from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
 from trident.watching.look_ups import key_of_texts, shown_value
 from trident.watching.recent import Recent
 from trident.watching.state_sizes import StateSizes
@@ -47,6 +46,7 @@ class RunningSource:
     """``trident.watching.live_page.PageSource`` of a query of this process, which may lead or wait."""
 
     read_only = ""
+    live_secs = LIVE_SECS
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class RunningSource:
     ) -> None:
         self._reporter, self._feed, self._graph, self._plans, self._warehouse = reporter, feed, graph, plans, warehouse
         self._name, self.ended = graph.name, feed.ended
-        tables = LogTables()
-        self._letters = LetterBox(warehouse, self._name, tables)
-        self._sizes = StateSizes(warehouse, self._name, tables)
+        self.often_secs = often_secs(warehouse)
+        self._letters = LetterBox(warehouse, self._name)
+        self._sizes = StateSizes(warehouse, self._name)
         groups = [plan.name for plan in plans]
         self._before = Recent(lambda: led_before(warehouse, self._name, groups), _SELDOM_SECS)
 
@@ -70,7 +70,10 @@ class RunningSource:
             return {"running": True, "topology": self._name, "role": "starting", "groups": [], "rates": {}}
         status = reporter.status().to_json()
         stages = self._stages()
+        leads = reporter.supervisor.leading.is_set()
         for group in status["groups"]:
+            if not leads:  # as it was when this process led: nothing of it is in flight
+                group["attempts"] = []
             for attempt in group["attempts"]:
                 key = group["name"], attempt["txid"], attempt["attempt_id"]
                 attempt["stage"] = stages.get(key, attempt["phase"].lower())

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.log_context import working_on
+from trident.coordinators.registration import IdentityDict, Registration
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.drpc.requests import TIMEOUT_SECS, Answer
 from trident.planning.groups import GroupPlan
@@ -173,6 +174,15 @@ class TopologyQuery(OtherNames):
     def request_stop(self, compact: bool = True) -> None:
         """Stops as :meth:`stop` does, without waiting."""
         self._supervisor.request_stop(compact)
+
+    def _check_follower(self, identity: IdentityDict) -> None:
+        """Looks if a topology can go on from this one; asked before this query is stopped for it.
+
+        Raises:
+            IdentityMismatch: it cannot, with the difference.
+            CoordinationError: a reset or a rollback has not ended, or ZooKeeper cannot be reached.
+        """
+        Registration(self._zk, self.name).check(identity)
 
     def add_listener(self, listener: TopologyListener) -> None:
         """Tells it every event from here on; once, where it is there already. Not ``on_started``, which was before.

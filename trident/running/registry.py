@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from trident.config import TridentConfig
@@ -42,12 +43,14 @@ def place_of(name: str, config: TridentConfig, warehouse: Place) -> Meeting:
     return name, zookeeper, config.zookeeper_root
 
 
-def make_room(place: Meeting, *, replace: bool, standby: bool) -> None:
+def make_room(place: Meeting, *, replace: bool, standby: bool, check: Callable[[Query], None]) -> None:
     """Sees to it that a start does not wait, without a word, for a query of this very process.
 
     Args:
         replace: stops the one that runs, and says so.
         standby: a second one is wanted: it waits for its turn.
+        check: is called before one is stopped, and raises where the start could not go on from it. A notebook replaces
+            by itself, and the name may have been taken by mistake: the one that runs goes on then.
 
     Raises:
         TridentError: one runs, and neither was asked for; or it could not be stopped.
@@ -62,6 +65,7 @@ def make_room(place: Meeting, *, replace: bool, standby: bool) -> None:
                 action="call its query.stop() first, or start(replace=True), which does; start(standby=True) is for "
                 "one that is to wait for its turn",
             )
+        check(query)
         log.warning("%s: the query that ran here (run %s) is stopped and replaced", query.name, query.run_id[:8])
         query.request_stop(compact=False)
         query.stop()

@@ -267,6 +267,7 @@ class Reporter:
             self._writer.close()
         else:
             self._writer.discard()
+        self._note.renew()
 
     def close_copies(self) -> None:
         """Leaves the local copies of a process that waited to the next one on this host."""

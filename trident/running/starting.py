@@ -119,7 +119,8 @@ def start_topology(
     check_topology(topology.graph, config, master_of(spark, config))
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
     place = place_of(topology.name, config, warehouse)
-    make_room(place, replace=in_notebook() if replace is None else replace, standby=standby)
+    replaces = in_notebook() if replace is None else replace
+    make_room(place, replace=replaces, standby=standby, check=lambda query: _check_follows(topology, query))
     if warehouse.is_local:
         storage.make_warehouse(warehouse)
     if spark is None:
@@ -196,6 +197,12 @@ def _make_query(
     reporter.starts()
     query._start(ending)
     return query
+
+
+def _check_follows(topology: Startable, query: object) -> None:
+    """Raises IdentityMismatch where the topology cannot go on from a query that is about to be stopped for it."""
+    if isinstance(query, TopologyQuery):
+        query._check_follower(topology.identity())
 
 
 def _check_outside(spark: SparkSession, topology: str, plans: list[GroupPlan], known: bool) -> None:

@@ -12,24 +12,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Protocol
 
 from trident.coordinators.errors import TridentError
 from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS
-from trident.states.delta.log_entries import has_log
-from trident.states.delta.log_tables import LogTables
+from trident.states.delta.kernel_errors import TableMissing
+from trident.states.delta.table_totals import SizedTables, TableTotals
 from trident.watching.events import Advanced, Event, LostLead, Started, TookOver
-from trident.watching.facts import DiskFacts, Facts, GroupFacts, MemoryFacts, MergeFacts, TableFacts
+from trident.watching.facts import ADVANCES_KEPT, DiskFacts, Facts, GroupFacts, MemoryFacts, MergeFacts, TableFacts
 
 log = logging.getLogger("trident.watching")
 STATUS_SECS, PROCESS_SECS = 1.0, 5.0
 # Each look at the tables of a warehouse in a store costs requests.
 STORE_SECS_MIN = 300.0
-# So many advances of a group are known by their time: what lags further behind lags at least since the oldest of them.
-_ADVANCES_KEPT = 4096
 
 
 class Observed(Protocol):
@@ -70,6 +69,7 @@ class Collecting:
         self._led_from = 0.0
         self._waiting_since: dict[str, float] = {}
         self._jvm_pid: int | None = None
+        self._sized = SizedTables()
         self._stopped = threading.Event()
         if not observed.warehouse.is_local:
             interval_secs = max(interval_secs, STORE_SECS_MIN)
@@ -84,14 +84,15 @@ class Collecting:
         ]
 
     def facts(self) -> Facts:
-        """Those of now, from what was collected last."""
-        return replace(self._facts, now=time.time())
+        """Those of now, from what was collected last; tables and their disk are the business of the one that leads."""
+        found = replace(self._facts, now=time.time())
+        return found if found.role == "leader" else replace(found, groups=(), tables=(), disk=None)
 
     def watch(self, event: Event) -> None:
         """A watcher of the topology: notes when transactions advance, and from when on this process leads."""
         if isinstance(event, Advanced):
             with self._lock:
-                kept = self._advances.setdefault(event.group, deque(maxlen=_ADVANCES_KEPT))
+                kept = self._advances.setdefault(event.group, deque(maxlen=ADVANCES_KEPT))
                 kept.append((event.txid, event.at))
         elif isinstance(event, (TookOver, LostLead)):
             with self._lock:
@@ -104,9 +105,11 @@ class Collecting:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Ends the threads; one that hangs is left behind."""
-        self._stopped.set()
+    def stop(self, role: str = "stopped") -> None:
+        """Ends the threads; one that hangs is left behind. Facts that are read later have this role."""
+        with self._lock:
+            self._stopped.set()
+            self._facts = replace(self._facts, role=role)
 
     # --- the threads ------------------------------------------------------------------------------
 
@@ -117,10 +120,14 @@ class Collecting:
                 self._update(what=what, **found)
             except Exception as error:  # for show only: it must go on
                 log.debug("the metrics of %s lack %s: %s", self._topology, what, error, exc_info=True)
-            self._stopped.wait(interval_secs)
+            # Tables wait for nothing but the lead: a look at a store may be due in five minutes only.
+            early = what == "tables" and self._facts.role != "leader"
+            self._stopped.wait(min(interval_secs, STATUS_SECS) if early else interval_secs)
 
     def _update(self, what: str | None = None, **found: Any) -> None:
         with self._lock:
+            if self._stopped.is_set():
+                return
             if what is not None:
                 found["collected"] = {**self._facts.collected, what: time.time()}
             self._facts = replace(self._facts, **found)
@@ -128,6 +135,8 @@ class Collecting:
     def _look_at_status(self) -> Mapping[str, Any]:
         status, now = self._observed.status(), time.time()
         leads = status.role == "leader"
+        if not leads:
+            self._waiting_since.clear()  # of another leadership
         merges, failures = self._observed.merges(), self._observed.failures()
         with self._lock:
             advances, led_from = {group: tuple(kept) for group, kept in self._advances.items()}, self._led_from
@@ -172,7 +181,8 @@ class Collecting:
             if status.role != "leader":
                 return {"tables": (), "disk": None}
         warehouse, states = self._observed.warehouse, self._observed.states()
-        tables = [*_of_states(warehouse, states), *_of_letters(warehouse, self._topology, states)]
+        sized = self._sized
+        tables = [*_of_states(sized, warehouse, states), *_of_letters(sized, warehouse, self._topology, states)]
         return {"tables": tuple(tables), "disk": _disk(warehouse)}
 
 
@@ -192,38 +202,38 @@ def _disk(warehouse: Place) -> DiskFacts | None:
     return DiskFacts(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
-@dataclass(frozen=True)
-class _Size:
-    files: int = 0
-    bytes: int = 0
-    rows: int | None = 0
+def _size(tables: SizedTables, path: Place) -> TableTotals | None:
+    """None where it cannot be read now: the next look sees it.
 
-
-def _size(path: Place) -> _Size | None:
-    """None where there is no table, or it cannot be read now: the next look sees it."""
+    Raises:
+        TableMissing: there is no table.
+    """
     try:
-        if not has_log(path):
-            return None
-        # From the newest checkpoint each time: nothing of a large table stays in memory.
-        files = LogTables().load(str(path)).files.values()
+        return tables.load(str(path))
+    except TableMissing:
+        raise
     except (TridentError, OSError) as error:
         log.debug("the size of %s is not known: %s", path, error)
         return None
-    rows = [file.num_records for file in files]
-    known = None if None in rows else sum(count or 0 for count in rows)
-    return _Size(len(files), sum(file.size for file in files), known)
 
 
-def _of_states(warehouse: Place, states: Iterable[tuple[str, str]]) -> Iterable[TableFacts]:
+def _of_states(tables: SizedTables, warehouse: Place, states: Iterable[tuple[str, str]]) -> Iterable[TableFacts]:
     for group, state in states:
         for table, name in (("plain", state), ("log", f"{state}__log")):
-            found = _size(warehouse / name)
-            if found is not None:
-                yield TableFacts(group, state, table, found.files, found.bytes, found.rows)
+            with suppress(TableMissing):
+                found = _size(tables, warehouse / name)
+                if found is not None:
+                    yield TableFacts(group, state, table, found.files, found.bytes, found.rows)
 
 
-def _of_letters(warehouse: Place, topology: str, states: Iterable[tuple[str, str]]) -> Iterable[TableFacts]:
+def _of_letters(
+    tables: SizedTables, warehouse: Place, topology: str, states: Iterable[tuple[str, str]]
+) -> Iterable[TableFacts]:
     for group in dict.fromkeys(group for group, _ in states):
-        path = warehouse / DEAD_LETTERS.table_name(topology, group)
-        found = _size(path) or _Size()
-        yield TableFacts(group, "", "dead_letters", found.files, found.bytes, found.rows)
+        try:
+            found = _size(tables, warehouse / DEAD_LETTERS.table_name(topology, group))
+        except TableMissing:
+            yield TableFacts(group, "", "dead_letters", 0, 0, 0)
+            continue
+        if found is not None:  # a look that fails must not say that the letters have gone
+            yield TableFacts(group, "", "dead_letters", found.files, found.bytes, found.rows)

@@ -8,12 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from trident.watching.events import Advanced, Began, Event, Terminated
+from trident.watching.events import Advanced, Began, Event, Failed, Terminated
 
 log = logging.getLogger("trident.watching")
 # Events that may wait for one receiver. Those of transactions, which come for ever, leave the rest to the others.
 WAITING_MAX = 10_000
 _RESERVE = 1_000
+# Of failures fewer: each holds an error, whose frames hold the rows of its batch.
+FAILURES_MAX = 100
 
 
 class Delivery:
@@ -21,7 +23,8 @@ class Delivery:
 
     The receiver is called with one event at a time, in the order in which they were told. An exception of it is logged
     and ends nothing. Where ``WAITING_MAX`` events wait, further ones of transactions (``Began``, ``Advanced``) are
-    dropped and counted, and behind a thousand more all others but ``Terminated``.
+    dropped and counted, and behind a thousand more all others but ``Terminated``. Of ``Failed`` at most
+    ``FAILURES_MAX`` wait.
 
     Args:
         name: of the receiver, for the log.
@@ -49,7 +52,8 @@ class Delivery:
         with self._changed:
             if self._is_closed:
                 return
-            if len(self._waiting) >= self._room_for(event):
+            waiting = len(self._waiting)
+            if waiting >= self._room_for(event) or self._has_failures_enough(event):
                 self._dropped += 1
                 is_first = self._dropped == 1
             else:
@@ -64,7 +68,7 @@ class Delivery:
                 "%s: %s is too slow: %d events wait for it, and further ones are dropped until it has caught up",
                 event.topology,
                 self._name,
-                WAITING_MAX,
+                waiting,
             )
 
     def close(self, until: float) -> bool:
@@ -98,6 +102,9 @@ class Delivery:
         if isinstance(event, (Began, Advanced)):
             return WAITING_MAX
         return float("inf") if isinstance(event, Terminated) else WAITING_MAX + _RESERVE
+
+    def _has_failures_enough(self, event: Event) -> bool:
+        return isinstance(event, Failed) and sum(isinstance(one, Failed) for one in self._waiting) >= FAILURES_MAX
 
     def _run(self) -> None:
         while (event := self._next()) is not None:

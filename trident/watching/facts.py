@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# So many advances of a group are known by their time: what lags further behind lags at least since the oldest of them.
+ADVANCES_KEPT = 4096
+
 
 @dataclass(frozen=True)
 class MergeFacts:

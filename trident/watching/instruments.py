@@ -82,7 +82,8 @@ class Instruments:
         group, progress = event.group, event.progress
         outcome = "recovered" if event.recovered else "published" if event.published else "empty"
         self._add("trident_transactions_total", group, outcome)
-        self._add("trident_input_rows_total", group, by=progress["num_input_rows"])
+        # As the spout's metadata says it, which may be a user's.
+        self._add("trident_input_rows_total", group, by=max(progress["num_input_rows"], 0))
         for state, rows in progress["states"].items():
             self._add("trident_state_rows_total", group, state, by=rows)
         for state, size in event.written_bytes.items():

@@ -13,8 +13,8 @@ from typing import Any
 from trident.coordinators.causes import causes, text_of
 from trident.coordinators.log_context import facts
 
-# Longer tracebacks are cut in their middle: a line that no collector takes tells nothing.
-_TRACEBACK_MAX = 20_000
+# Longer messages, errors and tracebacks are cut in their middle: a line that no collector takes tells nothing.
+_TEXT_MAX = 20_000
 
 
 class JsonFormatter(logging.Formatter):
@@ -39,7 +39,7 @@ class JsonFormatter(logging.Formatter):
             "ts": when.replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
-            "message": _message(record),
+            "message": _cut(_message(record)),
             **facts(),
         }
         for key in ("topology", "group", "txid", "attempt", "progress"):
@@ -47,11 +47,15 @@ class JsonFormatter(logging.Formatter):
                 line[key] = record.__dict__[key]
         error = _error_of(record)
         if error is not None:
-            line["error"] = f"{type(error).__name__}: {text_of(error)}"
+            line["error"] = _cut(f"{type(error).__name__}: {text_of(error)}")
             line["traceback"] = _cut(_traceback(error))
         elif record.stack_info:
             line["traceback"] = record.stack_info
-        return json.dumps(line, default=_text, ensure_ascii=False)
+        try:
+            return json.dumps(line, default=_text, ensure_ascii=False, allow_nan=False)
+        except (ValueError, TypeError, RecursionError):  # a program's own values that JSON has no notation for
+            plain = {key: value if isinstance(value, (str, int)) else _text(value) for key, value in line.items()}
+            return json.dumps(plain, ensure_ascii=False)
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -79,8 +83,8 @@ def _traceback(error: BaseException) -> str:
 
 
 def _cut(text: str) -> str:
-    half = _TRACEBACK_MAX // 2
-    return text if len(text) <= _TRACEBACK_MAX else f"{text[:half]}\n…\n{text[-half:]}"
+    half = _TEXT_MAX // 2
+    return text if len(text) <= _TEXT_MAX else f"{text[:half]}\n…\n{text[-half:]}"
 
 
 def _text(value: object) -> str:

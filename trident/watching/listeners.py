@@ -34,9 +34,9 @@ class TopologyListener:
 
     Each listener is called from one thread of its own, with one event at a time, in the order in which they happened.
     It may be slow: nothing waits for it but the end of the topology, for five seconds at most. 10,000 events wait for
-    it; then further ones of ``on_progress`` are dropped, which a warning says once and ``query.dropped_events`` counts.
-    An exception that it raises is logged, and ends nothing. In a listener call ``query.request_stop()``, not
-    ``query.stop()``, which would wait for the listener.
+    it; then further ones of ``on_progress`` are dropped, and of ``on_failure`` those behind a hundred that wait; a
+    warning says so once, and ``query.dropped_events`` counts them. An exception that it raises is logged, and ends
+    nothing. In a listener call ``query.request_stop()``, not ``query.stop()``, which would wait for the listener.
     """
 
     def on_started(self, event: Started) -> None:

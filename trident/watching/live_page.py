@@ -36,6 +36,7 @@ from trident.coordinators.errors import ConfigError, FieldError, TableError, Top
 from trident.drpc.application import Route
 from trident.drpc.limits import HELD_BYTES
 from trident.messages.letters import DeadLetter
+from trident.states.core.place import Place
 from trident.watching.live_stream import LiveStream
 from trident.watching.recent import Recent
 
@@ -43,8 +44,10 @@ STREAMS = 8
 LETTERS = 100
 HEADER = "X-Trident-Page"
 _LOOK_UPS = 2
-_RECENT_SECS = 0.2
+LIVE_SECS = 0.2
 _OFTEN_SECS = 2.0
+# A look at the states, letters and notes of a warehouse in a store costs requests for each table and file.
+_STORE_OFTEN_SECS = 30.0
 _TEXT_CHARS = 16_000
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -65,10 +68,13 @@ class PageSource(Protocol):
     Attributes:
         ended: set when nothing more comes.
         read_only: why nothing can be done from the page; "" where it can.
+        live_secs, often_secs: for so long an answer of ``live``, and of the parts that change slowly, is given again.
     """
 
     ended: threading.Event
     read_only: str
+    live_secs: float
+    often_secs: float
 
     def live(self) -> dict[str, Any]:
         """The topology as it is now."""
@@ -89,6 +95,11 @@ class PageSource(Protocol):
     def replay(self, stream: str | None, messages: Sequence[str], again: bool) -> list[str]: ...
 
 
+def often_secs(warehouse: Place) -> float:
+    """``PageSource.often_secs`` of a warehouse."""
+    return _OFTEN_SECS if warehouse.is_local else _STORE_OFTEN_SECS
+
+
 class LivePage:
     """Answers the page's requests.
 
@@ -100,12 +111,12 @@ class LivePage:
         self._source = source
         self._streams = threading.BoundedSemaphore(STREAMS)
         self._look_ups = threading.BoundedSemaphore(_LOOK_UPS)
-        self._live = Recent(source.live, _RECENT_SECS)
+        self._live = Recent(source.live, source.live_secs)
         self._slow = {
-            "/plan.json": Recent(source.plan, _OFTEN_SECS),
-            "/states.json": Recent(lambda: {"states": source.states()}, _OFTEN_SECS),
-            "/dead-letters.json": Recent(self._letters, _OFTEN_SECS),
-            "/take-overs.json": Recent(source.take_overs, _OFTEN_SECS),
+            "/plan.json": Recent(source.plan, source.often_secs),
+            "/states.json": Recent(lambda: {"states": source.states()}, source.often_secs),
+            "/dead-letters.json": Recent(self._letters, source.often_secs),
+            "/take-overs.json": Recent(source.take_overs, source.often_secs),
         }
 
     def routes(self) -> tuple[Route, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trident.watching.facts import Facts, GroupFacts
+from trident.watching.facts import ADVANCES_KEPT, Facts, GroupFacts
 
 Found = Iterator[tuple[tuple[str, ...], float]]
 ROLES = ("leader", "standby", "starting", "running", "merging", "stopped", "failed", "halted")
@@ -94,9 +94,10 @@ def _lag_secs(group: GroupFacts, upto: int, now: float) -> float:
     """How long ago the oldest transaction behind ``upto`` advanced; as far as this leadership knows."""
     if not _lag(group, upto):
         return 0.0
-    known = next((at for txid, at in group.advances if txid > upto), now)
-    if group.advances and group.advances[0][0] > upto + 1:
-        known = min(known, group.led_from or known)  # it was decided by an earlier leader, or long ago
+    behind = next((one for one in group.advances if one[0] > upto), None)
+    is_oldest = behind is not None and (behind[0] == upto + 1 or len(group.advances) == ADVANCES_KEPT)
+    # Otherwise it was decided by an earlier leader.
+    known = behind[1] if behind is not None and is_oldest else group.led_from or now
     return max(now - known, 0.0)
 
 

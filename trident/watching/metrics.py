@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from prometheus_client.exposition import choose_encoder
 from werkzeug.wrappers import Request, Response
 
+from trident.coordinators.errors import Halted
 from trident.drpc.application import Route
 from trident.watching.collecting import Collecting, Observed
 from trident.watching.events import Event, Started, Terminated
@@ -34,14 +35,19 @@ class Metrics:
 
     def watch(self, event: Event) -> None:
         """A watcher of the topology."""
-        self.instruments.watch(event)
+        try:
+            self.instruments.watch(event)
+        except Exception:  # what begins and ends with events must go on, and be told the last one
+            log.warning("%s: %s is not in its metrics", event.topology, type(event).__name__, exc_info=True)
         self._collecting.watch(event)
         if isinstance(event, Started):
             self._collecting.start()
             for exporting in self._exporting:
                 exporting.start()
         elif isinstance(event, Terminated):
-            self._collecting.stop()
+            self._collecting.stop(
+                "halted" if isinstance(event.error, Halted) else "failed" if event.error else "stopped"
+            )
             for exporting in self._exporting:
                 exporting.stop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from trident.coordinators.errors import ForeignTable, TableError
@@ -10,16 +11,20 @@ from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.place import Place
 from trident.states.delta.kernel_errors import TableMissing
-from trident.states.delta.log_tables import LogSnapshot, LogTables
+from trident.states.delta.log_tables import LogTables
+from trident.states.delta.table_totals import SizedTables, TableTotals, totals_of
 from trident.states.keyed.tables import check_own, greatest_txid, merged_upto
 
 
 class StateSizes:
-    """Looks at the tables of one topology. Keep one: of a log that was read only the newest entries are read again."""
+    """Looks at the tables of one topology. Keep one: of a log that was read only the newest entries are read again.
 
-    def __init__(self, warehouse: Place, topology: str, tables: LogTables | None = None) -> None:
+    The files of logs are remembered, which a MERGE shortens; of all other tables, which may grow for ever, sums alone.
+    """
+
+    def __init__(self, warehouse: Place, topology: str) -> None:
         self._warehouse, self._topology = warehouse, topology
-        self._tables = tables or LogTables()
+        self._logs, self._sized = LogTables(), SizedTables()
 
     def look(self, advanced: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
         """A record for each state that has a descriptor, by name.
@@ -64,35 +69,35 @@ class StateSizes:
         return found
 
     def _add_tables(self, state: StateDescriptor, found: dict[str, Any]) -> None:
-        published = self._table(state.published_path, found)
-        if published is None:
-            return
-        control = decode_control(published.path, published.control(DOMAIN))
-        check_own(state, published.path, control)
-        found["txid"] = control.txid
-        if not state.state_kind.has_log:
-            return
-        plain = self._table(state.plain_path, found)
-        found["merged"] = control.starts_at - 1 if plain is None else merged_upto(state, plain, control.starts_at)
-        found["waiting_files"] = sum(greatest_txid(file) > found["merged"] for file in published.files.values())
-
-    def _table(self, path: str, found: dict[str, Any]) -> LogSnapshot | None:
+        keyed = state.state_kind.has_log
+        path = str(self._warehouse / state.published_path)
         try:
-            snapshot = self._tables.load(str(self._warehouse / path))
+            log = self._logs.load(path) if keyed else None
+            published = self._sized.load(path) if log is None else totals_of(log)
         except TableMissing:
-            return None
-        files = snapshot.files.values()
-        rows = [file.num_records for file in files]
-        found["tables"].append(
-            {
-                "path": path,
-                "version": snapshot.version,
-                "rows": None if snapshot.vectors or None in rows else sum(one or 0 for one in rows),
-                "files": len(files),
-                "bytes": sum(file.size for file in files),
-            }
-        )
-        return snapshot
+            return
+        found["tables"].append(_record(state.published_path, published))
+        control = decode_control(path, published.control(DOMAIN))
+        check_own(state, path, control)
+        found["txid"] = control.txid
+        if log is None:
+            return
+        found["merged"] = control.starts_at - 1
+        with suppress(TableMissing):
+            plain = self._sized.load(str(self._warehouse / state.plain_path))
+            found["tables"].append(_record(state.plain_path, plain))
+            found["merged"] = merged_upto(state, plain, control.starts_at)
+        found["waiting_files"] = sum(greatest_txid(file) > found["merged"] for file in log.files.values())
+
+
+def _record(path: str, table: TableTotals) -> dict[str, Any]:
+    return {
+        "path": path,
+        "version": table.version,
+        "rows": table.rows,
+        "files": table.files,
+        "bytes": table.bytes,
+    }
 
 
 def _newest(found: Iterable[Mapping[str, Any]]) -> dict[str, int]:

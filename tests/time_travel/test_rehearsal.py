@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -25,9 +27,10 @@ from trident.coordinators.handing_over import DIFFERENT, EQUAL, FAILED, NOT_COMP
 from trident.running.rehearsals import Rehearsed
 from trident.states.core.place import Place
 from trident.time_travel.kept_batch import incarnation_of
-from trident.time_travel.rehearsal import Rehearsal
+from trident.time_travel.rehearsal import Rehearsal, _Told
 
 BATCHES = [[("a b",)], [("a c",)], [("c c",)]]
+NO_STATE = "not compared: batch group seen: it has no state"
 
 
 def split(line: str) -> Iterator[str]:
@@ -40,6 +43,22 @@ def wrong(line: str) -> Iterator[str]:
 
 def failing(line: str) -> Iterator[str]:
     raise RuntimeError("the new code cannot do this")
+
+
+def test_a_group_and_a_table_of_which_no_row_can_be_compared_are_named(tmp_path: Path) -> None:
+    made = TridentTopology("named")
+    made.new_stream("seen", FixedBatchSpout("line string", BATCHES)).each("line", split, "word string")
+    rehearsal = Rehearsal(None, "named", made.graph, Place(tmp_path), TridentConfig())  # type: ignore[arg-type]
+    found = rehearsal("incarnation", {"seen": 7}, 5)
+    assert found.outcome == NOT_COMPARED
+    assert found.lines == ("there is no transaction that could be rehearsed", NO_STATE), found
+
+    own = SimpleNamespace(name="own", kind="append")
+    told = _Told(lambda: False)
+    group: Any = SimpleNamespace(name="seen", bindings=[own])
+    nothing: Any = SimpleNamespace(states={}, others=lambda plan: {})
+    rehearsal._compare("transaction 7", 7, nothing, group, nothing, told)
+    assert told.outside == {"own": "state own (append): its spout does not give its rows again"}
 
 
 def test_each_outcome(start, spark: SparkSession, tmp_path: Path) -> None:  # noqa: F811

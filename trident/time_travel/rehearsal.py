@@ -61,6 +61,9 @@ class Rehearsal:
         return told.rehearsed()
 
     def _group(self, of: GroupPlan, incarnation: str, upto: int, last: int, told: "_Told") -> None:
+        if not of.bindings:
+            told.outside[of.name] = f"batch group {of.name}: it has no state"
+            return
         kept = KeptManifests(self._warehouse, self._topology, of.name, incarnation, upto=upto).txids()
         if not kept:
             told.left_out.append(
@@ -109,6 +112,10 @@ class Rehearsal:
                 continue
             compared = True
             told.differ(of.name, txid, state, found)
+        for binding in of.bindings:
+            if binding.name not in replay.states:
+                text = f"state {binding.name} ({binding.kind}): its spout does not give its rows again"
+                told.outside.setdefault(binding.name, text)
         for state, rows in ground.others(of).items():
             told.differ(of.name, txid, state, [Difference(state, {}, row, None) for row in rows])
         if compared:
@@ -146,7 +153,7 @@ class _Told:
             if self.left_out or not self.compared
             else EQUAL
         )
-        return Rehearsed(outcome, tuple(self._lines()))
+        return Rehearsed(outcome, tuple(self._lines()), not self.left_out)
 
     def _lines(self) -> Iterator[str]:
         for group, txids in self.compared.items():

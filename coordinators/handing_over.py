@@ -232,13 +232,13 @@ class Handovers:
         return True
 
     def withdraw(self, id: str) -> None:
-        """Takes a request back, if it is there."""
+        """Takes a request back, if it is there, and its answer, which has rows of tables."""
         found = self._zk.get(self._request)
         if found is not None and decode(self._request, found[0], HandoverRequest).id == id:
-            try:
-                self._zk.multi([Delete(self._request, found[1].znode_version)], REQUEST)
-            except MultiRefused:
-                pass  # it went by itself
+            self._delete(self._request, found[1].znode_version, REQUEST)
+        found = self._zk.get(self._answer)
+        if found is not None and decode(self._answer, found[0], HandoverAnswer).request == id:
+            self._delete(self._answer, found[1].znode_version, ANSWER)
 
     # --- the answer ---------------------------------------------------------------------------------
 
@@ -262,6 +262,12 @@ class Handovers:
         found = self._zk.get(self._answer)
         answer = decode(self._answer, found[0], HandoverAnswer) if found else None
         return answer if answer is not None and answer.request == request else None
+
+    def _delete(self, path: str, znode_version: int, point: str) -> None:
+        try:
+            self._zk.multi([Delete(path, znode_version)], point)
+        except MultiRefused:
+            pass  # it went by itself, or another one is in its place
 
     def _create(self, path: str, data: bytes, point: str) -> bool:
         try:

@@ -405,6 +405,12 @@ class Supervisor:
         successor = self._successor
         if not self._to_merge or successor is None:
             return
+        if not self.stop_requested.is_set():
+            # It has handed over, and goes on: its successor merges. Where that one has died a MERGE would keep this
+            # process from contending; and its time is that of a stop, which may come much later.
+            given, self._to_merge = self._to_merge, []
+            self.call_each([partial(upkeep.stop, compact=False) for upkeep in given])
+            return
         self.mode = "merging"
         until = self._threads.monotonic() + self._settings.merge_at_stop_secs
         while self._to_merge:

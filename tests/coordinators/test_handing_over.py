@@ -168,6 +168,10 @@ def test_an_answer_is_of_one_request_and_replaces_the_one_before(zk, known):
     known.answer(HandoverAnswer("one", EQUAL, ("equal",)))
     known.answer(HandoverAnswer("two", EQUAL))
     assert known.answered("one") is None and known.answered("two") == HandoverAnswer("two", EQUAL)
+    known.withdraw("one")
+    assert known.answered("two") is not None
+    known.withdraw("two")  # the rows in it are not kept for as long as the standby lives
+    assert zk.exists(zk.path("wc", "handover.answer")) is None
 
 
 def test_records_are_stored_as_they_are():

@@ -95,7 +95,12 @@ def test_a_leader_that_is_to_end_behind_a_hand_over_leads_on_where_the_chosen_on
 ) -> None:
     """Else no process would lead; it ends once another one does."""
     monkeypatch.setattr("trident.coordinators.leadership._LEAVE_SECS", 0.5)
-    supervisor = Supervisor(zk, TOPOLOGY, site_of(Around(), lambda error: error), Around(), Settings(Limits()))
+    stopped: list[dict[str, Any]] = []
+    upkeep = Around(stop=lambda *given, **named: stopped.append({"given": given, **named}))
+    opening = Around(parts=lambda store: GroupParts(Around(), Around(), upkeep), committer=Around())
+    site = Around(opening=lambda *_: opening, explain=lambda error: error)
+    settings = Settings(Limits(), merge_at_stop_secs=30.0)
+    supervisor = Supervisor(zk, TOPOLOGY, site, Around(), settings)
     thread = threading.Thread(target=supervisor.run, daemon=True)
     thread.start()
     assert supervisor.leading.wait(10)
@@ -108,6 +113,8 @@ def test_a_leader_that_is_to_end_behind_a_hand_over_leads_on_where_the_chosen_on
     assert handovers.ask(asked)
     assert eventually(lambda: supervisor.leading.is_set() and supervisor.term.epoch == 2)
     handovers.withdraw("first")
+    # It has not spent its time on a MERGE, and a stop that comes later has all of its own.
+    assert stopped == [{"given": (), "compact": False}] and supervisor.leave_at is None
 
     successor = Leadership(other, "supervised", ["lines"], me=chosen)
     taken = threading.Thread(target=successor.acquire, daemon=True)

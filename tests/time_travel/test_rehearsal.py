@@ -46,7 +46,7 @@ def wrong(line: str) -> Iterator[str]:
 
 
 def slowly(batches: Iterator[Any]) -> Iterator[Any]:
-    time.sleep(20.0)
+    time.sleep(60.0)
     yield from batches
 
 
@@ -79,7 +79,7 @@ def test_a_job_of_a_rehearsal_ends_when_its_process_is_to_lead(spark: SparkSessi
     threading.Timer(1.0, leads.set).start()
     with pytest.raises(Exception, match="(?i)cancel"), rehearsal._cancelled_where(leads.is_set):
         spark.range(0, 1, 1, 1).mapInArrow(slowly, "id long").count()
-    assert time.monotonic() - began < 15.0
+    assert time.monotonic() - began < 50.0
     assert spark.range(3).count() == 3, "what this thread does next is none of it"
 
 

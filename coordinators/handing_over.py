@@ -23,9 +23,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from trident.coordinators import faults
-from trident.coordinators.errors import CorruptZnode, TridentError, ZooKeeperRefused, ZooKeeperUnreachable
+from trident.coordinators.errors import TridentError, ZooKeeperRefused, ZooKeeperUnreachable
 from trident.coordinators.records import Count, Holder, Incarnation, Name, decode, encode
-from trident.coordinators.znodes import Create, Delete, MultiRefused, SetData
+from trident.coordinators.znodes import Create, Delete, MultiRefused, Op, SetData
 from trident.coordinators.zookeeper import ZooKeeper
 
 log = logging.getLogger("trident.query")
@@ -110,11 +110,13 @@ class HandoverAnswer:
         request: the id of the request that it answers.
         outcome: one of the constants of this module.
         lines: what a person is to read.
+        all_compared: whether nothing was left out that hinders a hand-over; also beside ``DIFFERENT``.
     """
 
     request: Name
     outcome: Name
     lines: tuple[str, ...] = ()
+    all_compared: bool = True
 
 
 class Handovers:
@@ -130,15 +132,23 @@ class Handovers:
         self._processes, self._request = zk.path(topology, _PROCESSES), zk.path(topology, _REQUEST)
         self._answer = zk.path(topology, _ANSWER)
         self._incarnation = zk.path(topology, "incarnation")
+        self._changed: Callable[[], None] = lambda: None
 
     # --- the processes of a topology ----------------------------------------------------------------
 
     def enlist(self, me: Contender) -> None:
         """Says who this process is, unless that is known; called again once its ZooKeeper session was lost."""
         path = f"{self._processes}/{me.id}"
-        if self._zk.exists(path) is None:
-            self._zk.ensure_path(self._processes)
-            self._create(path, encode(me), ENLIST)
+        found = self._zk.exists(path)
+        if found is not None and found.ephemeral_owner == self._zk.session_id:
+            return
+        self._zk.ensure_path(self._processes)
+        # That of a session that was lost here goes once the servers notice, and would not come again.
+        lost: list[Op] = [Delete(path, found.znode_version)] if found is not None else []
+        try:
+            self._zk.multi([*lost, Create(path, encode(me), ephemeral=True)], ENLIST)
+        except MultiRefused:
+            log.debug("the znode of this process changed meanwhile")  # the next call looks again
 
     def contenders(self) -> list[Contender]:
         """All that live, as far as ZooKeeper knows.
@@ -152,7 +162,9 @@ class Handovers:
         """The one of that id; None where it is gone, or cannot be read."""
         try:
             return self._contender(id)
-        except CorruptZnode as error:
+        except TridentError as error:
+            if isinstance(error, ZooKeeperUnreachable) and not isinstance(error, ZooKeeperRefused):
+                raise
             log.warning("%s", error)
             return None
 
@@ -163,15 +175,16 @@ class Handovers:
 
     # --- the request --------------------------------------------------------------------------------
 
-    def asked(self, epochs: Mapping[str, int], watch: Callable[..., None]) -> HandoverRequest | None:
+    def asked(self, epochs: Mapping[str, int], changed: Callable[[], None]) -> HandoverRequest | None:
         """The request to a leader of these epochs, for its contenders and for itself; None: there is none.
 
         One that cannot be read is none: it must not end a process that has other work.
 
         Args:
-            watch: told once when the request comes, changes or goes.
+            changed: called once when the request comes, changes or goes; in place of that of an earlier call.
         """
-        if self._zk.exists(self._request, watch) is None:
+        self._changed = changed
+        if self._zk.exists(self._request, self._tell_changed) is None:
             return None
         try:
             found = self.request()
@@ -181,6 +194,10 @@ class Handovers:
                 raise
             log.warning("%s", error)
             return None
+
+    def _tell_changed(self, *_: object) -> None:
+        # One watch for all leases of a process: most never see a request, which alone would clear their watches away.
+        self._changed()
 
     def _is_for(self, request: HandoverRequest, epochs: Mapping[str, int]) -> bool:
         """A request does not outlive the leader that it was made for, nor a reset or a rollback."""
@@ -215,13 +232,13 @@ class Handovers:
         return True
 
     def withdraw(self, id: str) -> None:
-        """Takes a request back, if it is there."""
+        """Takes a request back, if it is there, and its answer, which has rows of tables."""
         found = self._zk.get(self._request)
         if found is not None and decode(self._request, found[0], HandoverRequest).id == id:
-            try:
-                self._zk.multi([Delete(self._request, found[1].znode_version)], REQUEST)
-            except MultiRefused:
-                pass  # it went by itself
+            self._delete(self._request, found[1].znode_version, REQUEST)
+        found = self._zk.get(self._answer)
+        if found is not None and decode(self._answer, found[0], HandoverAnswer).request == id:
+            self._delete(self._answer, found[1].znode_version, ANSWER)
 
     # --- the answer ---------------------------------------------------------------------------------
 
@@ -246,6 +263,12 @@ class Handovers:
         answer = decode(self._answer, found[0], HandoverAnswer) if found else None
         return answer if answer is not None and answer.request == request else None
 
+    def _delete(self, path: str, znode_version: int, point: str) -> None:
+        try:
+            self._zk.multi([Delete(path, znode_version)], point)
+        except MultiRefused:
+            pass  # it went by itself, or another one is in its place
+
     def _create(self, path: str, data: bytes, point: str) -> bool:
         try:
             self._zk.multi([Create(path, data, ephemeral=True)], point)
@@ -254,9 +277,11 @@ class Handovers:
         return True
 
 
-def quietly(part: Callable[[], None]) -> None:
-    """Does what helps a hand-over and is not needed: without ZooKeeper it is left out."""
+def quietly(part: Callable[[], None]) -> bool:
+    """Does what helps a hand-over and is not needed: without ZooKeeper it is left out; tells whether it is done."""
     try:
         part()
     except TridentError as error:
         log.debug("a hand-over is not told: %s", error)
+        return False
+    return True

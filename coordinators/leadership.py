@@ -120,6 +120,7 @@ class Leadership:
         holder: Holder | None = None,
         threads: Threads = THREADS,
         me: Contender | None = None,
+        handovers: Handovers | None = None,
     ) -> None:
         """Args:
         zk: a connected ZooKeeper.
@@ -129,6 +130,7 @@ class Leadership:
         holder: this contender; by default this process.
         threads: where its threads and events come from.
         me: as which it is found by hand-overs; None: it takes no part in them.
+        handovers: of the topology; a process that contends again and again has one of them.
         """
         # A token of its own: of two contenders in one process, or with one
         # holder, each must know which live znode it made.
@@ -136,7 +138,7 @@ class Leadership:
         self._zk, self._topology, self._groups, self._threads = zk, topology, sorted(groups), threads
         self._root = zk.path(topology)
         self._live_path = zk.path(topology, "live")
-        self._handovers, self._me = Handovers(zk, topology), me
+        self._handovers, self._me = handovers or Handovers(zk, topology), me
         self._changed = threads.event()
         self._left_to: tuple[str, float] = ("", 0.0)  # the request by which a lease is left, and since when
 
@@ -274,7 +276,9 @@ class Leadership:
         # A token of its own for every lease: one that has ended is never
         # taken for the next one.
         holder, self.holder = self.holder, replace(self.holder, token=secrets.token_hex(8))
-        lease = Lease(self._zk, self._live_path, holder, fences, session_number, self._threads, self._handovers)
+        lease = Lease(
+            self._zk, self._live_path, holder, fences, session_number, self._threads, self._handovers, self._me
+        )
         if asked is not None and asked.phase == LEAD and self._me is not None and asked.to == self._me.id:
             lease.given_by = asked
         try:
@@ -306,10 +310,11 @@ class Lease:
         session_number: int,
         threads: Threads = THREADS,
         handovers: Handovers | None = None,
+        me: Contender | None = None,
     ) -> None:
         self.given_by: HandoverRequest | None = None
         self.gives_way: HandoverRequest | None = None
-        self._handovers = handovers
+        self._handovers, self._me = handovers, me
         self.fences = dict(fences)
         self.lost = threads.event()
         self.holder = holder
@@ -379,6 +384,8 @@ class Lease:
         asked = handovers.asked(epochs, self._wake)
         if asked is None or asked.phase != LEAD:
             return None
+        if self._me is not None and asked.to == self._me.id:
+            return None  # the command has chosen it as a standby, and has seen the epoch in which it leads
         known = self.gives_way is not None and self.gives_way.id == asked.id
         return asked if known or handovers.contender(asked.to) is not None else None
 

@@ -65,7 +65,7 @@ class _Giving:
 
     Attributes:
         until: when it waits no longer for what has begun (monotonic seconds).
-        stops: whether it is to end for good: the hand-over cannot be taken back any more.
+        stops: whether the lease is to be given back: the hand-over cannot be taken back any more.
     """
 
     id: str
@@ -109,6 +109,7 @@ class Supervisor:
         self._handovers = Handovers(zk, topology.name)
         self.me = contender(self._holder, topology.code_ids)
         self._giving: _Giving | None = None
+        self._ends_behind_next = False  # it has given way for good: once another process leads
         self.stop_requested, self.leading, self.ended = threads.event(), threads.event(), threads.event()
         self.changed = threads.condition()
         self.groups: list[RunningGroup] = []
@@ -189,7 +190,7 @@ class Supervisor:
     def _contend(self) -> Lease | None:
         self.mode, self.standby_of = "standby", ""
         name, groups = self.topology.name, self.topology.groups
-        leadership = Leadership(self._zk, name, groups, self._holder, self._threads, self.me)
+        leadership = Leadership(self._zk, name, groups, self._holder, self._threads, self.me, self._handovers)
         try:
             return leadership.acquire(
                 self.stop_requested,
@@ -201,6 +202,10 @@ class Supervisor:
             self.standby_of = ""
 
     def _waits(self, other: Holder, me: Holder) -> None:
+        if self._ends_behind_next:
+            self._listener.event(f"{other.host} pid {other.pid} leads: this process ends, as the hand-over asked for")
+            self.stop_requested.set()
+            return
         self._listener.waits(other)
         here = " (this process: another query of it)" if holder_is_here(other, me) else ""
         self.standby_of = f"{other.host} pid {other.pid}{here} leads"
@@ -208,7 +213,7 @@ class Supervisor:
 
     def _hold(self, lease: Lease) -> None:
         """Leads until the lease is lost or a group has ended; then gives it back."""
-        self._successor = None
+        self._successor, self._ends_behind_next = None, False
         try:
             self._lead(lease)
         except _DEPOSING as lost:
@@ -235,7 +240,6 @@ class Supervisor:
             for name in self.topology.groups:
                 groups.append(recovery.open(name))
             self._drive(groups)
-            self._tell(lease)
             self._watch(groups, lease)
         finally:
             self._giving = None
@@ -295,12 +299,18 @@ class Supervisor:
         self.leading.set()
         self._notify()
 
-    def _tell(self, lease: Lease) -> None:
-        """Tells a command that has handed over that this process serves, and later ones that it is there."""
+    def _tell(self, lease: Lease) -> bool:
+        """Tells a command that has handed over that this process serves, and later ones that it is there.
+
+        Returns:
+            whether all of it is told; else it is to be called again.
+        """
         if lease.given_by is not None:
             said = HandoverAnswer(lease.given_by.id, SERVES, (f"{self.me.text} leads (epoch {self.term.epoch})",))
-            quietly(lambda: self._handovers.answer(said))
-        quietly(lambda: self._handovers.enlist(self.me))
+            if not quietly(lambda: self._handovers.answer(said)):
+                return False
+            lease.given_by = None
+        return quietly(lambda: self._handovers.enlist(self.me))
 
     def _give_way(self, groups: list[RunningGroup], lease: Lease) -> None:
         """Where a hand-over asks for it, ends what has begun, so that the lease can be given back.
@@ -325,14 +335,14 @@ class Supervisor:
         drained = all(group.driver.state.paused and not group.driver.state.live for group in groups)
         if drained or self._threads.monotonic() > giving.until:
             giving.stops = True
-            if asked.stop_old:
-                self.stop_requested.set()
+            # Not at once: where the chosen one has died, or hangs, no process would lead.
+            self._ends_behind_next = asked.stop_old
             for group in groups:
                 group.driver.stop()
 
     def _watch(self, groups: list[RunningGroup], lease: Lease) -> None:
         """Until all groups have ended, one has failed, or the lease is lost."""
-        suspended = False
+        suspended = told = False
         while True:
             if lease.lost.is_set():
                 self._abandon(groups)
@@ -342,6 +352,7 @@ class Supervisor:
             if gone is not None:
                 self.stop_requested.set()  # so that a call that hangs now is left behind, too
                 raise gone
+            told = told or (self._zk.connected and self._tell(lease))
             self._give_way(groups, lease)
             ending = self.stop_requested.is_set() or self._giving is not None
             wait_secs = self._settings.poll_secs / (5 if ending else 1)
@@ -393,6 +404,12 @@ class Supervisor:
         """
         successor = self._successor
         if not self._to_merge or successor is None:
+            return
+        if not self.stop_requested.is_set():
+            # It has handed over, and goes on: its successor merges. Where that one has died a MERGE would keep this
+            # process from contending; and its time is that of a stop, which may come much later.
+            given, self._to_merge = self._to_merge, []
+            self.call_each([partial(upkeep.stop, compact=False) for upkeep in given])
             return
         self.mode = "merging"
         until = self._threads.monotonic() + self._settings.merge_at_stop_secs

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.zk_fixtures import eventually
-from trident.commands.handover import choose
+from trident.commands.exit_codes import EXIT_DIFFERENT, EXIT_NOT_COMPARED
+from trident.commands.handover import Wish, _Handover, choose
 from trident.coordinators.errors import CorruptZnode, TopologyError
 from trident.coordinators.handing_over import (
+    DIFFERENT,
     EQUAL,
     LEAD,
     REHEARSE,
@@ -119,10 +121,57 @@ def test_a_request_that_cannot_be_read_ends_no_contender(zk, known):
         known.request()
 
 
+def test_a_leader_does_not_give_way_to_itself(zk, known):
+    """A command that chose it as a standby may have read the epochs of its lease."""
+    leader = Process(zk)
+    leader.start()
+    assert eventually(lambda: leader.lease is not None)
+    known.enlist(leader.me)
+    other = Process(zk).start()
+    assert eventually(lambda: len(known.contenders()) == 2)
+    given = []
+    for to in (leader, other):
+        assert known.ask(request(to))
+        eventually(lambda: leader.lease.gives_way is not None, 1.0)
+        given.append(leader.lease.gives_way)
+        known.withdraw("r")
+    assert given[0] is None and given[1] is not None and given[1].to == other.me.id
+    other.stop.set()
+
+
+def test_a_process_says_who_it_is_in_the_session_that_it_has(zk, zk_connect, known):
+    """The znode of a session that was lost here may be there for a while yet."""
+    earlier, me = zk_connect(), contender(current_holder(), NEW)
+    Handovers(earlier, "wc").enlist(me)
+    known.enlist(me)
+    earlier.close()
+    assert known.contender(me.id) == me
+    path = zk.path("wc", "handover.processes", me.id)
+    before = zk.exists(path)
+    known.enlist(me)
+    assert zk.exists(path) == before and before.ephemeral_owner == zk.session_id
+
+
+def test_changes_are_accepted_only_where_all_was_compared(zk):
+    said = []
+    asks = _Handover(zk, "wc", Wish(accept_changes=True), said.append)
+    asks._leader = current_holder()
+    assert asks._judge(HandoverAnswer("r", DIFFERENT, ("a row",))) == 0
+    assert asks._judge(HandoverAnswer("r", DIFFERENT, ("a row",), all_compared=False)) == EXIT_NOT_COMPARED
+    assert "not everything could be compared" in said[-1]
+    strict = _Handover(zk, "wc", Wish(), said.append)
+    strict._leader = current_holder()
+    assert strict._judge(HandoverAnswer("r", DIFFERENT, ("a row",), all_compared=False)) == EXIT_DIFFERENT
+
+
 def test_an_answer_is_of_one_request_and_replaces_the_one_before(zk, known):
     known.answer(HandoverAnswer("one", EQUAL, ("equal",)))
     known.answer(HandoverAnswer("two", EQUAL))
     assert known.answered("one") is None and known.answered("two") == HandoverAnswer("two", EQUAL)
+    known.withdraw("one")
+    assert known.answered("two") is not None
+    known.withdraw("two")  # the rows in it are not kept for as long as the standby lives
+    assert zk.exists(zk.path("wc", "handover.answer")) is None
 
 
 def test_records_are_stored_as_they_are():

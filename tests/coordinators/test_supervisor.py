@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.zk_fixtures import eventually
-from trident.coordinators.errors import SessionEnded, TableError
-from trident.coordinators.leadership import Leadership
+from trident.coordinators.errors import OutcomeUnknown, SessionEnded, TableError
+from trident.coordinators.handing_over import LEAD, HandoverRequest, Handovers, contender
+from trident.coordinators.leadership import Leadership, current_holder
 from trident.coordinators.master import Limits, Mode
 from trident.coordinators.ports import GroupParts
 from trident.coordinators.recovery import Settings, Supervised
+from trident.coordinators.registration import Registration
 from trident.coordinators.supervisor import Supervisor
 from trident.coordinators.znodes import Delete
 
@@ -86,3 +88,73 @@ def test_a_recovery_is_not_tried_again_without_a_session(zk: Any) -> None:
     supervisor = Supervisor(zk, TOPOLOGY, site, Around(), Settings(Limits(max_attempts=3)))
     supervisor.run()
     assert isinstance(supervisor.error, SessionEnded) and len(tries) == 1
+
+
+def test_a_leader_that_is_to_end_behind_a_hand_over_leads_on_where_the_chosen_one_hangs(
+    zk: Any, zk_connect: Any, monkeypatch: Any
+) -> None:
+    """Else no process would lead; it ends once another one does."""
+    monkeypatch.setattr("trident.coordinators.leadership._LEAVE_SECS", 0.5)
+    stopped: list[dict[str, Any]] = []
+    upkeep = Around(stop=lambda *given, **named: stopped.append({"given": given, **named}))
+    opening = Around(parts=lambda store: GroupParts(Around(), Around(), upkeep), committer=Around())
+    site = Around(opening=lambda *_: opening, explain=lambda error: error)
+    settings = Settings(Limits(), merge_at_stop_secs=30.0)
+    supervisor = Supervisor(zk, TOPOLOGY, site, Around(), settings)
+    thread = threading.Thread(target=supervisor.run, daemon=True)
+    thread.start()
+    assert supervisor.leading.wait(10)
+    other, by = zk_connect(), current_holder()
+    handovers, chosen = Handovers(other, "supervised"), contender(current_holder(), {})
+    handovers.enlist(chosen)  # and it does not contend
+    known = Registration(other, "supervised").read()
+    assert known is not None
+    asked = HandoverRequest("first", chosen.id, known[0], {"lines": 1}, LEAD, 5, True, by)
+    assert handovers.ask(asked)
+    assert eventually(lambda: supervisor.leading.is_set() and supervisor.term.epoch == 2)
+    handovers.withdraw("first")
+    # It has not spent its time on a MERGE, and a stop that comes later has all of its own.
+    assert stopped == [{"given": (), "compact": False}] and supervisor.leave_at is None
+
+    successor = Leadership(other, "supervised", ["lines"], me=chosen)
+    taken = threading.Thread(target=successor.acquire, daemon=True)
+    taken.start()
+    assert handovers.ask(HandoverRequest("second", chosen.id, known[0], {"lines": 2}, LEAD, 5, True, by))
+    thread.join(10)
+    assert not thread.is_alive() and supervisor.error is None and supervisor.successor_leads
+
+
+def test_a_process_that_leads_again_and_again_keeps_one_watch_on_requests(zk: Any, zk_connect: Any) -> None:
+    supervisor = Supervisor(zk, TOPOLOGY, site_of(Around(), lambda error: error), Around(), Settings(Limits()))
+    thread = threading.Thread(target=supervisor.run, daemon=True)
+    thread.start()
+    other = zk_connect()
+    for epoch in range(1, 5):
+        assert eventually(lambda epoch=epoch: supervisor.leading.is_set() and supervisor.term.epoch == epoch)
+        assert eventually(lambda: len(zk._client._data_watchers.get(zk.path("supervised", "live"), ())) == 1)
+        if epoch < 4:
+            other.multi([Delete(other.path("supervised", "live"))])
+    assert len(zk._client._data_watchers[zk.path("supervised", "handover.request")]) == 1
+    supervisor.request_stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_leader_tells_that_it_is_there_until_it_is_told(zk: Any, monkeypatch: Any) -> None:
+    """One lost answer of ZooKeeper's, and hand-overs would never know this leader."""
+    enlist, failures = Handovers.enlist, [OutcomeUnknown("lost"), OutcomeUnknown("lost")]
+
+    def once_lost(self: Handovers, me: Any) -> None:
+        if failures:
+            raise failures.pop()
+        enlist(self, me)
+
+    monkeypatch.setattr(Handovers, "enlist", once_lost)
+    settings = Settings(Limits(), poll_secs=0.05)
+    supervisor = Supervisor(zk, TOPOLOGY, site_of(Around(), lambda error: error), Around(), settings)
+    thread = threading.Thread(target=supervisor.run, daemon=True)
+    thread.start()
+    assert eventually(lambda: [one.id for one in Handovers(zk, "supervised").contenders()] == [supervisor.me.id])
+    supervisor.request_stop()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.matrix.sources import CommittedSpout
@@ -25,9 +31,10 @@ from trident.coordinators.handing_over import DIFFERENT, EQUAL, FAILED, NOT_COMP
 from trident.running.rehearsals import Rehearsed
 from trident.states.core.place import Place
 from trident.time_travel.kept_batch import incarnation_of
-from trident.time_travel.rehearsal import Rehearsal
+from trident.time_travel.rehearsal import Rehearsal, _Told
 
 BATCHES = [[("a b",)], [("a c",)], [("c c",)]]
+NO_STATE = "not compared: batch group seen: it has no state"
 
 
 def split(line: str) -> Iterator[str]:
@@ -38,8 +45,42 @@ def wrong(line: str) -> Iterator[str]:
     yield from (word.replace("c", "C") for word in line.split())
 
 
+def slowly(batches: Iterator[Any]) -> Iterator[Any]:
+    time.sleep(60.0)
+    yield from batches
+
+
 def failing(line: str) -> Iterator[str]:
     raise RuntimeError("the new code cannot do this")
+
+
+def test_a_group_and_a_table_of_which_no_row_can_be_compared_are_named(tmp_path: Path) -> None:
+    made = TridentTopology("named")
+    made.new_stream("seen", FixedBatchSpout("line string", BATCHES)).each("line", split, "word string")
+    session: Any = MagicMock()
+    rehearsal = Rehearsal(session, "named", made.graph, Place(tmp_path), TridentConfig())
+    found = rehearsal("incarnation", {"seen": 7}, 5)
+    assert found.outcome == NOT_COMPARED
+    assert found.lines == ("there is no transaction that could be rehearsed", NO_STATE), found
+
+    own = SimpleNamespace(name="own", kind="append")
+    told = _Told(lambda: False)
+    group: Any = SimpleNamespace(name="seen", bindings=[own])
+    nothing: Any = SimpleNamespace(states={}, others=lambda plan: {})
+    rehearsal._compare("transaction 7", 7, nothing, group, nothing, told)
+    assert told.outside == {"own": "state own (append): its spout does not give its rows again"}
+
+
+def test_a_job_of_a_rehearsal_ends_when_its_process_is_to_lead(spark: SparkSession, tmp_path: Path) -> None:
+    made = TridentTopology("ends")
+    made.new_stream("seen", FixedBatchSpout("line string", BATCHES)).each("line", split, "word string")
+    rehearsal = Rehearsal(spark, "ends", made.graph, Place(tmp_path), TridentConfig())
+    began, leads = time.monotonic(), threading.Event()
+    threading.Timer(1.0, leads.set).start()
+    with pytest.raises(Exception, match="(?i)cancel"), rehearsal._cancelled_where(leads.is_set):
+        spark.range(0, 1, 1, 1).mapInArrow(slowly, "id long").count()
+    assert time.monotonic() - began < 50.0
+    assert spark.range(3).count() == 3, "what this thread does next is none of it"
 
 
 def test_each_outcome(start, spark: SparkSession, tmp_path: Path) -> None:  # noqa: F811

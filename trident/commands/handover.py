@@ -27,6 +27,7 @@ from trident.coordinators.handing_over import (
     HandoverAnswer,
     HandoverRequest,
     Handovers,
+    quietly,
 )
 from trident.coordinators.leadership import current_holder, holder_is_gone, holder_is_here
 from trident.coordinators.records import Holder, LeaderRecord, decode
@@ -47,7 +48,7 @@ class Wish:
     Attributes:
         to: "HOST:PID" or "PID" of the standby; None: the one whose code is not the leader's.
         last: how many transactions of each batch group are rehearsed.
-        accept_changes: it takes over although the rehearsal gives other rows.
+        accept_changes: it takes over although the rehearsal gives other rows, where all could be compared.
         without_rehearsal: nothing is rehearsed.
         only_rehearse: it does not take over.
         stop_old: the process that leads now ends; else it waits as a standby.
@@ -83,7 +84,7 @@ def hand_over(name: str, wish: Wish, config: TridentConfig, say: Callable[[str],
         try:
             return handover.run()
         finally:
-            handover.withdraw()
+            quietly(handover.withdraw)  # where it cannot be told the request goes with the session, now
 
 
 def _check(wish: Wish) -> None:
@@ -203,13 +204,13 @@ class _Handover:
         if answer.outcome == EQUAL:
             self._say("equal: the same rows as were committed")
             return 0
-        if answer.outcome == DIFFERENT and accepts:
+        if answer.outcome == DIFFERENT and accepts and answer.all_compared:
             self._say("the rows differ, which was accepted")
             return 0
-        if answer.outcome == DIFFERENT:
+        if answer.outcome == DIFFERENT and not accepts:
             self._say(f"not handed over: the rows differ; {leads}. --accept-changes hands over all the same")
             return EXIT_DIFFERENT
-        if answer.outcome == NOT_COMPARED:
+        if answer.outcome in (DIFFERENT, NOT_COMPARED):
             self._say(
                 f"not handed over: not everything could be compared; {leads}. --without-rehearsal hands over at once"
             )
@@ -256,7 +257,11 @@ class _Handover:
             return "the request is gone: the ZooKeeper session was lost, or another command took it back"
         changed = self._epochs() != self._request.epochs
         live = self._live()  # behind the epochs: they change as the live znode does
-        if not changed or (self._request.phase == LEAD and live is not None and _same(live, self._chosen.holder)):
+        if live is not None and _same(live, self._chosen.holder):
+            # One that has led since before it was asked has nothing to rehearse, nor to take over.
+            if self._request.phase == LEAD and self._epochs() != self._request.epochs:
+                return ""
+        elif not changed:
             return ""
         if live is None:
             return "the leadership has changed, and no process leads now"

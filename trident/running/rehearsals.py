@@ -6,10 +6,11 @@ of its own, beside the warm-up and the wait for the lease: a leader that dies me
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trident.coordinators.errors import IdentityMismatch, TridentError
 from trident.coordinators.handing_over import (
@@ -30,6 +31,8 @@ from trident.coordinators.zookeeper import ZooKeeper
 log = logging.getLogger("trident.query")
 # A standby that has just been started is not given the lead before it is warm, for so long.
 _WARM_SECS = 60.0
+# An answer is one znode, of at most 512 KB: how long a line may be, and how long all of them as JSON.
+_LINE_CHARS, _ANSWER_CHARS = 4_000, 300_000
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,12 @@ class Rehearsed:
     Attributes:
         outcome: ``EQUAL``, ``DIFFERENT``, ``NOT_COMPARED`` or ``FAILED`` of ``coordinators/handing_over.py``.
         lines: what a person is to read.
+        all_compared: whether nothing was left out that hinders a hand-over; also beside ``DIFFERENT``.
     """
 
     outcome: str
     lines: tuple[str, ...]
+    all_compared: bool = True
 
 
 # incarnation, batch group → its last transaction that has advanced, how many of each group, whether it is to end →
@@ -71,23 +76,36 @@ class Rehearsals:
         self._event, self._wait_warm = event, wait_warm
         self._handovers = Handovers(zk, topology)
         self._answered = ""
+        self._answer_given: HandoverAnswer | None = None
         self._ends = threading.Event()
 
     def asked(self, request: HandoverRequest) -> None:
-        """May be told of a request again: it is rehearsed once."""
-        if request.phase == REHEARSE and request.id != self._answered:
+        """May be told of a request again: it is rehearsed once, and answered until the answer is there."""
+        if request.phase != REHEARSE:
+            return
+        if request.id != self._answered:
             self._ends.set()  # of a command that was killed: its answer would stand in the place of this one's
-            self._answered, self._ends = request.id, threading.Event()
-            threading.Thread(target=self._answer, args=(request,), name="trident-rehearsal", daemon=True).start()
+            self._answered, self._answer_given, self._ends = request.id, None, threading.Event()
+            threading.Thread(
+                target=self._answer, args=(request, self._ends), name="trident-rehearsal", daemon=True
+            ).start()
+            return
+        given = self._answer_given
+        if given is not None and given.request == request.id:
+            quietly(lambda: self._say_again(given))  # it went with the ZooKeeper session in which it was stored
+
+    def _say_again(self, answer: HandoverAnswer) -> None:
+        if self._handovers.answered(answer.request) is None:
+            self._handovers.answer(answer)
 
     def stop(self) -> None:
         """Ends soon; returns at once, since its caller is about to lead."""
         self._ends.set()
 
-    def _answer(self, request: HandoverRequest) -> None:
+    def _answer(self, request: HandoverRequest, ends: threading.Event) -> None:
         self._event(f"rehearses the last {request.last} transactions of each batch group, for a hand-over")
         try:
-            found = self._rehearsed(request)
+            found = self._rehearsed(request, ends)
         except IdentityMismatch as error:
             found = Rehearsed(REFUSED, (str(error),))
         except TridentError as error:
@@ -97,17 +115,19 @@ class Rehearsals:
             found = Rehearsed(FAILED, (f"{type(error).__name__}: {error}"[:2000],))
         self._event(f"the rehearsal has ended: {found.outcome}")
         if found.outcome in (EQUAL, DIFFERENT) and not self._wait_warm(_WARM_SECS):
-            found = Rehearsed(found.outcome, (*found.lines, "it is not warm yet: its first transactions take longer"))
+            found = replace(found, lines=(*found.lines, "it is not warm yet: its first transactions take longer"))
         if request.id != self._answered:
             return
-        quietly(lambda: self._handovers.answer(HandoverAnswer(request.id, found.outcome, found.lines)))
+        answer = HandoverAnswer(request.id, found.outcome, shortened(found.lines), found.all_compared)
+        self._answer_given = answer
+        quietly(lambda: self._handovers.answer(answer))
 
-    def _rehearsed(self, request: HandoverRequest) -> Rehearsed:
+    def _rehearsed(self, request: HandoverRequest, ends: threading.Event) -> Rehearsed:
         registration = Registration(self._zk, self._topology)
         registration.check(self._identity)  # again: the leader may have stored another one since this process started
         if self._rehearse is None:
             return Rehearsed(FAILED, ("this process was started without the code that rehearses",))
-        return self._rehearse(request.incarnation, self._advanced(request.epochs), request.last, self._ends.is_set)
+        return self._rehearse(request.incarnation, self._advanced(request.epochs), request.last, ends.is_set)
 
     def _advanced(self, groups: Mapping[str, int]) -> dict[str, int]:
         """Batch group → its last transaction that has advanced."""
@@ -117,3 +137,16 @@ class Rehearsals:
             found = self._zk.get(path)
             advanced[group] = decode(path, found[0], GroupRecord).current_txid - 1 if found else 0
         return advanced
+
+
+def shortened(lines: Sequence[str]) -> tuple[str, ...]:
+    """The lines as they fit into one znode: long ones cut, and the last ones left out, which is said."""
+    kept: list[str] = []
+    room = _ANSWER_CHARS
+    for place, line in enumerate(lines):
+        cut = line if len(line) <= _LINE_CHARS else f"{line[:_LINE_CHARS]}…"
+        room -= len(json.dumps(cut))
+        if room < 0:
+            return (*kept, f"and {len(lines) - place} more lines, which do not fit into an answer")
+        kept.append(cut)
+    return tuple(kept)

@@ -6,7 +6,10 @@ tables, and writes nothing at all. So there is no folder to be thrown away eithe
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from trident.config import TridentConfig
@@ -15,6 +18,7 @@ from trident.coordinators.handing_over import DIFFERENT, EQUAL, FAILED, NOT_COMP
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
 from trident.running.rehearsals import Rehearsed
+from trident.spark.jobs import cancel_group
 from trident.states.core.place import Place
 from trident.states.history.kept import KeptManifests
 from trident.time_travel.differences import Difference
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 # Differences that are told of one state in one transaction, and characters of each: an answer is one znode.
 _SHOWN, _CHARS, _LINES = 5, 600, 120
+_LOOK_SECS = 0.1
 
 
 class Rehearsal:
@@ -53,14 +58,40 @@ class Rehearsal:
             ends: tells whether it is to end, since this process is about to lead.
         """
         told = _Told(ends)
-        for group, txid in advanced.items():
-            if group not in self._plans:
-                told.left_out.append(f"batch group {group}: the code has none of this name")
-            elif txid:
-                self._group(self._plans[group], incarnation, txid, last, told)
+        with self._cancelled_where(ends):
+            for group, txid in advanced.items():
+                if group not in self._plans:
+                    told.left_out.append(f"batch group {group}: the code has none of this name")
+                elif txid:
+                    self._group(self._plans[group], incarnation, txid, last, told)
         return told.rehearsed()
 
+    @contextmanager
+    def _cancelled_where(self, ends: Callable[[], bool]) -> Iterator[None]:
+        """The jobs of this thread end where it is to end: the first transaction of a leader has the cores."""
+        context, done = self._spark.sparkContext, threading.Event()
+        job_group = f"trident-{self._topology}-rehearsal-{uuid.uuid4().hex[:8]}"
+
+        def look() -> None:
+            while not done.wait(_LOOK_SECS):
+                if ends():
+                    with suppress(Exception):  # a session that is being stopped
+                        cancel_group(context, job_group)
+                    return
+
+        context.setJobGroup(job_group, "a rehearsal for a hand-over")
+        threading.Thread(target=look, name="trident-rehearsal-end", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+            with suppress(Exception):
+                context._jsc.clearJobGroup()
+
     def _group(self, of: GroupPlan, incarnation: str, upto: int, last: int, told: "_Told") -> None:
+        if not of.bindings:
+            told.outside[of.name] = f"batch group {of.name}: it has no state"
+            return
         kept = KeptManifests(self._warehouse, self._topology, of.name, incarnation, upto=upto).txids()
         if not kept:
             told.left_out.append(
@@ -91,6 +122,9 @@ class Rehearsal:
         except (SourceError, TransactionNotKept, TopologyError, TableError) as error:
             told.left_out.append(f"{name}: {error}")
         except Exception as error:  # of a user's function, or of Spark: the code would fail so as the leader
+            if told.ends():
+                told.left_out.append(f"{name}: the standby leads by now")
+                return
             told.failures.append(f"{name} fails with the new code: {type(error).__name__}: {error}"[:_CHARS])
 
     def _compare(
@@ -109,6 +143,10 @@ class Rehearsal:
                 continue
             compared = True
             told.differ(of.name, txid, state, found)
+        for binding in of.bindings:
+            if binding.name not in replay.states:
+                text = f"state {binding.name} ({binding.kind}): its spout does not give its rows again"
+                told.outside.setdefault(binding.name, text)
         for state, rows in ground.others(of).items():
             told.differ(of.name, txid, state, [Difference(state, {}, row, None) for row in rows])
         if compared:
@@ -146,7 +184,7 @@ class _Told:
             if self.left_out or not self.compared
             else EQUAL
         )
-        return Rehearsed(outcome, tuple(self._lines()))
+        return Rehearsed(outcome, tuple(self._lines()), not self.left_out)
 
     def _lines(self) -> Iterator[str]:
         for group, txids in self.compared.items():

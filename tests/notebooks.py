@@ -29,6 +29,8 @@ CELL_SECS = 300
 _OURS = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+ (?P<text>.*)$")
 _RUN = re.compile(r"\(run [0-9a-f]{8}\)")
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
+# The file that a kernel takes a cell for.
+_CELL_FILE = re.compile(r"[^\s'\"]*ipykernel_\d+/\d+\.py")
 
 
 def run(path: Path, folder: Path, environment: dict[str, str]) -> Any:
@@ -60,10 +62,11 @@ def _kept(output: Any) -> Any:
     """The output as it is committed; None where none of it is."""
     if output.get("name") == "stderr":
         found = (_OURS.match(line) for line in output["text"].splitlines())
-        lines = [_RUN.sub("(run …)", one["text"]) for one in found if one is not None]
+        lines = [_CELL_FILE.sub("cell", _RUN.sub("(run …)", one["text"])) for one in found if one is not None]
         return {**output, "text": "".join(f"{line}\n" for line in lines)} if lines else None
     if output["output_type"] == "error":
-        return {**output, "traceback": [_COLOURS.sub("", line) for line in output["traceback"]]}
+        told = [_CELL_FILE.sub("cell", _COLOURS.sub("", line)) for line in output["traceback"]]
+        return {**output, "evalue": _CELL_FILE.sub("cell", output["evalue"]), "traceback": told}
     return output
 
 

@@ -154,11 +154,11 @@ class PageRun:
         return self._printed() + told
 
     def _compare(self, line: int, expected: str, found: str) -> None:
-        lines = [
-            r"[\s\S]*" if line == "…" else ".*".join(re.escape(part) for part in line.split("…"))
-            for line in expected.strip().split("\n")
-        ]
-        pattern = "\n".join(lines)
+        pattern = ""
+        for number, said in enumerate(expected.strip().split("\n")):
+            behind = "\n" if number else ""
+            some = ".*".join(re.escape(part) for part in said.split("…"))
+            pattern += rf"(?:{behind}[\s\S]*)?" if said == "…" else behind + some
         told = f"{self._page.name}, line {line}, says:\n{expected}\nand this is printed:\n{found}"
         assert re.fullmatch(pattern, found.strip()), told
         self.compared += bool(expected.strip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib.util
+import json
 import re
 import sys
 import uuid
@@ -151,6 +152,7 @@ def test_the_programs_of_a_page_print_what_it_says(
 
 PARSERS: dict[str, Callable[[str], object]] = {
     "toml": tomllib.loads,
+    "json": lambda text: [json.loads(line) for line in text.splitlines()],
     "yaml": lambda text: list(yaml.safe_load_all(text)),
     "ini": configparser.RawConfigParser(strict=False).read_string,
 }
@@ -159,7 +161,20 @@ PARSERS: dict[str, Callable[[str], object]] = {
 def test_every_block_of_python_runs_or_says_why_not() -> None:
     """A page with a new block runs by itself (PROGRAMS); here is what would be left out without a word."""
     hidden = re.compile(r"^[ \t]+(?:```|~~~)[ ]*(python|console)|^(?:~~~|````+)[ ]*(python|console)", re.MULTILINE)
-    languages = {"python", "console", "text", "sh", "toml", "ini", "yaml", "sql", "dockerfile", "properties", "also"}
+    languages = {
+        "python",
+        "console",
+        "text",
+        "sh",
+        "toml",
+        "ini",
+        "yaml",
+        "sql",
+        "json",
+        "dockerfile",
+        "properties",
+        "also",
+    }
     for name in EVERY_PAGE:
         assert not hidden.search((ROOT / name).read_text(encoding="utf-8")), f"{name}: a block that no test finds"
         for block in blocks(ROOT / name):

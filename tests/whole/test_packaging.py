@@ -42,11 +42,22 @@ def imported(folder: str) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "typing_extensions" and node.col_offset:
                 continue  # under TYPE_CHECKING: type checkers bring it
+            if isinstance(node, ast.ImportFrom) and node.col_offset and _is_of(path, node.module):
+                continue
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 names.add((node.module or "").partition(".")[0])
     return names - OURS - set(sys.stdlib_module_names)
+
+
+# Modules whose functions import the library of an extra, and that library.
+WITHIN_FUNCTIONS = {"trident/watching/lineage.py": "openlineage"}
+
+
+def _is_of(path: Path, imported_from: str | None) -> bool:
+    library = WITHIN_FUNCTIONS.get(path.relative_to(ROOT).as_posix())
+    return library is not None and (imported_from or "").partition(".")[0] == library
 
 
 # Modules that are imported where an extra is used, and the library that this extra brings.

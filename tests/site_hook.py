@@ -61,7 +61,7 @@ def linked_sources() -> set[Path]:
     for page in [*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md")]:
         for path, _ in LINK.findall(page.read_text(encoding="utf-8")):
             target = (page.parent / path).resolve()
-            if target.is_file() and target.suffix != ".md":
+            if target.is_file() and target.suffix not in (".md", ".png"):
                 found.add(target)
     return found
 

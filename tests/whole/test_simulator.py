@@ -33,6 +33,7 @@ ROLLBACK_SEEDS = 160
 SEARCHED = 600
 RAREST = {
     "a copy of another history is gone on with",
+    "the control record is not checked",
     "a group is not told that the connection is back",
     "a recovery goes on although its lease was lost",
     "a lost answer is looked up at a server that lags",

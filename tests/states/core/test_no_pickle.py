@@ -56,6 +56,7 @@ ALLOWED = {
     ("states/keyed/host_copy.py", "main"): BY_A_PIPE,
     ("states/keyed/merge_process.py", "MergeProcess._asked"): BY_A_PIPE,
     ("states/keyed/merge_worker.py", "serve"): BY_A_PIPE,
+    ("trident/watching/listeners.py", "_made"): "a class of the user's own, by the name that the user's settings give",
     ("trident/workers/chain.py", "SentChain.__call__"): FROM_ITS_OWN_DRIVER,
     ("trident/workers/late_pass.py", "LatePass.__call__"): FROM_ITS_OWN_DRIVER,
     ("trident/workers/late_pass.py", "LateAtOncePass._reports"): FROM_ITS_OWN_DRIVER,

@@ -32,7 +32,7 @@ from trident.watching.delivery import Delivery
 from trident.watching.events import Advanced, Event, LostLead, Terminated, TookOver, Waits
 
 log = logging.getLogger("trident.watching")
-PRODUCER = "https://pypi.org/project/trident-spark/"
+PRODUCER = "python://trident-spark"  # a URI that names the package; no host is asked
 NAMESPACE, DISABLED = "OPENLINEAGE_NAMESPACE", "OPENLINEAGE_DISABLED"
 _FILE = "openlineage.yml"
 RUNNING_EVERY_SECS = 60.0

@@ -21,6 +21,7 @@ from hdfs_native import Client, WriteOptions
 
 from trident.states.core.appended_parts import AppendedParts, read_parts
 from trident.states.core.local_storage import AnyPath, LocalStorage, OutcomeUnknown, Signature, Stat
+from trident.states.core.ranged_file import RangedFile
 
 _READ_BYTES = 4 << 20
 # A name node that is away is tried again for some ten seconds; the library's own 15 tries take three minutes.
@@ -55,7 +56,13 @@ class HdfsStorage:
 
     def input(self, path: AnyPath) -> BinaryIO:
         with _told(path):
-            return cast("BinaryIO", io.BufferedReader(_Reader(self._client.read(self._at(path)), path), _READ_BYTES))
+            file = self._client.read(self._at(path))
+
+        def read_range(start: int, count: int) -> Any:
+            with _told(path):
+                return file.read_range(start, count)
+
+        return cast("BinaryIO", io.BufferedReader(RangedFile(len(file), read_range), _READ_BYTES))
 
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
         at = self._at(path)
@@ -244,40 +251,6 @@ class HdfsFolder:
         return self._storage.delete(f"{self._path}/{name}")
 
     def flush(self) -> None: ...
-
-
-class _Reader(io.RawIOBase):
-    """A file that is read in parts."""
-
-    def __init__(self, file: Any, path: AnyPath) -> None:
-        self._file, self._path, self._at, self._size = file, path, 0, len(file)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = max(0, offset + (0, self._at, self._size)[whence])
-        return self._at
-
-    def readall(self) -> bytes:
-        """In one request: Python's own asks for 8 kB at a time."""
-        data = bytearray(max(0, self._size - self._at))
-        del data[self.readinto(data) :]
-        return bytes(data)
-
-    def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self._size - self._at))
-        if count:
-            with _told(self._path):
-                buffer[:count] = self._file.read_range(self._at, count)
-            self._at += count
-        return count
 
 
 class _Writer(io.RawIOBase):

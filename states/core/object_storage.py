@@ -33,6 +33,7 @@ from trident.states.core.local_storage import (
     Stat,
 )
 from trident.states.core.object_settings import StoreSettings
+from trident.states.core.ranged_file import RangedFile
 
 # A file up to this size is sent from memory; a larger one waits on the host's disk until it is whole.
 _SPOOL_BYTES = 64 << 20
@@ -85,7 +86,13 @@ class ObjectStorage:
     def input(self, path: AnyPath) -> BinaryIO:
         key = self._key(path)
         with _told(path):
-            return cast("BinaryIO", io.BufferedReader(_Pieces(self._store, key, path), _PIECE_BYTES))
+            size = obstore.head(self._store, key)["size"]
+
+        def read_range(start: int, count: int) -> Any:
+            with _told(path):
+                return obstore.get_range(self._store, key, start=start, end=start + count)
+
+        return cast("BinaryIO", io.BufferedReader(RangedFile(size, read_range), _PIECE_BYTES))
 
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
         with _told(path):
@@ -290,44 +297,6 @@ class ObjectFolder:
         return self._storage.delete(f"{self._path}/{name}")
 
     def flush(self) -> None: ...
-
-
-class _Pieces(io.RawIOBase):
-    """A file in a store, read in pieces."""
-
-    def __init__(self, store: S3Store, key: str, path: AnyPath) -> None:
-        self._store, self._key, self._path, self._at = store, key, path, 0
-        self._size = obstore.head(store, key)["size"]
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = max(0, offset + (0, self._at, self._size)[whence])
-        return self._at
-
-    def readall(self) -> bytes:
-        """In one request: Python's own asks for 8 kB at a time."""
-        data = bytearray(max(0, self._size - self._at))
-        del data[self.readinto(data) :]
-        return bytes(data)
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._at + len(buffer), self._size)
-        if end <= self._at:
-            return 0
-        with _told(self._path):
-            data = obstore.get_range(self._store, self._key, start=self._at, end=end)
-        count = len(data)
-        buffer[:count] = data
-        self._at += count
-        return count
 
 
 class _Output(io.RawIOBase):

@@ -140,7 +140,9 @@ def test_the_newest_letters_are_the_newest_of_all_batch_groups(source: StubSourc
     """Whose transactions have numbers of their own: of a group that is slow they are small."""
     source.found_letters = [letter("slow", 1, 500.0), *(letter("fast", 1000 + n, float(n)) for n in range(LETTERS))]
     with served(source) as address:
+        source.refused = [{"given_up_at": "2026-01-01", "answer": "no", "body": "x" * 10**6}]
         told = json.loads(ask(address, "/dead-letters.json")[2])
+        assert len(told["refused"][0]["body"]) < 20_000 and "its file has all" in told["refused"][0]["body"]
         assert (told["letters"][0]["stream"], len(told["letters"]), told["count"]) == ("slow", LETTERS, LETTERS + 1)
 
 

@@ -188,7 +188,10 @@ class LivePage:
         return {
             "letters": [_letter(letter) for letter in reversed(newest)],
             "count": count,
-            "refused": sorted(refused, key=lambda one: one["given_up_at"])[-LETTERS:],
+            "refused": [
+                _shortened(one, ("answer", "body"), "its file")
+                for one in sorted(refused, key=lambda one: str(one["given_up_at"]))[-LETTERS:]
+            ],
             "read_only": self._source.read_only,
         }
 
@@ -235,11 +238,15 @@ def _check_own_page(request: Request) -> None:
 
 
 def _letter(letter: DeadLetter) -> dict[str, Any]:
-    found = asdict(letter)
-    for name in ("tuples", "error", "traceback", "metadata"):
-        if found[name] is not None and len(found[name]) > _TEXT_CHARS:
-            found[name] = f"{found[name][:_TEXT_CHARS]}… ({len(found[name])} characters; the table has all)"
+    found = _shortened(asdict(letter), ("tuples", "error", "traceback", "metadata"), "the table")
     return found | {"given_up_at": letter.given_up_at.timestamp(), "can_replay": letter.tuples is not None}
+
+
+def _shortened(found: Mapping[str, Any], names: Sequence[str], where: str) -> dict[str, Any]:
+    """With long texts cut: an answer waits in memory until it is read."""
+    long = {name: found[name] for name in names if len(found[name] or "") > _TEXT_CHARS}
+    cut = {name: f"{text[:_TEXT_CHARS]}… ({len(text)} characters; {where} has all)" for name, text in long.items()}
+    return {**found, **cut}
 
 
 @dataclass(frozen=True)

@@ -143,9 +143,9 @@ def error_page(page: str) -> str:
         "# Errors",
         "",
         "Every error says what was found, what was expected and what to do next. A program reads the same from its",
-        "attributes `found`, `expected` and `action`. All are below `trident.errors.TridentError`. A command that",
-        "ends with one has the exit code of the table; [operations](operations.md#a-service) says",
-        "what a service does then.",
+        "attributes `found`, `expected` and `action`. All are subclasses of",
+        "`trident.errors.TridentError`. A command that ends with one has the exit code of the table;",
+        "[operations](operations.md#a-service) says what a service does then.",
         "",
         "Made from the tree in `coordinators/errors.py` by `python -m tests.pages`, which keeps the last column.",
     ]

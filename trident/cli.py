@@ -268,6 +268,7 @@ def ui(name: str, port: int, open_: bool, settings: tuple[str, ...]) -> None:
     """Show topology NAME in a browser of this machine, whether a process runs it or not; until Ctrl-C.
 
     It reads the warehouse alone. A topology that runs with the setting `http` has a page of its own at that address.
+    While it answers, every user of this machine can read it, unless the setting `http_token` is set.
     """
     import threading
 

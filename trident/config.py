@@ -55,7 +55,7 @@ _SECTIONS = {
     "warehouse": "Warehouse",
     "zookeeper": "ZooKeeper",
     "spark_master": "Spark",
-    "http": "Requests and metrics over HTTP",
+    "http": "Requests, metrics and the live page over HTTP",
     "progress": "Progress and status",
 }
 
@@ -304,6 +304,12 @@ class TridentConfig(Settings):
         30.0,
         seconds(zero=False),
         "How often metrics look at the tables' sizes and at the disk; at a warehouse in a store every 300 s at most.",
+    )
+    page: bool = _setting(
+        True,
+        flag(),
+        "The live page at the port `http`: it shows what the topology does, values of states and rows of dead letters"
+        " included, to everybody who may ask there.",
     )
 
     progress: str = _setting(

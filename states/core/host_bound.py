@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trident.coordinators.errors import TopologyError
+from trident.states.core.urls import servers_of
 
 ATTRIBUTE = "bound_to_one_host"
 SHARED_STORE = "use a store that all hosts reach, such as RedisMap or DeltaMapState"
@@ -53,10 +54,12 @@ def check_hosts(thing: Any, what: str, master: str) -> None:
 
 
 def is_this_host(url: str) -> bool:
-    """Tells whether the server that a url names is the host that asks: a loopback address, or a socket file."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
+    """Tells whether a server that a url names is the host that asks: a loopback address, or a socket file."""
+    return urlsplit(url).scheme == "unix" or any(_is_this_host(host) for host, _ in servers_of(url))
+
+
+def _is_this_host(host: str) -> bool:
     try:
-        return parts.scheme == "unix" or ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host in ("", "localhost") or host.endswith(".localhost")

@@ -5,10 +5,13 @@ A transaction is told as soon as a table of the group has it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from trident.coordinators.errors import ForeignTable, TableError, TransactionNotKept
 from trident.coordinators.records import Decision
@@ -24,6 +27,8 @@ from trident.states.history.kept import KeptManifests
 from trident.states.history.published_entries import published_as
 from trident.states.history.recorded_mark import DOMAIN, RecordedUpTo, owner_by_log, table_name
 from trident.states.history.transaction_rows import SCHEMA, Row, transaction_row
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,59 @@ class Transactions:
     unreadable: Mapping[int, str] = field(default_factory=dict)
 
 
+class TableFiles(Generic[Found]):
+    """The table of a batch group's transactions, for who looks at it again and again: each file is read once.
+
+    For one thread at a time.
+
+    Args:
+        schema: the columns that ``of_file`` is given.
+        of_file: makes of a file's rows what is remembered, for as long as the table has the file.
+    """
+
+    def __init__(
+        self,
+        warehouse: AnyPath,
+        topology: str,
+        group: str,
+        schema: pa.Schema,
+        of_file: Callable[[Iterable[pa.RecordBatch]], Found],
+    ) -> None:
+        self._of = Place(warehouse), topology, group
+        self._schema, self._of_file = schema, of_file
+        self._tables = LogTables()
+        self._known: dict[str, Found] = {}
+
+    def look(self) -> tuple[RecordedUpTo | None, list[Found], str]:
+        """The table's mark, what each file has, and why it cannot be read; "" where it can, or there is no table."""
+        mark, found, trouble = _of_table(self._tables, *self._of, self._read)
+        return mark, found or [], trouble
+
+    def _read(self, path: str, files: Sequence[LiveFile]) -> list[Found]:
+        known = self._known
+        for file in files:
+            if file.path not in known:
+                known[file.path] = self._of_file(rows_of(path, [file], self._schema))
+        self._known = {file.path: known[file.path] for file in files}
+        return list(self._known.values())
+
+
+def last_transactions(warehouse: AnyPath, topology: str, group: str, last: int) -> Callable[[], Transactions]:
+    """As :func:`recorded_transactions` with ``last``, for who asks again: of the table each file is read once.
+
+    Returns:
+        gives them, for one thread at a time.
+    """
+    table = TableFiles(warehouse, topology, group, SCHEMA, lambda batches: _newest_of_each(batches, last))
+
+    def found() -> Transactions:
+        mark, parts, trouble = table.look()
+        rows = [row for part in parts for row in part]
+        return _transactions(Place(warehouse), topology, group, (mark, rows, trouble), None, last)
+
+    return found
+
+
 def recorded_transactions(
     warehouse: AnyPath, topology: str, group: str, txids: Collection[int] | None = None, last: int | None = None
 ) -> Transactions:
@@ -58,14 +116,55 @@ def recorded_transactions(
         OSError: the warehouse cannot be read.
     """
     warehouse = Place(warehouse)
-    mark, rows, trouble = _of_table(warehouse, topology, group, txids)
+
+    def read(path: str, files: Sequence[LiveFile]) -> list[Row]:
+        wanted = [file for file in files if _may_have(file, txids)]
+        rows = [row for batch in rows_of(path, wanted, SCHEMA) for row in batch.to_pylist()]
+        return [row for row in rows if txids is None or row["txid"] in txids]
+
+    mark, rows, trouble = _of_table(LogTables(), warehouse, topology, group, read)
+    return _transactions(warehouse, topology, group, (mark, rows or [], trouble), txids, last)
+
+
+def rows_behind(
+    warehouse: AnyPath, topology: str, group: str, mark: RecordedUpTo | None, last: int
+) -> tuple[str, list[Row]]:
+    """The present incarnation, and its transactions that the table does not have yet: of the newest so many.
+
+    Args:
+        mark: of the table; None: there is none.
+
+    Raises:
+        OSError: the warehouse cannot be read.
+    """
+    warehouse = Place(warehouse)
+    incarnation = _incarnation(warehouse, topology, group, mark)
+    if not incarnation:
+        return "", []
+    kept = KeptManifests(warehouse, topology, group, incarnation)
+    upto = mark.upto if mark is not None and mark.incarnation == incarnation else 0
+    rows, _ = _of_manifests(warehouse, kept, [txid for txid in kept.txids() if txid > upto][-last:])
+    return incarnation, list(rows.values())
+
+
+def _transactions(
+    warehouse: Place,
+    topology: str,
+    group: str,
+    table: tuple[RecordedUpTo | None, list[Row], str],
+    txids: Collection[int] | None,
+    last: int | None,
+) -> Transactions:
+    """What the table has, and what the manifests have beside it."""
+    mark, rows, trouble = table
     incarnation = _incarnation(warehouse, topology, group, mark)
     found = {row["txid"]: row for row in rows if row["incarnation"] == incarnation}
     kept = KeptManifests(warehouse, topology, group, incarnation)
     there = kept.txids() if incarnation else []
     wanted = [txid for txid in there if txid not in found and (txids is None or txid in txids)]
     if last is not None:
-        wanted = wanted[-last:]
+        oldest = sorted(found)[-last] if 0 < last <= len(found) else 0
+        wanted = [txid for txid in wanted if txid > oldest][-last:]
     more, unreadable = _of_manifests(warehouse, kept, wanted)
     found |= more
     newest = sorted(found.keys() | unreadable.keys())
@@ -80,21 +179,35 @@ def recorded_transactions(
 
 
 def _of_table(
-    warehouse: Place, topology: str, group: str, txids: Collection[int] | None
-) -> tuple[RecordedUpTo | None, list[Row], str]:
-    path, tables = warehouse / table_name(topology, group), LogTables()
+    tables: LogTables,
+    warehouse: Place,
+    topology: str,
+    group: str,
+    read: Callable[[str, Sequence[LiveFile]], Found],
+) -> tuple[RecordedUpTo | None, Found | None, str]:
+    """The mark, and what ``read`` makes of path and files; None where there is no table of the group's, or why not."""
+    path = warehouse / table_name(topology, group)
     try:
         snapshot = tables.load(str(path))
         mark = RecordedUpTo.decode(path, snapshot.control(DOMAIN))
         if (mark.topology, mark.group) != (topology, group):
-            return None, [], ""
-        files = [file for file in tables.live_files(snapshot) if _may_have(file, txids)]
-        rows = [row for batch in rows_of(str(path), files, SCHEMA) for row in batch.to_pylist()]
+            return None, None, ""
+        return mark, read(str(path), tables.live_files(snapshot)), ""
     except TableMissing:
-        return None, [], ""
+        return None, None, ""
     except (TableError, ForeignTable) as error:
-        return None, [], str(error)
-    return mark, [row for row in rows if txids is None or row["txid"] in txids], ""
+        return None, None, str(error)
+
+
+def _newest_of_each(batches: Iterable[pa.RecordBatch], last: int) -> list[Row]:
+    """Of each incarnation the newest so many rows."""
+    found: dict[str, list[Row]] = {}
+    for batch in batches:
+        for incarnation in pc.unique(batch.column("incarnation")).to_pylist():
+            own = batch.filter(pc.equal(batch.column("incarnation"), incarnation))
+            newest = own.take(pc.sort_indices(own, [("txid", "descending")])[:last])
+            found[incarnation] = [*found.get(incarnation, ()), *newest.to_pylist()]
+    return [row for rows in found.values() for row in sorted(rows, key=lambda row: row["txid"])[-last:]]
 
 
 def _may_have(file: LiveFile, txids: Collection[int] | None) -> bool:

@@ -44,8 +44,9 @@ class PostgresMap:
     ``postgres``.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, with parameters of libpq as its query. Neither user nor
-            password appears in a message or a repr.
+        url: ``postgresql://user:password@host:port/database``, with parameters of libpq as its query, and several
+            "host:port" with commas between where it is a cluster. Neither user nor password appears in a message or a
+            repr.
         table: the table's name; made when it is not there, in the first schema of the user's search path.
         durable: refuse a server that could forget an acknowledged write (``fsync = off``); False takes it as it is.
 

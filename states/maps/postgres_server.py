@@ -57,7 +57,8 @@ _durable: set[tuple[int, str]] = set()
 
 def check_url(url: Any, user: str) -> None:
     """Raises ConfigError when no PostgreSQL database can be named so."""
-    check_server_url(url, user, SCHEMES, expected="postgresql://user@host:port/database")
+    expected = "postgresql://user@host:port/database, or several host:port with commas between"
+    check_server_url(url, user, SCHEMES, expected, several=True)
 
 
 def psycopg_module(user: str, name: str = "psycopg") -> Any:

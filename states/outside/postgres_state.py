@@ -72,8 +72,9 @@ class PostgresState(OutsideState):
     made when it is not there. Other columns of the table keep their value, or get their default.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, with parameters of libpq as its query. Neither user nor
-            password appears in a message or a repr.
+        url: ``postgresql://user:password@host:port/database``, with parameters of libpq as its query, and several
+            "host:port" with commas between where it is a cluster. Neither user nor password appears in a message or a
+            repr.
         table: "table" or "schema.table"; capitals count. It must be there.
         name: the state's name; None: the table's.
         partitions: a transaction is written by at most this many tasks, each an SQL transaction of its own.

@@ -520,14 +520,18 @@ def test_http_refuses(query: TopologyQuery, path: str, body: Any, token: str, st
     assert "Traceback" not in answer["error"] and TOKEN not in answer["error"]
 
 
-def test_a_standby_says_so_and_a_page_of_another_name_is_not_answered(query: TopologyQuery, served: Any) -> None:
+def test_a_standby_says_so_and_another_host_name_or_a_page_that_is_off_is_not_answered(
+    query: TopologyQuery, served: Any
+) -> None:
     start, folder, _ = served
-    standby = start(served_topology(folder), http="0")
+    standby = start(served_topology(folder), http="0", page=False)
     with pytest.raises(NotLeading, match="does not lead topology 'served'"):
         standby.execute("words", "a")
     assert http(standby.http_address, "/drpc/words/a")[0] == 503
     assert http(standby.http_address, "/health") == (503, {"topology": "served", "role": "standby"})
     assert http(standby.http_address, "/health", Host="rebound.example.com")[0] == 400
+    for path in ("/", "/page/page.js", "/events", "/state.json", "/dead-letters.json"):
+        assert http(standby.http_address, path)[0] == 404, "page=false: there is no live page"
     standby.stop(WAIT_SECS)
     with pytest.raises(urllib.error.URLError):
         http(standby.http_address, "/health")

@@ -23,6 +23,7 @@ from tests.topology_helpers import Starter, starter
 from tests.zk_fixtures import eventually
 from trident import Combiner, Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
 from trident.coordinators.errors import AttemptCapReached, FailedException, TopologyError
+from trident.messages.letters import LetterBox
 from trident.operations.aggregates import _all_anchors
 from trident.planning.basic_operations import Branch
 from trident.planning.operation import ANCHORS_FIELD
@@ -297,7 +298,9 @@ def test_dead_letters_are_listed_and_tried_again(start, table, counts, zk_server
     first = start(topology(split, spout), max_replays=0)
     first.process_all_available(WAIT_SECS)
     found = dead_letters("words", config)
+    page = LetterBox(config.warehouse_place(), "words")  # as the live page keeps it
     assert [(one.message, one.attempts, one.replay) for one in found] == [("1", 1, ""), ('"two"', 1, "")]
+    assert page.letters(100) == found
     assert "ValueError: this word is poison" in found[0].line() and "raise ValueError" in found[0].traceback
     with pytest.raises(TopologyError, match="no such dead letter"):
         replay("words", config, messages=["7"])
@@ -306,6 +309,7 @@ def test_dead_letters_are_listed_and_tried_again(start, table, counts, zk_server
     assert dead_letters("words", config)[1].replay in ("asked for", "dead")
     first.stop(WAIT_SECS, compact=False)
     assert len(table("words__lines__dead_letters")) in (2, 3)
+    assert page.letters(100) == dead_letters("words", config)
     corrected = start(topology(str.split, spout), max_replays=0)
     corrected.process_all_available(WAIT_SECS)
     replay("words", config)
@@ -316,6 +320,7 @@ def test_dead_letters_are_listed_and_tried_again(start, table, counts, zk_server
 
     assert eventually(lambda: replayed() == 2, WAIT_SECS)
     assert {one.message: one.replay for one in dead_letters("words", config)} == {"1": "acked", '"two"': "acked"}
+    assert page.letters(100) == dead_letters("words", config)
     assert counts() == {"poison": 2, "a": 1, "b": 1, "c": 1, "d": 1}
     assert "no dead letter is to be replayed" in replay("words", config)
 

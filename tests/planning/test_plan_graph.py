@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import shutil
 import subprocess
@@ -89,17 +88,6 @@ def test_groups_are_boxes_and_states_that_are_read_are_dashed() -> None:
     assert text.count('label="is read" style=dashed') == 1
     assert "in the transaction's turn" in text and "shape=hexagon tooltip=repartition" in text
     assert to_dot(demo().graph) == text
-
-
-def test_a_plan_draws_itself_in_a_notebook_and_is_text_elsewhere(dot, monkeypatch) -> None:
-    plan = demo().plan()
-    assert str(plan) == repr(plan) and str(plan).startswith("topology demo\n")
-    drawn = plan._repr_svg_()
-    assert drawn is not None and ElementTree.fromstring(drawn).tag.endswith("svg") and plan._repr_html_() is None
-    monkeypatch.setenv("PATH", "")
-    without = demo().plan()
-    assert without._repr_svg_() is None
-    assert without._repr_html_() == f"<pre>{html.escape(str(without))}</pre>"
 
 
 def test_any_name_can_be_drawn(dot, tmp_path) -> None:

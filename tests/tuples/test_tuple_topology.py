@@ -20,9 +20,10 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tests.tuple_helpers import Listed, Recorded, Split, Write, values_written, written
+from tests.watching.test_listeners import Hears
 from trident.config import TridentConfig
 from trident.coordinators.acker import Ackers
-from trident.coordinators.errors import TridentError, UserFunctionError
+from trident.coordinators.errors import ConfigError, TridentError, UserFunctionError
 from trident.running.starting import run_topology, start_topology
 from trident.tuples.bolts import BasicBolt, RichBolt
 from trident.tuples.query import TupleQuery, start_tuple_topology
@@ -160,12 +161,13 @@ class FailsOnce(RichBolt):
         self.collector.ack(tuple)
 
 
-def test_a_failed_message_comes_again_and_only_that(start, tmp_path: Path) -> None:
+def test_a_failed_message_comes_again_and_only_that_and_listeners_are_told(start, tmp_path: Path) -> None:
+    listener = Hears()
     spout = Listed([(1, ["good"]), (2, ["bad", "good"]), (3, ["good"])])
     topology = TupleTopology("once")
     topology.set_spout("texts", spout)
     topology.set_bolt("last", FailsOnce(tmp_path / "marker"), 2).shuffle_grouping("texts")
-    query = start(topology)
+    query = start(topology, listeners=[listener])
     query.process_all_available(WAIT_SECS)
     assert Counter(spout.told) == {("ack", 1): 1, ("ack", 2): 1, ("ack", 3): 1, ("fail", 2): 1}
     assert [(one.message_id, one.bolt, one.error) for one in query.last_errors] == [(2, "last", "not this time")]
@@ -173,6 +175,15 @@ def test_a_failed_message_comes_again_and_only_that(start, tmp_path: Path) -> No
     assert (status["emitted"], status["acked"], status["failed"], status["rounds"]) == (4, 3, 1, 2)
     query.stop()
     assert len(spout.threads) == 1 and spout.closed == 1, "all calls come from one thread"
+    assert listener.calls == ["started", "failure", "progress", "progress", "terminated"], "before stop() returns"
+    assert {(event.topology, event.run_id) for _, event in listener.heard} == {("once", query.run_id)}
+    failure, first, second, end = (event for _, event in listener.heard[1:])
+    assert (failure.txid, failure.part, failure.message_id, failure.bolt) == (1, "message", 2, "last")
+    assert str(failure.error) == "not this time" and end.error is None and query.dropped_events == 0
+    assert [(one.txid, one.progress["num_input_rows"], one.progress["acked"]) for one in (first, second)] == [
+        (1, 3, 2),
+        (2, 1, 3),
+    ]
     assert query.await_termination(1) and query.exception() is None
     with pytest.raises(TridentError, match="was stopped before"):
         query.process_all_available(1)
@@ -284,12 +295,18 @@ def test_a_bolt_that_cannot_be_prepared_ends_the_topology_after_max_attempts(sta
     topology = TupleTopology("unprepared")
     topology.set_spout("texts", spout)
     topology.set_bolt("split", Unprepared()).shuffle_grouping("texts")
-    query = start(topology, max_attempts=2)
+    listener = Hears()
+    query = start(topology, max_attempts=2, listeners=[listener])
     with pytest.raises(UserFunctionError, match="bolt split failed .*in prepare: OSError: no database"):
         query.process_all_available(WAIT_SECS)
     with pytest.raises(UserFunctionError):
         query.await_termination(1)
     assert isinstance(query.exception(), UserFunctionError)
+    assert listener.calls == ["started", "failure", "failure", "terminated"]
+    assert [event.part for call, event in listener.heard if call == "failure"] == ["round", "round"]
+    assert listener.heard[-1][1].error is query.exception()
+    with pytest.raises(ConfigError, match="a listener cannot be used"):
+        start(topology, listeners=[Hears])
     assert (spout.told, spout.closed) == ([("fail", 1)] * 2, 1)
 
 

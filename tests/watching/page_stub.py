@@ -37,6 +37,7 @@ class StubSource:
         self.looks = 0
         self.replayed: list[tuple[str | None, list[str], bool]] = []
         self.found_letters: list[DeadLetter] = []
+        self.refused: list[dict[str, Any]] = []
 
     def live(self) -> dict[str, Any]:
         self.looks += 1
@@ -64,7 +65,7 @@ class StubSource:
         return {"state": state, "key": list(texts), "found": True, "value": {"n": 1}}
 
     def letters(self, last: int) -> tuple[list[DeadLetter], int | None, list[dict[str, Any]]]:
-        return self.found_letters, len(self.found_letters), []
+        return self.found_letters, len(self.found_letters), self.refused
 
     def replay(self, stream: str | None, messages: Sequence[str], again: bool) -> list[str]:
         self.replayed.append((stream, list(messages), again))

@@ -65,6 +65,7 @@ def test_places(place: str, namespace: str, name: str) -> None:
         (lambda: DeltaSpout("/tables/orders", schema="n long"), [("file", "/tables/orders")]),
         (lambda: KafkaSpout("b1:9093,b2:9093", ["x", "y"]), [("kafka://b1:9093", "x"), ("kafka://b1:9093", "y")]),
         (lambda: KafkaSpout("b1", pattern="x.*"), [("kafka://b1:9092", "x.*")]),
+        (lambda: KafkaSpout("[::1]", "x"), [("kafka://[::1]:9092", "x")]),
         (lambda: FixedBatchSpout("n long", [[(1,)]]), []),
     ],
 )
@@ -81,6 +82,18 @@ def test_what_spouts_read(spout: Any, names: list[tuple[str, str]]) -> None:
         (KafkaState("b1:9092,b2:9092", "topic", value="v"), [("kafka://b1:9092", "topic")]),
         (PostgresState("postgresql://me:secret@db/shop", "orders"), [("postgres://db:5432", "shop.public.orders")]),
         (PostgresState("postgresql://db:5433/shop", "sales.orders"), [("postgres://db:5433", "shop.sales.orders")]),
+        (
+            PostgresState("postgresql://me:secret@db1:5433,db2,[::1]:5434/shop", "orders"),
+            [("postgres://db1:5433,db2:5432,[::1]:5434", "shop.public.orders")],
+        ),
+        (
+            PostgresState("postgresql:///?host=db1,db2&port=5433&dbname=shop&password=secret", "orders"),
+            [("postgres://db1:5433,db2:5433", "shop.public.orders")],
+        ),
+        (
+            PostgresState("postgresql:///my%20shop?host=/run/postgresql", "orders"),
+            [("postgres://localhost:5432", "my shop.public.orders")],
+        ),
         (HttpState("https://api.example.com/hook/secret", "sent", body="v"), [("https://api.example.com", "sent")]),
     ],
 )
@@ -97,6 +110,11 @@ def test_what_states_are(state: Any, names: list[tuple[str, str]]) -> None:
         (DeltaMapState("counts"), [("file", "/data/warehouse/counts")]),
         (MemoryMapState("counts"), []),
         (opaque("m", RedisMap("redis://:secret@cache:6380/1", "m")), [("redis://cache:6380", "m")]),
+        (opaque("m", RedisMap("redis://[::1]/1", "m")), [("redis://[::1]:6379", "m")]),
+        (
+            opaque("m", PostgresMap("postgresql://db1,db2:5433/shop", "m")),
+            [("postgres://db1:5432,db2:5433", "shop.public.m")],
+        ),
         (opaque("m", PostgresMap("postgresql://db/shop", "m")), [("postgres://db:5432", "shop.public.m")]),
     ],
 )

@@ -7,13 +7,16 @@ import threading
 from datetime import datetime, timezone
 from typing import Any
 
+import pytest
+
 from trident.commands.ui import past_records, stored_plan
-from trident.running.led_before import leaderships
+from trident.running.led_before import leaderships, part_of
 from trident.udf.signatures import UsersTraceback
 from trident.watching.events import Advanced, Began, Failed, LostLead, Terminated, TookOver, Waits
 from trident.watching.live_feed import FAILURES, TRANSACTIONS, LiveFeed, rates
 from trident.watching.live_stream import QUIET_SECS, UNREAD_SECS, LiveStream
 from trident.watching.look_ups import shown_value
+from trident.watching.recent import Recent
 
 OF = {"topology": "t", "incarnation": "i", "run_id": "r"}
 
@@ -186,11 +189,44 @@ def row(txid: int, epoch: int | None, **more: Any) -> dict[str, Any]:
 
 
 def test_leaderships_are_the_epochs_of_kept_transactions() -> None:
-    rows = [row(1, 1), row(2, 1), row(3, 4, decided_at=None, published_at=None), row(4, None)]
-    newest, first = leaderships(rows)
+    rows = [row(2, 1), row(1, 1), row(3, 4, decided_at=None, published_at=None)]
+    newest, first = leaderships(part_of(one) for one in rows)
     assert (newest["epoch"], newest["first_at"], newest["transactions"]) == (4, None, 1)
     assert (first["epoch"], first["transactions"]) == (1, 2)
     assert (first["first_at"], first["last_at"]) == (moment(2).timestamp(), moment(3).timestamp())
+
+
+def test_what_takes_long_to_find_is_looked_for_less_often() -> None:
+    now, takes = 0.0, 0.05
+    looks: list[float] = []
+
+    def find() -> int:
+        nonlocal now
+        looks.append(now)
+        now += takes
+        return len(looks)
+
+    recent = Recent(find, 2.0, lambda: now)
+    for _ in range(100):
+        recent()
+        now += 0.1
+    assert looks[1] == pytest.approx(2.0, abs=0.11) and len(looks) == 5
+    looks.clear()
+    takes, now = 3.0, 100.0
+    for _ in range(1000):
+        recent()
+        now += 0.1
+    assert [round(later - sooner) for sooner, later in zip(looks, looks[1:])] == [33, 33, 33]
+    recent.forget()
+    looks.clear()
+    takes = 30.0
+    recent()
+    assert looks, "what was forgotten is looked for at once"
+    now += 59.0
+    recent()
+    assert len(looks) == 1, "a minute is the most"
+    now += 2.0
+    assert recent() and len(looks) == 2
 
 
 def test_the_past_of_a_warehouse_is_told_as_a_feed_tells_it() -> None:

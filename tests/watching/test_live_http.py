@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from tests.watching.page_stub import StubFront, StubSource
 from tests.watching.test_live_feed import advanced
 from tests.zk_fixtures import eventually
 from trident.drpc.http import HttpServer
+from trident.messages.letters import DeadLetter
 from trident.watching import live_stream
-from trident.watching.live_page import HEADER, STREAMS, LivePage
+from trident.watching.live_page import HEADER, LETTERS, STREAMS, LivePage
 
 TOKEN = "a-token-of-the-tests"
 OPEN = (
@@ -71,6 +73,11 @@ def ask(
         connection.close()
 
 
+def letter(stream: str, txid: int, given_up_at: float) -> DeadLetter:
+    at = datetime.fromtimestamp(given_up_at, timezone.utc)
+    return DeadLetter(txid, stream, str(txid), "[]", 4, None, None, "no", None, None, at)
+
+
 def streaming(address: str, read: bool = True) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse | None]:
     connection = http.client.HTTPConnection(address, timeout=60)
     connection.request("GET", "/events")
@@ -112,6 +119,31 @@ def test_a_state_is_told_from_a_number_on(source: StubSource) -> None:
         assert [one["txid"] for one in more["transactions"]] == [2]
         status, _, body = ask(address, "/state.json?since=-1")
         assert status == 400 and b"since cannot be used" in body
+
+
+def test_what_a_page_has_already_is_not_sent_again(source: StubSource) -> None:
+    with served(source, TOKEN) as address:
+        known = {"Authorization": f"Bearer {TOKEN}"}
+        for path in ("/plan.json", "/states.json", "/dead-letters.json", "/take-overs.json"):
+            status, headers, body = ask(address, path, **known)
+            assert (status, json.loads(body) is not None) == (200, True), path
+            mark = headers["Etag"]
+            assert ask(address, path, If_None_Match=mark)[0] == 401, "nor is it told that it is the same"
+            assert ask(address, path, If_None_Match=mark, **known)[::2] == (304, b"")
+        source.found_letters = [letter("s", 1, 5.0)]
+        ask(address, "/dead-letters/replay", "POST", {"stream": "s"}, **{HEADER: "1"}, **known)
+        status, headers, body = ask(address, "/dead-letters.json", If_None_Match=mark, **known)
+        assert (status, json.loads(body)["count"]) == (200, 1) and headers["Etag"] != mark
+
+
+def test_the_newest_letters_are_the_newest_of_all_batch_groups(source: StubSource) -> None:
+    """Whose transactions have numbers of their own: of a group that is slow they are small."""
+    source.found_letters = [letter("slow", 1, 500.0), *(letter("fast", 1000 + n, float(n)) for n in range(LETTERS))]
+    with served(source) as address:
+        source.refused = [{"given_up_at": "2026-01-01", "answer": "no", "body": "x" * 10**6}]
+        told = json.loads(ask(address, "/dead-letters.json")[2])
+        assert len(told["refused"][0]["body"]) < 20_000 and "its file has all" in told["refused"][0]["body"]
+        assert (told["letters"][0]["stream"], len(told["letters"]), told["count"]) == ("slow", LETTERS, LETTERS + 1)
 
 
 def test_a_stream_tells_what_happens_while_it_lasts_and_says_that_it_ends(source: StubSource) -> None:

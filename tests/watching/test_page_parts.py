@@ -6,7 +6,9 @@ import json
 import os
 import tarfile
 import threading
+import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,9 @@ from tests.zk_fixtures import eventually
 from trident import TridentConfig
 from trident.commands.ui import WarehouseSource, serve
 from trident.coordinators.errors import TopologyError, WrongArguments
+from trident.messages import letters as letters_module
 from trident.messages.letters import LetterBox
+from trident.messages.replays import ReplayRequests, request_replay
 from trident.planning.groups import plan
 from trident.planning.plan_graph import plan_graph
 from trident.running.page_source import RunningSource
@@ -216,6 +220,30 @@ def test_a_replay_reads_no_letters_but_those_that_are_asked_for(
     assert box.replay(letter.stream, ["3"]) == [], "it was asked for already"
 
 
+def test_a_page_that_is_open_has_no_file_of_letters_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz"
+    with tarfile.open(kept) as archive:
+        archive.extractall(tmp_path, filter="data")
+    read: list[str] = []
+    rows_of, asked = letters_module.rows_of, ReplayRequests.asked
+
+    def watched(root: str, files: Any, schema: Any) -> Any:
+        read.extend(file.path for file in files)
+        return rows_of(root, files, schema)
+
+    monkeypatch.setattr(letters_module, "rows_of", watched)
+    box = LetterBox(Place(str(tmp_path / "warehouse")), "upgraded")
+    (letter,) = found = box.letters(100)
+    first = list(read)
+    assert first and found == box.letters()
+    read.clear()
+    monkeypatch.setattr(ReplayRequests, "asked", lambda *_: pytest.fail("nothing is new, so nothing is read"))
+    assert box.letters(100) == found and read == []
+    monkeypatch.setattr(ReplayRequests, "asked", asked)
+    request_replay(box._stream_folder(letter.stream), [{"message": letter.message, "tuples": letter.tuples}])
+    assert box.letters(100) == [replace(letter, replay="asked for")] and read == []
+
+
 def test_the_page_of_a_warehouse_that_no_process_runs_needs_no_spark(tmp_path: Path) -> None:
     """Of a warehouse that an earlier version has left: tests/upgrade."""
     kept = Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz"
@@ -223,16 +251,20 @@ def test_the_page_of_a_warehouse_that_no_process_runs_needs_no_spark(tmp_path: P
         archive.extractall(tmp_path, filter="data")
     told: list[str] = []
     stop = threading.Event()
-    config = TridentConfig(warehouse=str(tmp_path / "warehouse"))
+    token = "a-token-of-the-tests"
+    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), http_token=token)
     server = threading.Thread(target=serve, args=("upgraded", config, 0, told.append, stop), daemon=True)
     server.start()
 
     def asked(path: str) -> Any:
-        with urllib.request.urlopen(told[0] + path, timeout=60) as answer:
+        wanted = urllib.request.Request(told[0] + path, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(wanted, timeout=60) as answer:
             return json.load(answer)
 
     try:
         assert eventually(lambda: told, 60.0)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(told[0] + "state.json", timeout=60)
         state = asked("state.json")
         assert (state["topology"], state["role"], state["running"]) == ("upgraded", "stopped", False)
         assert {group["name"] for group in asked("plan.json")["groups"]} >= {"inbox", "lines", "numbers"}

@@ -18,7 +18,7 @@ from trident.drpc.http import HttpServer
 from trident.drpc.requests import Answer
 from trident.messages.letters import DeadLetter, LetterBox
 from trident.planning.requests import DrpcPlan
-from trident.running.led_before import leaderships
+from trident.running.led_before import LedBefore
 from trident.running.standby_notes import waiting_standbys
 from trident.running.status import condition, read_status
 from trident.states.core import storage
@@ -26,17 +26,19 @@ from trident.states.core.descriptor import list_descriptors
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.manifest import groups_with_manifests
-from trident.states.history.recorded import recorded_transactions
+from trident.states.history.recorded import Transactions, last_transactions
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.pinning import load_state
-from trident.states.outside.outbox_letters import refused_requests
+from trident.states.outside.outbox_letters import RefusedBox
 from trident.watching.live_feed import FAILURES, TRANSACTIONS
 from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
 from trident.watching.look_ups import key_of_texts, shown_value
 from trident.watching.recent import Recent
 from trident.watching.state_sizes import StateSizes
 
-_PAST_SECS = 5.0
+_PAST_SECS, _SELDOM_SECS = 5.0, 30.0
+# Of each batch group: the page shows the last hundred, and failures of earlier ones.
+_PAST_TXIDS = 1_000
 # The status is read from the warehouse here: four times a second would be 350,000 requests a day to a store.
 _STORE_LIVE_SECS = 5.0
 
@@ -48,7 +50,7 @@ def serve(
     told: Callable[[str], None],
     stop: threading.Event,
 ) -> None:
-    """Answers at a loopback address until it is stopped.
+    """Answers at a loopback address until it is stopped; with the setting ``http_token`` only who presents it.
 
     Args:
         port: 0 takes a free one.
@@ -59,14 +61,15 @@ def serve(
         AddressInUse: another process listens there.
     """
     check_name("topology", name)
-    warehouse = as_config(config).warehouse_place()
+    config = as_config(config)
+    warehouse = config.warehouse_place()
     if not storage.is_folder(warehouse / "_trident" / name):
         raise TopologyError(
             f"the warehouse {warehouse} has no topology {name!r}",
             action="check the name, or name the warehouse with --warehouse …",
         )
     source = WarehouseSource(warehouse, name)
-    server = HttpServer(f"127.0.0.1:{port}", None, _NoFunctions(name), LivePage(source).routes())
+    server = HttpServer(f"127.0.0.1:{port}", config.http_token, _NoFunctions(name), LivePage(source).routes())
     try:
         told(f"http://{server.address}/")
         stop.wait()
@@ -99,20 +102,30 @@ class WarehouseSource:
         self._warehouse, self._topology = warehouse, topology
         self.often_secs = often_secs(warehouse)
         self.live_secs = LIVE_SECS if warehouse.is_local else _STORE_LIVE_SECS
-        self._letters = LetterBox(warehouse, topology)
+        self._letters, self._refused = LetterBox(warehouse, topology), RefusedBox(warehouse, topology)
         self._sizes = StateSizes(warehouse, topology)
         self._keys = KeyReader(warehouse)
         past_secs = max(_PAST_SECS, self.often_secs)
+        self._transactions: dict[str, Callable[[], Transactions]] = {}  # batch group → looks at its last ones
         self._rows = Recent(self._read_rows, past_secs)
         self._past = Recent(lambda: past_records(self._rows()), past_secs)
+        led_before = LedBefore(warehouse, topology)
+        self._before = Recent(lambda: led_before(self._groups()), max(_SELDOM_SECS, past_secs))
+
+    def _groups(self) -> list[str]:
+        described = {state.group for state in list_descriptors(self._warehouse, self._topology)}
+        return sorted(described | set(groups_with_manifests(self._warehouse, self._topology)))
 
     def _read_rows(self) -> dict[str, list[dict[str, Any]]]:
-        """Batch group → the rows of its table of transactions, the oldest first."""
-        described = {state.group for state in list_descriptors(self._warehouse, self._topology)}
-        groups = sorted(described | set(groups_with_manifests(self._warehouse, self._topology)))
-        return {
-            group: list(recorded_transactions(self._warehouse, self._topology, group).rows.values()) for group in groups
-        }
+        """Batch group → the last rows of its table of transactions, the oldest first."""
+        found = {}
+        for group in self._groups():
+            look = self._transactions.get(group)
+            if look is None:
+                look = last_transactions(self._warehouse, self._topology, group, _PAST_TXIDS)
+                self._transactions[group] = look
+            found[group] = list(look().rows.values())
+        return found
 
     def live(self) -> dict[str, Any]:
         shown = {"topology": self._topology, "running": False, "rates": {}, "read_only": self.read_only}
@@ -157,9 +170,8 @@ class WarehouseSource:
         return self._sizes.look()
 
     def take_overs(self) -> dict[str, Any]:
-        rows = [row for of_group in self._rows().values() for row in of_group]
         standbys = waiting_standbys(self._warehouse, self._topology, time.time())
-        return {"standbys": standbys, "here": [], "before": leaderships(rows)}
+        return {"standbys": standbys, "here": [], "before": self._before()}
 
     def look_up(self, state: str, texts: Sequence[str]) -> dict[str, Any]:
         described = load_state(self._warehouse, state)
@@ -169,8 +181,8 @@ class WarehouseSource:
         return {"state": state, "key": list(texts), "found": found is not None, "value": shown_value(found)}
 
     def letters(self, last: int) -> tuple[list[DeadLetter], int | None, list[dict[str, Any]]]:
-        refused = refused_requests(self._warehouse, self._topology)
-        return self._letters.letters(last), self._letters.count(), [asdict(one) for one in refused[-last:]]
+        refused = self._refused.requests(last)
+        return self._letters.letters(last), self._letters.count(), [asdict(one) for one in refused]
 
     def replay(self, stream: str | None, messages: Sequence[str], again: bool) -> list[str]:
         raise AssertionError("the page of a warehouse reads only")

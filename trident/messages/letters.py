@@ -6,9 +6,11 @@ The topology may be running: what is read is of one version of each table.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +18,10 @@ import pyarrow.compute as pc
 
 from trident.coordinators.errors import TopologyError
 from trident.messages.replays import ReplayRequests, request_replay
+from trident.states.core import storage
 from trident.states.core.names import STREAMS_FOLDER, check_name
 from trident.states.core.place import Place
-from trident.states.delta.beside import DEAD_LETTERS, MESSAGES
+from trident.states.delta.beside import DEAD_LETTERS, MESSAGES, BesideKind
 from trident.states.delta.file_rows import rows_of
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.log_tables import LogTables
@@ -76,12 +79,32 @@ def _first(text: str | None) -> str:
     return (text or "no error is known").splitlines()[0]
 
 
+@dataclass
+class _LastLook:
+    """What was found by the last look at the newest letters.
+
+    Attributes:
+        of: versions of the tables, and names of replay requests: while they are these, nothing is new.
+        rows: (table, file) → its rows that were wanted; a file of a table never changes.
+    """
+
+    of: Any = None
+    letters: list[DeadLetter] = field(default_factory=list)
+    rows: Mapping[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
+
+
 class LetterBox:
-    """The dead letters of one topology. Keep one for as long as it may be asked; may be used by several threads."""
+    """The dead letters of one topology. Keep one for as long as it may be asked; may be used by several threads.
+
+    Who asks for the newest ones again and again has each file read once.
+    """
 
     def __init__(self, warehouse: Place, topology: str, tables: LogTables | None = None) -> None:
         self._warehouse, self._topology = warehouse, topology
         self._tables = tables or LogTables()
+        self._ours: set[Place] = set()  # tables that are known to be this topology's
+        self._lock = threading.Lock()
+        self._last: dict[int, _LastLook] = {}  # by how many were asked for
 
     def letters(self, last: int | None = None, messages: Collection[str] = ()) -> list[DeadLetter]:
         """The dead letters, the oldest first.
@@ -93,12 +116,32 @@ class LetterBox:
         Raises:
             TableError: a table cannot be read.
         """
-        fields = [field for field in DeadLetter.__dataclass_fields__ if field != "replay"]
-        rows = [row for path in self._paths() for row in self._rows(path, LETTERS, last=last, messages=messages)]
-        replays = self._replays() if rows else {}
+        if last is None or messages:
+            return self._letters(_Reading(last, messages))
+        with self._lock:
+            found, now = self._last.setdefault(last, _LastLook()), self._as_of()
+            if found.of != now:
+                reading = _Reading(last, (), found.rows)
+                letters = self._letters(reading)
+                found = self._last[last] = _LastLook(now, letters, reading.read)
+            return list(found.letters)
+
+    def _as_of(self) -> Any:
+        """What the letters depend on: it is another one when something is new."""
+        letters = self._paths(DEAD_LETTERS)
+        messages = self._paths(MESSAGES) if letters else []
+        tables = [self._tables.load(str(path)) for path in (*letters, *messages)]
+        folders = [self._stream_folder(_stream_of(path, self._topology)) for path in messages]
+        asked = [ReplayRequests(folder).unfinished() for folder in folders]
+        return [(table.path, table.version, table.entry) for table in tables], asked
+
+    def _letters(self, reading: _Reading) -> list[DeadLetter]:
+        names = [name for name in DeadLetter.__dataclass_fields__ if name != "replay"]
+        rows = [row for path in self._paths(DEAD_LETTERS) for row in self._rows_of_letters(path, reading)]
+        replays = self._replays(reading) if rows else {}
         return [
             DeadLetter(
-                **{field: row[field] for field in fields},
+                **{name: row[name] for name in names},
                 replay=_replayed(replays.get((row["stream"], row["message"]), []), row["txid"]),
             )
             for row in sorted(rows, key=lambda row: (row["txid"], row["given_up_at"]))
@@ -107,7 +150,7 @@ class LetterBox:
     def count(self) -> int | None:
         """How many there are, by the tables' logs alone; None where these do not say."""
         total = 0
-        for path in self._paths():
+        for path in self._paths(DEAD_LETTERS):
             for file in self._files(path):
                 if file.num_records is None:
                     return None
@@ -157,51 +200,93 @@ class LetterBox:
         check_name("stream", stream)  # it becomes a path
         return self._warehouse / "_trident" / self._topology / STREAMS_FOLDER / stream
 
-    def _replays(self) -> dict[tuple[str, str], list[tuple[float, str]]]:
+    def _replays(self, reading: _Reading) -> dict[tuple[str, str], list[tuple[float, str]]]:
         """(stream, message) → its replays: in which transaction one ended, and how; the last may be asked for."""
         found: dict[tuple[str, str], list[tuple[float, str]]] = {}
-        before, behind = MESSAGES.table_name(self._topology, "*").split("*")
-        for path, _ in tables_beside(self._warehouse, self._topology, (MESSAGES,)):
-            stream = path.name[len(before) : -len(behind)]
+        for path in self._paths(MESSAGES):
+            stream = _stream_of(path, self._topology)
             # Before the ends: a request that ends meanwhile is among these, and would else be among neither.
             asked = ReplayRequests.asked(self._stream_folder(stream))
-            ends = self._rows(path, ENDS, only_replays=True)
+            files = [file for file in self._files(path) if _may_have_replays(file)]
+            ends = [row for file in files for row in reading.rows(path, file, ENDS, _replays_of)]
             for row in sorted(ends, key=lambda row: row["txid"]):
                 found.setdefault((stream, row["message"].split(" ", 2)[2]), []).append((row["txid"], row["outcome"]))
             for message in asked:
                 found.setdefault((stream, message), []).append((math.inf, "asked for"))
         return found
 
-    def _paths(self) -> list[Place]:
-        return sorted(path for path, _ in tables_beside(self._warehouse, self._topology, (DEAD_LETTERS,)))
+    def _paths(self, kind: BesideKind) -> list[Place]:
+        """The topology's tables of a kind. A table that was found to be its own once is not asked whose it is again."""
+        pattern = kind.table_name(self._topology, "*")
+        there = [self._warehouse / name for name in storage.list_names(self._warehouse) if fnmatchcase(name, pattern)]
+        if not self._ours.issuperset(there):
+            self._ours.update(path for path, _ in tables_beside(self._warehouse, self._topology, (kind,)))
+        return sorted(path for path in there if path in self._ours)
 
     def _files(self, path: Place) -> list[LiveFile]:
         return self._tables.live_files(self._tables.load(str(path)))
 
-    def _rows(
-        self,
-        path: Place,
-        schema: pa.Schema,
-        only_replays: bool = False,
-        last: int | None = None,
-        messages: Collection[str] = (),
-    ) -> list[dict[str, Any]]:
+    def _rows_of_letters(self, path: Place, reading: _Reading) -> list[dict[str, Any]]:
         files = self._files(path)
-        if only_replays:
-            files = [file for file in files if _may_have_replays(file)]
-        if last is not None:
+        if reading.last is not None:
             files.sort(key=_greatest_txid, reverse=True)
         found: list[dict[str, Any]] = []
         for file in files:
-            if last is not None and len(found) >= last:
+            if reading.last is not None and len(found) >= reading.last:
                 break
-            for batch in rows_of(str(path), [file], schema):
-                if only_replays:
-                    batch = batch.filter(pc.starts_with(batch.column("message"), _REPLAY))
-                if messages:
-                    batch = batch.filter(pc.is_in(batch.column("message"), pa.array(list(messages), pa.string())))
-                found += batch.to_pylist()
+            found += reading.rows(path, file, LETTERS, reading.of_letters)
         return found
+
+
+class _Reading:
+    """The rows that one look reads of files, and those that an earlier one has read.
+
+    Args:
+        last, messages: as for :meth:`LetterBox.letters`.
+        known: (table, file) → the rows that an earlier look with the same ``last`` and ``messages`` has read.
+
+    Attributes:
+        read: as ``known``, of this look.
+    """
+
+    def __init__(
+        self,
+        last: int | None,
+        messages: Collection[str],
+        known: Mapping[tuple[str, str], list[dict[str, Any]]] | None = None,
+    ) -> None:
+        self.last, self._messages = last, messages
+        self._known = known
+        self.read: dict[tuple[str, str], list[dict[str, Any]]] = {}
+
+    def rows(
+        self, path: Place, file: LiveFile, schema: pa.Schema, wanted: Callable[[pa.RecordBatch], pa.RecordBatch]
+    ) -> list[dict[str, Any]]:
+        key = str(path), file.path
+        found = None if self._known is None else self._known.get(key)
+        if found is None:
+            found = [row for batch in rows_of(str(path), [file], schema) for row in wanted(batch).to_pylist()]
+        if self._known is not None:
+            self.read[key] = found
+        return found
+
+    def of_letters(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._messages:
+            batch = batch.filter(pc.is_in(batch.column("message"), pa.array(list(self._messages), pa.string())))
+        if self.last is not None and batch.num_rows > self.last:
+            order = pc.sort_indices(batch, [("txid", "descending"), ("given_up_at", "descending")])
+            batch = batch.take(order[: self.last])
+        return batch
+
+
+def _replays_of(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.filter(pc.starts_with(batch.column("message"), _REPLAY))
+
+
+def _stream_of(path: Place, topology: str) -> str:
+    """The stream whose messages a table has."""
+    before, behind = MESSAGES.table_name(topology, "*").split("*")
+    return path.name[len(before) : -len(behind)]
 
 
 def _greatest_txid(file: LiveFile) -> float:

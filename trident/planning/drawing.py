@@ -1,13 +1,13 @@
-"""A topology as a picture: its batch groups, their operations, and the Spark passes they become.
+"""A topology as a picture by Graphviz: its batch groups, their operations, and the Spark passes they become.
 
 The text of the picture is made by the package ``graphviz`` (extra ``plan``);
-drawing it needs the program ``dot`` too.
+drawing it needs the program ``dot`` too. A notebook draws a plan without
+either, and without the passes: ``picture.py``.
 """
 
 from __future__ import annotations
 
 import importlib
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +40,6 @@ def to_dot(graph: TopologyGraph) -> str:
         TopologyError: as ``TridentTopology.explain``.
     """
     return str(_digraph(graph).source)
-
-
-def to_svg(graph: TopologyGraph) -> str | None:
-    """The picture as an SVG element; None without Graphviz, or where it fails.
-
-    Raises:
-        TopologyError: as ``TridentTopology.explain``.
-    """
-    try:
-        drawn = _digraph(graph).pipe(format="svg", encoding="utf-8")
-    except (EnvironmentProblem, RuntimeError, OSError, subprocess.CalledProcessError):
-        return None
-    return str(drawn[drawn.index("<svg") :])  # in a page, without the head of a file
 
 
 def write_svg(graph: TopologyGraph, path: str) -> None:

@@ -12,12 +12,12 @@ from trident.messages.letters import DeadLetter, LetterBox
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan
 from trident.planning.plan_graph import plan_graph
-from trident.running.led_before import led_before
+from trident.running.led_before import LedBefore
 from trident.running.reading import get_running
 from trident.running.standby_notes import waiting_standbys
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place
-from trident.states.outside.outbox_letters import refused_requests
+from trident.states.outside.outbox_letters import RefusedBox
 from trident.watching.live_feed import LiveFeed
 from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
 from trident.watching.look_ups import key_of_texts, shown_value
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trident.drpc.application import Route
     from trident.running.reporting import Reporter
 
-# All kept transactions are read for it.
+# It reads what the table of transactions has got since, and manifests that are behind it.
 _SELDOM_SECS = 30.0
 _NO_TABLE = "not in a table of the warehouse: its size is not known here"
 
@@ -59,10 +59,10 @@ class RunningSource:
         self._reporter, self._feed, self._graph, self._plans, self._warehouse = reporter, feed, graph, plans, warehouse
         self._name, self.ended = graph.name, feed.ended
         self.often_secs = often_secs(warehouse)
-        self._letters = LetterBox(warehouse, self._name)
+        self._letters, self._refused = LetterBox(warehouse, self._name), RefusedBox(warehouse, self._name)
         self._sizes = StateSizes(warehouse, self._name)
-        groups = [plan.name for plan in plans]
-        self._before = Recent(lambda: led_before(warehouse, self._name, groups), _SELDOM_SECS)
+        groups, led_before = [plan.name for plan in plans], LedBefore(warehouse, self._name)
+        self._before = Recent(lambda: led_before(groups), _SELDOM_SECS)
 
     def live(self) -> dict[str, Any]:
         reporter = self._reporter
@@ -139,8 +139,8 @@ class RunningSource:
         return {"state": state, "key": list(texts), "found": found is not None, "value": shown_value(found)}
 
     def letters(self, last: int) -> tuple[list[DeadLetter], int | None, list[dict[str, Any]]]:
-        refused = refused_requests(self._warehouse, self._name)
-        return self._letters.letters(last), self._letters.count(), [asdict(one) for one in refused[-last:]]
+        refused = self._refused.requests(last)
+        return self._letters.letters(last), self._letters.count(), [asdict(one) for one in refused]
 
     def replay(self, stream: str | None, messages: Sequence[str], again: bool) -> list[str]:
         return self._letters.replay(stream, messages, again)

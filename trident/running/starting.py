@@ -149,7 +149,8 @@ def _make_query(
     name, identity = topology.name, topology.identity()
     reporter = _make_reporter(name, plans, config, warehouse, show_progress)
     reporter.front = DrpcFront(topology.graph, config, reporter.event)
-    reporter.front.routes = (*reporter.front.routes, *page_routes(reporter, topology.graph, plans, warehouse))
+    if config.http and config.page:
+        reporter.front.routes = page_routes(reporter, topology.graph, plans, warehouse)
     asked = copied_states(reporter.front.plans)
     reporter.site = SparkSite(name, plans, spark, config, warehouse, reporter.compaction_failed, asked)
     zk = open_zookeeper(config, warehouse)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from trident.coordinators.shown_errors import with_cells
 from trident.planning.graph import TopologyGraph
+from trident.planning.picture import to_svg
 
 Facts = Sequence[tuple[str, str]]
 
@@ -37,33 +39,21 @@ def as_rows(kind: str, name: str, heads: Sequence[str], rows: Sequence[Sequence[
 class TopologyPlan:
     """The plan of a topology: its text is that of ``explain()``; a notebook draws it.
 
-    With Graphviz (the extra ``plan``, and the program ``dot``) it is a picture; without, the text.
-
     Args:
         text: of ``explain()``.
-        graph: of the topology as it was then.
+        drawn: as ``trident.planning.plan_graph.plan_graph`` gives it.
     """
 
-    def __init__(self, text: str, graph: TopologyGraph) -> None:
-        self._text, self._graph = text, graph
-        self._svg: str | None = None
-        self._is_drawn = False
+    def __init__(self, text: str, drawn: Mapping[str, Any]) -> None:
+        self._text, self._drawn = text, drawn
 
     def __str__(self) -> str:
         return with_cells(self._text)
 
     __repr__ = __str__
 
-    def _repr_svg_(self) -> str | None:
-        if not self._is_drawn:
-            from trident.planning.drawing import to_svg  # an optional dependency
-
-            self._is_drawn, self._svg = True, to_svg(self._graph)
-        return self._svg
-
-    def _repr_html_(self) -> str | None:
-        """None where there is a picture: notebooks would show the text instead of it."""
-        return None if self._repr_svg_() is not None else f"<pre>{escape(str(self))}</pre>"
+    def _repr_svg_(self) -> str:
+        return to_svg(self._drawn)
 
 
 def topology_facts(graph: TopologyGraph) -> Facts:

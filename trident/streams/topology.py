@@ -261,7 +261,11 @@ class TridentTopology(OtherNames):
 
     def plan(self) -> TopologyPlan:
         """The same as :meth:`explain`, as an object that a notebook draws; printed, it is the text."""
-        return TopologyPlan(self.explain(), self.graph)
+        # workers: see explain
+        from trident.planning.groups import plan
+        from trident.planning.plan_graph import plan_graph
+
+        return TopologyPlan(self.explain(), plan_graph(self.graph, plan(self.graph)))
 
     def start(
         self,

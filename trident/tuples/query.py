@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.config import TridentConfig, as_config
@@ -34,6 +34,8 @@ from trident.streams.shown import Facts, as_html, as_line
 from trident.tuples.plan import TuplePlan
 from trident.tuples.rounds import RoundRunner, RoundStopped
 from trident.tuples.spouts import Fetched, Tracker, TupleFailure, make_tasks
+from trident.tuples.telling import Telling
+from trident.watching.listeners import TopologyListener, checked_listeners, made_listeners
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +68,7 @@ def start_tuple_topology(
     spark: "SparkSession | None" = None,
     config: TridentConfig | None = None,
     *,
+    listeners: Iterable[TopologyListener] = (),
     acker_double: Ackers | None = None,
     **settings: Any,
 ) -> "TupleQuery":
@@ -77,6 +80,7 @@ def start_tuple_topology(
     """
     last_resort.install()
     config = as_config(config).replace(**settings)
+    told = [*made_listeners(config.listener_classes), *checked_listeners(listeners)]
     plan = topology.plan()
     check_tuple_topology(topology, master_of(spark, config))
     warehouse = config.warehouse_place()
@@ -91,7 +95,8 @@ def start_tuple_topology(
     if ackers is None:
         timeout_secs = config.message_timeout_secs or _NEVER_SECS
         ackers = Ackers(config.ackers, timeout_secs, now=time.monotonic())
-    query = TupleQuery(plan, spark, config, ackers)
+    query = TupleQuery(plan, spark, config, ackers, told)
+    query._telling.started()
     query._thread.start()
     # Two of one name both work, each on what its own spouts give it: none is in the other's place.
     add((topology.name, "tuples", query.run_id), query)
@@ -114,13 +119,26 @@ class TupleQuery(OtherNames):
 
     _OTHER_NAMES = QUERY_NAMES
 
-    def __init__(self, plan: TuplePlan, spark: "SparkSession", config: TridentConfig, ackers: Ackers) -> None:
+    def __init__(
+        self,
+        plan: TuplePlan,
+        spark: "SparkSession",
+        config: TridentConfig,
+        ackers: Ackers,
+        listeners: Iterable[TopologyListener],
+    ) -> None:
         self._plan, self._spark, self._config, self._ackers = plan, spark, config, ackers
         self._run_id = uuid.uuid4().hex
+        self._telling = Telling(plan.topology, self._run_id, listeners)
         resets = config.warehouse_place() / "_trident" / plan.topology / "resets"
         storage.make_warehouse(resets.parent.parent.parent)
         self._runner = RoundRunner(spark, plan, config.message_timeout_secs, resets)
-        self._tracker = Tracker(make_tasks(plan.spouts, self._spout_context), ackers, config.max_pending_messages)
+        self._tracker = Tracker(
+            make_tasks(plan.spouts, self._spout_context),
+            ackers,
+            config.max_pending_messages,
+            failed=lambda failure: self._telling.message_failed(self._rounds, failure),
+        )
         self._rounds = 0
         self._messages_max, self._failures, self._spout_failures = _ROUND_MESSAGES, 0, 0
         self._stop_requested, self._done = threading.Event(), threading.Event()
@@ -189,6 +207,23 @@ class TupleQuery(OtherNames):
     def last_errors(self) -> list[TupleFailure]:
         """Why messages failed: the last 100 reasons, the oldest first. A round that failed is one of them."""
         return list(self._tracker.errors.copy())
+
+    def add_listener(self, listener: TopologyListener) -> None:
+        """Tells it every event from here on; once, where it is there already. Not ``on_started``, which was before.
+
+        Raises:
+            ConfigError: it is no :class:`trident.TopologyListener`.
+        """
+        self._telling.listeners.add(listener)
+
+    def remove_listener(self, listener: TopologyListener) -> None:
+        """Tells it nothing more, not what waits for it either; one that is not there is no error."""
+        self._telling.listeners.remove(listener)
+
+    @property
+    def dropped_events(self) -> int:
+        """Events that listeners were too slow for; see :class:`trident.TopologyListener`."""
+        return self._telling.listeners.dropped()
 
     def exception(self) -> BaseException | None:
         """Why it ended; None while it runs or when it was stopped."""
@@ -266,6 +301,10 @@ class TupleQuery(OtherNames):
             self.name,
             " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
         )
+        self._ended()
+
+    def _ended(self) -> None:
+        self._telling.terminated(self._error)
         with self._changed:
             self._done.set()
             self._changed.notify_all()
@@ -289,9 +328,7 @@ class TupleQuery(OtherNames):
             self._error = error
             log.debug("the topology ended", exc_info=True)
         finally:
-            with self._changed:
-                self._done.set()
-                self._changed.notify_all()
+            self._ended()
 
     def _loop(self) -> None:
         while not self._stop_requested.is_set():
@@ -325,6 +362,7 @@ class TupleQuery(OtherNames):
         """A spout whose broker is away for a moment is asked, and told, again."""
         self._spout_failures += 1
         log.warning("%s: a spout failed (%d): %s", self.name, self._spout_failures, error)
+        self._telling.spout_failed(self._rounds, error)
         if self._spout_failures >= self._config.max_attempts:
             raise error
         self._stop_requested.wait(backoff_secs(self._spout_failures, *_BACKOFF_SECS))
@@ -332,6 +370,7 @@ class TupleQuery(OtherNames):
     def _round(self, fetched: Fetched) -> None:
         """Runs one round. When it fails its messages fail, and the topology goes on, unless it fails too often."""
         self._rounds += 1
+        began = time.monotonic()
         try:
             for report in self._runner.run(self._rounds, fetched.copies):
                 self._tracker.take(report)
@@ -340,6 +379,7 @@ class TupleQuery(OtherNames):
         except Exception as error:
             self._failed(fetched, error)
         else:
+            self._telling.round_ended(self._rounds, fetched.messages, time.monotonic() - began, self.status)
             self._failures = 0
             self._messages_max = min(_ROUND_MESSAGES, self._messages_max * _LARGER)
 
@@ -349,6 +389,7 @@ class TupleQuery(OtherNames):
             self._tracker.fail_round(fetched.roots, str(gone))
             raise gone from error
         self._failures += 1
+        self._telling.round_failed(self._rounds, error)
         text = f"round {self._rounds} failed, and with it its messages ({fetched.messages} at most): {_short(error)}"
         log.info("%s: %s", self.name, text)
         self._tracker.fail_round(fetched.roots, text)

@@ -161,15 +161,23 @@ class Tracker:
         tasks: the spout tasks; the ackers know them by their place.
         max_pending: messages of one spout task that may be pending at once.
         clock: seconds.
+        failed: is told each of ``errors`` but those of whole rounds.
+
     Attributes:
         emitted, acked, failed, timed_out: messages so far; ``emitted`` with those that are not tracked.
         errors: the last of them.
     """
 
     def __init__(
-        self, tasks: Sequence[SpoutTask], ackers: Ackers, max_pending: int, clock: Callable[[], float] = time.monotonic
+        self,
+        tasks: Sequence[SpoutTask],
+        ackers: Ackers,
+        max_pending: int,
+        clock: Callable[[], float] = time.monotonic,
+        failed: Callable[[TupleFailure], object] = lambda failure: None,
     ) -> None:
         self.tasks, self.ackers, self._max_pending, self._clock = tasks, ackers, max_pending, clock
+        self._tell_failure = failed
         self.emitted = self.acked = self.failed = self.timed_out = 0
         self.errors: deque[TupleFailure] = deque(maxlen=_ERRORS_KEPT)
         self._message_ids: dict[int, Any] = {}
@@ -233,7 +241,7 @@ class Tracker:
         try:
             fetched.add(task.copies_of(message, keep))
         except SourceError as error:  # a value that cannot travel: this message fails, and no other
-            self.errors.append(TupleFailure(message.message_id, None, str(error)))
+            self._note(TupleFailure(message.message_id, None, str(error)))
             if tracked:
                 self._ended.append((Ended(root, number, Verdict.FAILED), message.message_id))
                 self.failed += 1
@@ -250,13 +258,18 @@ class Tracker:
             self.ackers.reset_timeout(root)
         for root, error in report.failures.items():
             if root in self._message_ids:
-                self.errors.append(TupleFailure(self._message_ids[root], report.bolt, error))
+                self._note(TupleFailure(self._message_ids[root], report.bolt, error))
                 self._settle(self.ackers.fail(root))
         for root, value in report.acks.items():
             # A root that has ended is not told any more: the ackers would keep it for one that may yet begin.
             if root in self._message_ids:
                 self._settle(self.ackers.ack(root, value))
-        self.errors.extend(TupleFailure(None, report.bolt, error) for error in report.untracked)
+        for error in report.untracked:
+            self._note(TupleFailure(None, report.bolt, error))
+
+    def _note(self, failure: TupleFailure) -> None:
+        self.errors.append(failure)
+        self._tell_failure(failure)
 
     def fail_round(self, roots: Iterable[int], error: str) -> None:
         """The round has failed, and with it what it has not settled."""
@@ -270,7 +283,7 @@ class Tracker:
         for ended in self.ackers.advance(self._clock()):
             if ended.root in self._message_ids:
                 error = "timed out: a tuple of its tree was neither acknowledged nor failed"
-                self.errors.append(TupleFailure(self._message_ids[ended.root], None, error))
+                self._note(TupleFailure(self._message_ids[ended.root], None, error))
                 self._settle(ended)
 
     def tell(self) -> int:

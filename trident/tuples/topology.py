@@ -22,7 +22,7 @@ tuple instead of its worker; and a round that takes longer than
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from trident.config import TridentConfig
     from trident.tuples.query import TupleQuery
+    from trident.watching.listeners import TopologyListener
 
 
 class TupleTopology(OtherNames):
@@ -167,7 +168,12 @@ class TupleTopology(OtherNames):
         return "\n".join(lines)
 
     def start(
-        self, spark: "SparkSession | None" = None, config: "TridentConfig | None" = None, **overrides: Any
+        self,
+        spark: "SparkSession | None" = None,
+        config: "TridentConfig | None" = None,
+        *,
+        listeners: "Iterable[TopologyListener]" = (),
+        **overrides: Any,
     ) -> "TupleQuery":
         """Starts the topology and returns at once.
 
@@ -175,13 +181,16 @@ class TupleTopology(OtherNames):
             spark: the session to run on; one is made when None.
             config: settings; ``message_timeout_secs``, ``max_attempts``, ``ackers`` and
                 ``max_pending_messages`` are those that count here.
+            listeners: are told what it does; see :class:`trident.TopologyListener`. The setting ``listener_classes``
+                adds others.
             overrides: single settings by name; they win over config.
 
         Raises:
             TopologyError, FieldError: it cannot run as declared.
+            ConfigError: a listener is none, or a setting cannot be used.
             SparkSessionProblem, JavaProblem: the session or the machine lacks something.
         """
-        return start_tuple_topology(self, spark, config, **overrides)
+        return start_tuple_topology(self, spark, config, listeners=listeners, **overrides)
 
 
 class BoltDeclarer(OtherNames):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from pyspark.sql.types import StructType
 
@@ -21,10 +21,10 @@ from trident.planning.groups import GroupPlan
 from trident.planning.nodes import Node, sources
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place
+from trident.states.core.urls import authority, servers_of
 
 _GLOB = re.compile(r"[*?\[{]")
-_POSTGRES_PORT = 5432
-_REDIS_PORT = 6379
+_KAFKA_PORT, _POSTGRES_PORT, _REDIS_PORT = 9092, 5432, 6379
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _read_by(spout: Any) -> Names:
         topics = spout.topics or (spout.pattern or "",)
         return [(_kafka(spout.brokers), topic) for topic in topics if topic]
     if isinstance(spout, RedisListSpout):
-        return [(_server("redis", spout.queue.url, _REDIS_PORT), spout.queue.key)]
+        return [(_redis(spout.queue.url), spout.queue.key)]
     return []
 
 
@@ -113,7 +113,7 @@ def _written_to(binding: StateBinding, warehouse: Place) -> Names:
     if isinstance(map_or_store, (PostgresState, PostgresMap)):
         return [_postgres(map_or_store.url, map_or_store.table)]
     if isinstance(map_or_store, RedisMap):
-        return [(_server("redis", map_or_store.url, _REDIS_PORT), map_or_store.name)]
+        return [(_redis(map_or_store.url), map_or_store.name)]
     if isinstance(state, HttpState):
         url = urlsplit(state.url)
         return [(f"{url.scheme}://{url.netloc}", state.name)]  # not the path: with some servers it is a secret
@@ -161,17 +161,30 @@ def _folder_of(path: str) -> str:
 
 
 def _kafka(brokers: Sequence[str]) -> str:
-    first = brokers[0].strip().rpartition("://")[2]
-    return f"kafka://{first if ':' in first else f'{first}:9092'}"
+    first = next((broker for broker in brokers if broker.strip()), "").strip().rpartition("://")[2]
+    return f"kafka://{_with_ports(servers_of(f'//{first}'), _KAFKA_PORT)}"
 
 
-def _server(scheme: str, url: str, port: int) -> str:
-    """Scheme, host and port of a URL, without its user and password."""
-    found = urlsplit(url)
-    return f"{scheme}://{found.hostname or 'localhost'}:{found.port or port}"
+def _redis(url: str) -> str:
+    return f"redis://{_with_ports(servers_of(url), _REDIS_PORT)}"
+
+
+def _with_ports(servers: Sequence[tuple[str, int | None]], port: int) -> str:
+    return authority([(host or "localhost", own or port) for host, own in servers])
 
 
 def _postgres(url: str, table: str) -> tuple[str, str]:
-    space, database = _server("postgres", url, _POSTGRES_PORT), urlsplit(url).path.strip("/") or "postgres"
+    """All servers that the url names, as OpenLineage's own clients do: which of them leads may change."""
+    parts = urlsplit(url)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    servers = servers_of(url)
+    if "host" in query or "port" in query:  # as libpq has it, this counts
+        hosts = query["host"].split(",") if "host" in query else [host for host, _ in servers]
+        ports = [int(port or _POSTGRES_PORT) for port in query.get("port", "").split(",")]
+        # A path is the folder of a socket on this machine.
+        hosts = ["localhost" if host.startswith("/") else host for host in hosts]
+        servers = list(zip(hosts, ports * len(hosts) if len(ports) == 1 else ports))
+    database = query.get("dbname") or unquote(parts.path.strip("/")) or "postgres"
     plain = table.replace('"', "")
+    space = f"postgres://{_with_ports(servers, _POSTGRES_PORT)}"
     return space, f"{database}.{plain if '.' in plain else f'public.{plain}'}"

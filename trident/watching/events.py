@@ -120,6 +120,36 @@ class Failed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundEnded(Advanced):
+    """A round of a tuple topology was worked off. At least once: nothing is decided or published by it.
+
+    Attributes:
+        group: "": there are no batch groups.
+        txid: the number of the round, in this process from 1 on; ``attempt_id`` is 0.
+        progress: ``num_input_rows``, messages that the spouts handed out for it; ``duration_ms``; and the numbers of
+            ``query.status``.
+        published, recovered: False.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageFailed(Failed):
+    """A message of a tuple topology failed, and its spout is told; or several did, with a round or a spout.
+
+    Attributes:
+        group: "": there are no batch groups.
+        txid: the last round that began; ``attempt_id`` is None.
+        part: "message"; "round": all of its messages that were not settled; "spout": a call of one raised.
+        error: what was raised; of a bolt that runs on a worker its text.
+        message_id: as its spout chose it; None: of a tuple that is not tracked, of a round, of a spout.
+        bolt: that failed the tuple; None: it timed out, or the round or a spout failed.
+    """
+
+    message_id: Any = None
+    bolt: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LostLead(Event):
     """This process leads no more: the lease was lost or given back."""
 

@@ -37,6 +37,9 @@ class TopologyListener:
     it; then further ones of ``on_progress`` are dropped, and of ``on_failure`` those behind a hundred that wait; a
     warning says so once, and ``query.dropped_events`` counts them. An exception that it raises is logged, and ends
     nothing. In a listener call ``query.request_stop()``, not ``query.stop()``, which would wait for the listener.
+
+    A tuple topology tells its rounds and failed messages: ``on_progress`` gets an :class:`trident.events.RoundEnded`,
+    ``on_failure`` an :class:`trident.events.MessageFailed`. It has no leader, so it never calls ``on_takeover``.
     """
 
     def on_started(self, event: Started) -> None:
@@ -70,7 +73,8 @@ _METHODS = {kind: method.__name__ for kind, method in _CALLS.items()}
 
 
 def _call(listener: TopologyListener, event: Event) -> None:
-    getattr(listener, _METHODS[type(event)])(event)  # of these kinds alone: see _wanted
+    method = next(name for kind, name in _METHODS.items() if isinstance(event, kind))  # of these alone: see _wanted
+    getattr(listener, method)(event)
 
 
 def _wanted(listener: TopologyListener) -> tuple[type[Event], ...]:

@@ -12,6 +12,8 @@
 ``POST /dead-letters/replay``       has dead letters tried again
 ==================================  ============================================================
 
+An answer that changes seldom has an ETag: who asks again with ``If-None-Match`` is sent it only if it is another one.
+
 The page's own files tell nothing of the topology and need no token; all else does where there is one. A request that
 is posted must say so in a header that no page of another site can send, and come from this very address.
 
@@ -21,11 +23,13 @@ for ``/state.json`` instead.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import resources
 from typing import Any, Protocol
 
@@ -49,6 +53,7 @@ _OFTEN_SECS = 2.0
 # A look at the states, letters and notes of a warehouse in a store costs requests for each table and file.
 _STORE_OFTEN_SECS = 30.0
 _TEXT_CHARS = 16_000
+_JSON = "application/json; charset=utf-8"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -90,7 +95,8 @@ class PageSource(Protocol):
 
     def look_up(self, state: str, texts: Sequence[str]) -> dict[str, Any]: ...
 
-    def letters(self, last: int) -> tuple[list[DeadLetter], int | None, list[dict[str, Any]]]: ...
+    def letters(self, last: int) -> tuple[list[DeadLetter], int | None, list[dict[str, Any]]]:
+        """Dead letters, how many there are (None: not known), and refused requests: at least so many of the newest."""
 
     def replay(self, stream: str | None, messages: Sequence[str], again: bool) -> list[str]: ...
 
@@ -113,10 +119,13 @@ class LivePage:
         self._look_ups = threading.BoundedSemaphore(_LOOK_UPS)
         self._live = Recent(source.live, source.live_secs)
         self._slow = {
-            "/plan.json": Recent(source.plan, source.often_secs),
-            "/states.json": Recent(lambda: {"states": source.states()}, source.often_secs),
-            "/dead-letters.json": Recent(self._letters, source.often_secs),
-            "/take-overs.json": Recent(source.take_overs, source.often_secs),
+            path: Recent(partial(_written, find), source.often_secs)
+            for path, find in {
+                "/plan.json": source.plan,
+                "/states.json": lambda: {"states": source.states()},
+                "/dead-letters.json": self._letters,
+                "/take-overs.json": source.take_overs,
+            }.items()
         }
 
     def routes(self) -> tuple[Route, ...]:
@@ -166,18 +175,23 @@ class LivePage:
         stream = LiveStream(self._look, self._source.ended, held, self._streams.release)
         return Response(stream, 200, content_type="text/event-stream; charset=utf-8")
 
-    def _one(self, recent: Recent[dict[str, Any]]) -> Callable[[Request], Response]:
+    def _one(self, recent: Recent[_Written]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
-            return _told(recent)
+            return _told(lambda: _unless_known(request, recent()))
 
         return answer
 
     def _letters(self) -> dict[str, Any]:
         letters, count, refused = self._source.letters(LETTERS)
+        # By time: the transactions of each batch group have numbers of their own.
+        newest = sorted(letters, key=lambda letter: letter.given_up_at)[-LETTERS:]
         return {
-            "letters": [_letter(letter) for letter in reversed(letters[-LETTERS:])],
+            "letters": [_letter(letter) for letter in reversed(newest)],
             "count": count,
-            "refused": refused[-LETTERS:],
+            "refused": [
+                _shortened(one, ("answer", "body"), "its file")
+                for one in sorted(refused, key=lambda one: str(one["given_up_at"]))[-LETTERS:]
+            ],
             "read_only": self._source.read_only,
         }
 
@@ -224,17 +238,42 @@ def _check_own_page(request: Request) -> None:
 
 
 def _letter(letter: DeadLetter) -> dict[str, Any]:
-    found = asdict(letter)
-    for name in ("tuples", "error", "traceback", "metadata"):
-        if found[name] is not None and len(found[name]) > _TEXT_CHARS:
-            found[name] = f"{found[name][:_TEXT_CHARS]}… ({len(found[name])} characters; the table has all)"
+    found = _shortened(asdict(letter), ("tuples", "error", "traceback", "metadata"), "the table")
     return found | {"given_up_at": letter.given_up_at.timestamp(), "can_replay": letter.tuples is not None}
+
+
+def _shortened(found: Mapping[str, Any], names: Sequence[str], where: str) -> dict[str, Any]:
+    """With long texts cut: an answer waits in memory until it is read."""
+    long = {name: found[name] for name in names if len(found[name] or "") > _TEXT_CHARS}
+    cut = {name: f"{text[:_TEXT_CHARS]}… ({len(text)} characters; {where} has all)" for name, text in long.items()}
+    return {**found, **cut}
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What is found, as JSON, and its mark: who has what has this mark is not sent it again."""
+
+    text: str
+    mark: str
+
+
+def _written(find: Callable[[], Any]) -> _Written:
+    text = _as_text(find())
+    return _Written(text, hashlib.sha256(text.encode()).hexdigest()[:32])
+
+
+def _unless_known(request: Request, found: _Written) -> Response:
+    known = request.if_none_match.contains(found.mark)
+    response = Response(status=304) if known else Response(found.text, 200, content_type=_JSON)
+    response.set_etag(found.mark)
+    return response
 
 
 def _told(find: Callable[[], Any]) -> Response:
     """The answer, or an error that is the business of the person who asked."""
     try:
-        return _json(find())
+        found = find()
+        return found if isinstance(found, Response) else _json(found)
     except HTTPException:
         raise
     except _TOLD as error:
@@ -244,5 +283,8 @@ def _told(find: Callable[[], Any]) -> Response:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, default=str)
-    return Response(text + "\n", status, content_type="application/json; charset=utf-8")
+    return Response(_as_text(value), status, content_type=_JSON)
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, default=str) + "\n"

@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 from werkzeug.exceptions import abort
 
 _WAIT_SECS = 1.0
+# A look that takes long is not made again at once: at most so large a share of the time goes to it, up to a bound.
+_SHARE, _RARE_SECS = 0.1, 60.0
 Found = TypeVar("Found")
 
 
@@ -20,13 +22,14 @@ class Recent(Generic[Found]):
 
     Args:
         find: looks for it.
-        secs: how long it counts as found a moment ago.
+        secs: how long it counts as found a moment ago. A look that took long counts longer: ten times its time, up to
+            a minute.
     """
 
-    def __init__(self, find: Callable[[], Found], secs: float) -> None:
-        self._find, self._secs = find, secs
+    def __init__(self, find: Callable[[], Found], secs: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._find, self._secs, self._clock = find, secs, clock
         self._lock = threading.Lock()
-        self._found: tuple[float, Found] | None = None
+        self._found: tuple[float, Found] | None = None  # until when it counts
 
     def __call__(self) -> Found:
         """Gives it.
@@ -38,8 +41,11 @@ class Recent(Generic[Found]):
             abort(503, "the answer to an earlier request is still being looked for; ask again")
         try:
             known = self._found
-            if known is None or time.monotonic() >= known[0] + self._secs:
-                known = self._found = time.monotonic(), self._find()
+            if known is None or self._clock() >= known[0]:
+                began = self._clock()
+                found, ended = self._find(), self._clock()
+                rests = min((ended - began) / _SHARE, _RARE_SECS)
+                known = self._found = max(began + self._secs, ended + rests), found
             return known[1]
         finally:
             self._lock.release()

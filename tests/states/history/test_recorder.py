@@ -23,15 +23,18 @@ from trident.coordinators.faults import InjectedFault
 from trident.coordinators.ports import AttemptStory, FailedAttempt, ProcessedBatch
 from trident.coordinators.records import Marker
 from trident.coordinators.transactions import TransactionAttempt
+from trident.running import led_before as led_before_module
+from trident.running.led_before import LedBefore
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.log_entries import read_commit
 from trident.states.delta.manifest import Manifest, ManifestStore, Retention
+from trident.states.history import recorded as recorded_module
 from trident.states.history import recorder as recorder_module
 from trident.states.history import transactions_table
 from trident.states.history.kept import KeptManifests
 from trident.states.history.lately import PublishedLately
-from trident.states.history.recorded import recorded_transactions
+from trident.states.history.recorded import last_transactions, recorded_transactions
 from trident.states.history.recorded_mark import RecordedUpTo
 from trident.states.history.recorder import Published, TransactionRecorder
 from trident.states.history.transactions_table import OpenTransactions, TransactionsTable
@@ -475,3 +478,53 @@ def test_a_failure_is_told_and_tried_again(engine: KernelEngine, tmp_path: Path,
     assert eventually(lambda: is_made(tmp_path) and txids(tmp_path) == [1], 20)
     recorder.stop(flush=False)
     assert "transactions are not recorded in top__g__transactions yet" in caplog.text
+
+
+def test_who_looks_again_and_again_reads_each_file_of_the_table_once(
+    engine: KernelEngine, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """And is told at each moment what another is, who reads it all: also where the table is tidied, and cut."""
+    monkeypatch.setattr(recorder_module, "FILES_MAX", 4)
+    read: list[str] = []
+    rows_of = recorded_module.rows_of
+    group = made(engine, tmp_path, txids=5)
+    recorder = recorder_of(engine, group)
+    look, led_before = last_transactions(tmp_path, "top", "g", 4), LedBefore(Place(tmp_path), "top")
+
+    def watched(root: str, files: Any, schema: Any) -> Any:
+        read.extend(file.path for file in files)
+        return rows_of(root, files, schema)
+
+    def compare() -> None:
+        every = recorded_transactions(tmp_path, "top", "g")
+        monkeypatch.setattr(recorded_module, "rows_of", watched)
+        last, (led,) = look(), led_before(["g"])
+        monkeypatch.setattr(recorded_module, "rows_of", rows_of)
+        assert last.rows == {txid: every.rows[txid] for txid in sorted(every.rows)[-4:]}
+        assert (led["epoch"], led["transactions"]) == (1, len(every.rows))
+        moments = [row["decided_at"].timestamp() for row in every.rows.values()]
+        assert (led["first_at"], led["last_at"]) == (min(moments), max(moments))
+
+    for txid in range(1, 13):
+        run(group, range(txid, txid + 1))
+        compare()  # the last is in its manifest alone
+        recorder.record(txid)
+        compare()
+        compare()
+    assert len(read) == 2 * len(set(read)), "each by both of them, once"
+    recorder_of(engine, group).record(9)  # as of a group that has gone back
+    assert txids(tmp_path)[-1] == 9
+    assert max(look().rows) == max(recorded_transactions(tmp_path, "top", "g").rows)
+
+
+def test_of_a_table_that_lacks_many_only_the_newest_manifests_are_read(
+    engine: KernelEngine, tmp_path: Path, monkeypatch: Any
+) -> None:
+    group = made(engine, tmp_path)
+    run(group, range(1, 8))
+    monkeypatch.setattr(led_before_module, "_BEHIND_MAX", 3)
+    (led,) = LedBefore(Place(tmp_path), "top")(["g"])
+    assert led["transactions"] == 3
+    recorder_of(engine, group).record(5)
+    (led,) = LedBefore(Place(tmp_path), "top")(["g"])
+    assert led["transactions"] == 7

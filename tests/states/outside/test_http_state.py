@@ -58,6 +58,7 @@ from trident.states.core.place import Place
 from trident.states.outside import http_sender, http_state, outbox_log
 from trident.states.outside.health import OutsideProgress
 from trident.states.outside.kind import OutsideKind
+from trident.states.outside.outbox_letters import RefusedBox, refused_requests
 from trident.states.outside.outbox_log import Begun, Letters, Outbox, OutboxLog, PartProgress
 from trident.states.publishing.outside_publish import OutsidePublisher
 
@@ -385,6 +386,29 @@ def test_a_row_that_is_refused_stops_it_and_those_behind_it_in_its_order_wait(se
     server.answers = lambda asked: TAKES
     out.publish(part(1), iter(batch))
     assert [body["id"] for body in server.bodies] == [1, 2, 3] and letters(folder) == []
+
+
+def test_who_asks_for_the_newest_letters_again_reads_each_file_once_and_no_older_ones(
+    server, folder, state, monkeypatch
+) -> None:
+    server.answers = refusing(*range(20))
+    out = opened(replace(state, dead_letters=True), folder)
+    for txid in range(1, 6):
+        out.publish(part(txid), rows(txid, txid + 10))
+    opened(replace(state, dead_letters=True), folder, 2, "new").publish(part(1, 2, incarnation="new"), rows(7))
+    read: list[str] = []
+    read_file = storage.read
+    monkeypatch.setattr(storage, "read", lambda path: read.append(Place(path).name) or read_file(path))
+    box, every = RefusedBox(folder.parent, "top"), refused_requests(folder.parent, "top")
+    assert len(every) == 11
+    read.clear()
+    newest = box.requests(3)
+    assert [(one.txid, one.row) for one in newest] == [(4, 0), (4, 1), (5, 0), (5, 1), (1, 0)]
+    assert newest == every[-5:], "of two incarnations, whose transactions have the same numbers"
+    letters_read = [name for name in read if name.endswith(".jsonl")]
+    assert len(letters_read) == 5 and not any("00003-" in name for name in letters_read)
+    read.clear()
+    assert box.requests(3) == newest and read == []
 
 
 def test_a_row_that_is_refused_is_a_dead_letter_once(server, folder, state) -> None:

@@ -379,6 +379,12 @@ def test_no_message_has_the_password(server, state) -> None:
         assert PASSWORD not in text and "tester:" not in text
 
 
+def test_of_several_servers_the_one_that_answers_is_taken(server) -> None:
+    url = server.url.replace("@", "@127.0.0.1:1,")
+    with connection_to(url, "a test", "it cannot be asked") as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
 def test_a_row_that_the_table_refuses_is_a_refusal_and_nothing_of_its_part_is_written(server, state) -> None:
     with pytest.raises(TridentError, match="duplicate key") as caught:
         state.publish(part(1), rows("a", "a"))

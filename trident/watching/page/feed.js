@@ -28,8 +28,17 @@ async function answered(response) {
   return found;
 }
 
+// path → the last answer that had a mark: it is not sent again while it is the same.
+const known = new Map();
+
 export async function ask(path) {
-  return answered(await fetch(path, { headers: headers(), cache: "no-store" }));
+  const before = known.get(path);
+  const response = await fetch(path, { headers: headers(before && { "If-None-Match": before.mark }), cache: "no-store" });
+  if (before && response.status === 304) return before.found;
+  const found = await answered(response);
+  const mark = response.headers.get("ETag");
+  if (mark) known.set(path, { mark, found });
+  return found;
 }
 
 export async function post(path, body) {

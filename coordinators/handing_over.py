@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Annotated
 
 from msgspec import Meta
@@ -37,6 +38,8 @@ ANSWER = faults.register("handover.answer", "a standby says how its rehearsal en
 # With a dot in them: no stream and no batch group can have these names.
 _PROCESSES, _REQUEST, _ANSWER = "handover.processes", "handover.request", "handover.answer"
 
+# How long a leader that gives way waits for what it has begun; then it finishes only what is decided.
+_DRAIN_SECS = 30.0
 _TRIES = 5  # to replace an answer that changes meanwhile
 
 # The phases of a request.
@@ -83,7 +86,7 @@ class HandoverRequest:
         to: the id of the contender that is to lead.
         epochs: batch group → the epoch of the leader that is to give way.
         phase: ``REHEARSE`` or ``LEAD``.
-        last: how many transactions of each group are rehearsed.
+        last: how many transactions of each group are rehearsed; 0: the standby only looks whether its code fits.
         stop_old: whether the process that gives way ends, too.
         by: the process of the command.
     """
@@ -117,6 +120,59 @@ class HandoverAnswer:
     outcome: Name
     lines: tuple[str, ...] = ()
     all_compared: bool = True
+
+
+def is_for(request: HandoverRequest, epochs: Mapping[str, int], incarnation: str | None) -> bool:
+    """Tells whether a request is to the leader of these epochs.
+
+    It does not outlive the leader that it was made for, nor a reset or a rollback.
+    """
+    return dict(request.epochs) == dict(epochs) and request.incarnation == incarnation
+
+
+class Step(Enum):
+    """What a leader does for a hand-over."""
+
+    PAUSE = "begin no new transaction"
+    RESUME = "begin transactions again"
+    STOP = "finish what is decided, and end"
+
+
+@dataclass(frozen=True)
+class GivingWay:
+    """A leader gives way to a hand-over.
+
+    Attributes:
+        until: when it waits no longer for what has begun (monotonic seconds).
+        stops: whether the lease is to be given back: the hand-over cannot be taken back any more.
+    """
+
+    id: str
+    until: float
+    stops: bool = False
+
+
+def give_way(
+    giving: GivingWay | None, asked: str | None, drained: bool, now: float
+) -> tuple[GivingWay | None, Step | None]:
+    """Decides what a leader does next for a hand-over; asked again and again while it leads. Pure.
+
+    Until the last transaction has ended a hand-over that is taken back changes nothing.
+
+    Args:
+        giving: what it has done for it so far.
+        asked: the id of the request for which it is to give its lease back, if there is one.
+        drained: it begins no transaction, and none is in flight.
+    """
+    if giving is None:
+        return (GivingWay(asked, now + _DRAIN_SECS), Step.PAUSE) if asked is not None else (None, None)
+    if giving.stops:
+        return giving, None
+    if asked != giving.id:
+        return None, Step.RESUME
+    if drained or now > giving.until:
+        return replace(giving, stops=True), Step.STOP
+    return giving, None
 
 
 class Handovers:
@@ -200,12 +256,11 @@ class Handovers:
         self._changed()
 
     def _is_for(self, request: HandoverRequest, epochs: Mapping[str, int]) -> bool:
-        """A request does not outlive the leader that it was made for, nor a reset or a rollback."""
-        if dict(request.epochs) != dict(epochs):
-            return False
+        if not is_for(request, epochs, request.incarnation):
+            return False  # of another leader, whatever the incarnation is
         stored = self._zk.get(self._incarnation)
         known = decode(self._incarnation, stored[0], Incarnation).incarnation if stored else None
-        return request.incarnation == known
+        return is_for(request, epochs, known)
 
     def request(self) -> HandoverRequest | None:
         """The request that there is, whomever it is for.

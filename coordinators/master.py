@@ -150,6 +150,11 @@ class CoordinatorState:
     suspended: bool = False
 
     @property
+    def is_drained(self) -> bool:
+        """Tells whether no transaction is in flight, and none begins."""
+        return self.paused and not self.live
+
+    @property
     def next_txid(self) -> int:
         return self.current + len(self.live)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,16 @@ from trident.coordinators.errors import (
     TridentError,
     ZooKeeperUnreachable,
 )
-from trident.coordinators.handing_over import SERVES, HandoverAnswer, Handovers, contender, quietly
+from trident.coordinators.handing_over import (
+    SERVES,
+    GivingWay,
+    HandoverAnswer,
+    Handovers,
+    Step,
+    contender,
+    give_way,
+    quietly,
+)
 from trident.coordinators.leadership import Leadership, Lease, Successor, current_holder, holder_is_here
 from trident.coordinators.master import Mode
 from trident.coordinators.ports import Site, SupervisorListener, Term, Upkeep
@@ -51,26 +59,9 @@ _MAY_PASS = (OSError, TableError, StateAway, faults.InjectedFault)
 _STAYS = (ForeignTable, SchemaMismatch, StagedFileMissing)
 # How long a stop may go on behind the time of the last merge.
 _BEHIND_MERGE_SECS = 30.0
-# How long a leader that gives way waits for what it has begun; then it finishes only what is decided.
-_DRAIN_SECS = 30.0
-
 
 # Errors after which this process is not the leader any more, and contends again.
 _DEPOSING = (LeaseLost, Deposed, OutcomeUnknown, ZooKeeperUnreachable)
-
-
-@dataclass
-class _Giving:
-    """A leader gives way to a hand-over.
-
-    Attributes:
-        until: when it waits no longer for what has begun (monotonic seconds).
-        stops: whether the lease is to be given back: the hand-over cannot be taken back any more.
-    """
-
-    id: str
-    until: float
-    stops: bool = False
 
 
 class Supervisor:
@@ -108,7 +99,7 @@ class Supervisor:
         self._settings, self._holder, self._threads = settings, holder or current_holder(), threads
         self._handovers = Handovers(zk, topology.name)
         self.me = contender(self._holder, topology.code_ids)
-        self._giving: _Giving | None = None
+        self._giving: GivingWay | None = None
         self._ends_behind_next = False  # it has given way for good: once another process leads
         self.stop_requested, self.leading, self.ended = threads.event(), threads.event(), threads.event()
         self.changed = threads.condition()
@@ -139,8 +130,10 @@ class Supervisor:
         self._post(master.Paused())
 
     def resume(self) -> None:
+        """New transactions again; while this process hands over, once that is taken back."""
         self._paused = False
-        self._post(master.Resumed())
+        if self._giving is None:
+            self._post(master.Resumed())
 
     @property
     def paused(self) -> bool:
@@ -313,30 +306,23 @@ class Supervisor:
         return quietly(lambda: self._handovers.enlist(self.me))
 
     def _give_way(self, groups: list[RunningGroup], lease: Lease) -> None:
-        """Where a hand-over asks for it, ends what has begun, so that the lease can be given back.
-
-        Until the last transaction has ended a hand-over that is taken back changes nothing.
-        """
-        asked, giving = lease.gives_way, self._giving
-        if giving is None:
-            if asked is not None and not self.stop_requested.is_set():
-                self._giving = _Giving(asked.id, self._threads.monotonic() + _DRAIN_SECS)
-                self._listener.event("hands over: no new transactions, then another process leads")
-                self._post(master.Paused())
+        """Where a hand-over asks for it, ends what has begun, so that the lease can be given back."""
+        asked = lease.gives_way
+        if self._giving is None and (asked is None or self.stop_requested.is_set()):
             return
-        if giving.stops:
-            return
-        if asked is None or asked.id != giving.id:
-            self._giving = None
+        drained = all(group.driver.state.is_drained for group in groups)
+        id = asked.id if asked is not None else None
+        self._giving, step = give_way(self._giving, id, drained, self._threads.monotonic())
+        if step is Step.PAUSE:
+            self._listener.event("hands over: no new transactions, then another process leads")
+            self._post(master.Paused())
+        elif step is Step.RESUME:
             self._listener.event("the hand-over was taken back: goes on")
             if not self._paused:
                 self._post(master.Resumed())
-            return
-        drained = all(group.driver.state.paused and not group.driver.state.live for group in groups)
-        if drained or self._threads.monotonic() > giving.until:
-            giving.stops = True
+        elif step is Step.STOP:
             # Not at once: where the chosen one has died, or hangs, no process would lead.
-            self._ends_behind_next = asked.stop_old
+            self._ends_behind_next = asked is not None and asked.stop_old
             for group in groups:
                 group.driver.stop()
 

@@ -12,8 +12,10 @@ In the order of the page, in one folder:
 
 ``python FILE`` runs in this process, with the session that the tests share, and ``trident …`` by click: starting Spark
 takes longer than what they do. A line with ``kill -9`` runs its program in a process of its own, which is killed by
-SIGKILL at a fault point. In what a program prints, ``…`` on the page stands for anything within a line; as a line of
-its own, for any lines. A program that fails is expected where the page names the class of its error.
+SIGKILL at a fault point. Of the lines ``trident run FILE &`` the first runs here beside the page, until its end; those
+behind it are processes of their own, and the page goes on once they stand by. In what a program prints, ``…`` on the
+page stands for anything within a line; as a line of its own, for any lines. A program that fails is expected where the
+page names the class of its error.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +36,10 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from trident.cli import main
+from trident.commands.user_file import load_topology
+from trident.running.query import TopologyQuery
 
+ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(
     r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<text>.*?)^```$"
     r"|^<!-- also run\n(?P<also>.*?)^-->$|^<!-- here: (?P<here>.+?) -->$|^<!-- not run: (?P<left>.+?) -->$",
@@ -41,6 +47,7 @@ FENCE = re.compile(
 )
 # Killed behind the decision of its first transaction, before anything of it is in a table.
 KILLED_AT = "zk.decide:do_then_die:1"
+STANDS_BY_SECS = 240.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,8 @@ class PageRun:
         self._page, self._printed = page, printed
         self._names: dict[str, object] = {"__name__": "__main__"}
         self._raised: Exception | None = None
+        self._beside: TopologyQuery | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
         self.compared = 0
 
     def run(self) -> None:
@@ -93,7 +102,16 @@ class PageRun:
         Raises:
             AssertionError: something is printed that the page does not say.
         """
-        there = list(blocks(self._page))
+        try:
+            self._run(list(blocks(self._page)))
+        finally:
+            for process in self._processes:
+                process.kill()
+                process.wait()
+            if self._beside is not None:
+                self._beside.stop()
+
+    def _run(self, there: list[Block]) -> None:
         for number, block in enumerate(there):
             following = there[number + 1] if number + 1 < len(there) else None
             if not block.runs:
@@ -124,6 +142,8 @@ class PageRun:
 
     def _command(self, command: str) -> str:
         words = shlex.split(command, comments=True)
+        if words[:2] == ["trident", "run"] and words[-1] == "&":
+            return self._run_beside(words[2])
         if "kill -9" in command:
             return _killed(words[1])
         if words[0] == "python":
@@ -133,6 +153,29 @@ class PageRun:
             assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
             return done.output
         return subprocess.run(["bash", "-ec", command], check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def _run_beside(self, file: str) -> str:
+        """What ``trident run FILE`` does; returns once it leads, or stands by."""
+        if self._beside is None:
+            topology, _ = load_topology(file)
+            self._beside = topology.start()
+            self._beside.process_all_available()
+            self._printed()
+            return ""
+        command = [sys.executable, "-m", "trident.cli", "run", file, "--set", "progress=plain"]
+        conf = {"spark.master": "local[1]", "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
+        command += [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+        said = Path(f"{file}.out")
+        with said.open("wb") as out:
+            process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        self._processes.append(process)
+        until = time.monotonic() + STANDS_BY_SECS
+        while "standby: " not in said.read_text(errors="replace"):
+            told = f"trident run {file} does not stand by:\n{said.read_text(errors='replace')[-3000:]}"
+            assert process.poll() is None and time.monotonic() < until, told
+            time.sleep(0.2)
+        return ""
 
     def _program(self, words: list[str]) -> str:
         """What ``python WORDS`` prints; of one that raises its traceback too."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.coordinators.errors import ForeignTable, TableError, TransactionNotKept
+from trident.coordinators.incarnation_ids import up_to
 from trident.coordinators.records import Decision
 from trident.states.core import storage
 from trident.states.core.descriptor import descriptors_of_group
@@ -24,6 +25,7 @@ from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.log_tables import LogTables
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.history.kept import KeptManifests
+from trident.states.history.publications import Publications
 from trident.states.history.published_entries import published_as
 from trident.states.history.recorded_mark import DOMAIN, RecordedUpTo, owner_by_log, table_name
 from trident.states.history.transaction_rows import SCHEMA, Row, transaction_row
@@ -41,6 +43,7 @@ class Transactions:
         manifests: the transactions whose manifests are kept.
         trouble: why the table could not be read, where all is from manifests; "" where it could.
         unreadable: txid → why its manifest, which is there, cannot be read, of transactions without a row.
+        earlier: the transactions from before the last rollback, in the order in which they were made; where asked for.
     """
 
     incarnation: str
@@ -48,6 +51,20 @@ class Transactions:
     manifests: tuple[int, ...]
     trouble: str = ""
     unreadable: Mapping[int, str] = field(default_factory=dict)
+    earlier: tuple[BeforeRollback, ...] = ()
+
+
+@dataclass(frozen=True)
+class BeforeRollback:
+    """A transaction from before a rollback.
+
+    Attributes:
+        row: the columns of the table of transactions.
+        taken_back: whether a rollback has taken it back; None where the tables cannot tell any more.
+    """
+
+    row: Row
+    taken_back: bool | None
 
 
 class TableFiles(Generic[Found]):
@@ -104,13 +121,19 @@ def last_transactions(warehouse: AnyPath, topology: str, group: str, last: int) 
 
 
 def recorded_transactions(
-    warehouse: AnyPath, topology: str, group: str, txids: Collection[int] | None = None, last: int | None = None
+    warehouse: AnyPath,
+    topology: str,
+    group: str,
+    txids: Collection[int] | None = None,
+    last: int | None = None,
+    earlier: bool = False,
 ) -> Transactions:
     """The transactions of a batch group's present incarnation.
 
     Args:
         txids: only these; None: all.
         last: of the newest so many; None: all.
+        earlier: with those from before the last rollback, where there are less than ``last`` behind it.
 
     Raises:
         OSError: the warehouse cannot be read.
@@ -169,13 +192,51 @@ def _transactions(
     found |= more
     newest = sorted(found.keys() | unreadable.keys())
     newest = newest[-last:] if last else newest
+    room = None if last is None else last - len(newest)
+    before = _earlier(warehouse, topology, group, incarnation, rows, txids, room) if earlier and incarnation else []
     return Transactions(
         incarnation,
         {txid: found[txid] for txid in newest if txid in found},
         tuple(there),
         trouble,
         {txid: unreadable[txid] for txid in newest if txid in unreadable},
+        tuple(before),
     )
+
+
+def _earlier(
+    warehouse: Place,
+    topology: str,
+    group: str,
+    incarnation: str,
+    rows: list[Row],
+    txids: Collection[int] | None,
+    room: int | None,
+) -> list[BeforeRollback]:
+    """The transactions of the incarnations before rollbacks: of the newest so many."""
+    found: list[Row] = []
+    for one in up_to(incarnation)[1:]:
+        if room is not None and len(found) >= room:
+            break
+        recorded = {row["txid"]: row for row in rows if row["incarnation"] == one}
+        kept = KeptManifests(warehouse, topology, group, one)
+        wanted = [each for each in kept.txids() if each not in recorded and (txids is None or each in txids)]
+        recorded |= _of_manifests(warehouse, kept, wanted[-room:] if room else wanted)[0]
+        found += [recorded[each] for each in sorted(recorded, reverse=True)]
+    tables = Publications(warehouse, topology, group, incarnation)
+    newest = found[:room] if room is not None else found
+    return [BeforeRollback(row, _taken_back(tables, row)) for row in reversed(newest)]
+
+
+def _taken_back(tables: Publications, row: Row) -> bool | None:
+    """Of a transaction that stays the tables tell the very attempt: a rollback uses no attempt id again."""
+    try:
+        told = tables.last_of(row["txid"], row["txid"])
+    except TableError:
+        return None
+    if told.control is not None:
+        return bool(told.control.attempt_id != row["attempt_id"])
+    return True if told.known else None
 
 
 def _of_table(

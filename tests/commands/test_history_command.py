@@ -15,6 +15,35 @@ from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest, ManifestStore
 
 
+def kept(warehouse: Path, incarnation: str, *attempts: TransactionAttempt) -> None:
+    before: TransactionAttempt | None = None
+    for attempt in attempts:
+        made = Manifest("past", "lines", incarnation, attempt, before, (), {"lines": {"spout": "A", "metadata": 1}})
+        ManifestStore(Place(warehouse), "past", "lines", incarnation).write(made)
+        before = attempt
+
+
+def test_transactions_from_before_a_rollback_come_with_a_word(tmp_path: Path) -> None:
+    config = TridentConfig(warehouse=str(tmp_path))
+    kept(tmp_path, "9f3c", *(TransactionAttempt(txid, 0) for txid in (1, 2, 3, 4)))
+    kept(tmp_path, "9f3c-r1", *(TransactionAttempt(txid, 7) for txid in (3, 4)))  # the newest may not be decided
+    word = "from before rollback 1; whether it was taken back is not known any more"  # no table tells
+    said = [line.strip() for line in history("past", config=config)[1:]]
+    assert [line.split("  ")[0] for line in said] == ["1", "2", "3", "3"]
+    assert all(line.endswith(word) for line in said[:3]) and "attempt 7" in said[3] and "rollback" not in said[3]
+    assert [line.strip()[0] for line in history("past", config=config, last=2)[1:]] == ["3", "3"]
+    assert [line.strip()[0] for line in history("past", config=config, last=1)[1:]] == ["3"]
+    of_three = "\n".join(history("past", 3, config))
+    assert "incarnation 9f3c, " in of_three and word in of_three and "incarnation 9f3c-r1, " in of_three
+    told = [json.loads(line) for line in history("past", config=config, as_json=True)]
+    assert [(one["txid"], one["incarnation"], one["taken_back"]) for one in told] == [
+        *((txid, "9f3c", None) for txid in (1, 2, 3)),
+        (3, "9f3c-r1", False),
+    ]
+    with pytest.raises(TransactionNotKept, match="lines: 1 to 3"):
+        history("past", 9, config)
+
+
 def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     config = TridentConfig(warehouse=str(tmp_path))
     before: TransactionAttempt | None = None

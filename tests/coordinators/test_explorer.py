@@ -17,7 +17,9 @@ import pytest
 from tests.explorer.durable import Rules
 from tests.explorer.environment import Budget, Environment, Scenario
 from tests.explorer.search import DEEP, Action, Violation, explore
-from trident.coordinators.master import Limits
+from trident.coordinators import handing_over
+from trident.coordinators.handing_over import Step, give_way
+from trident.coordinators.master import CoordinatorState, Limits
 
 THREE = Limits(max_spout_pending=3)
 
@@ -33,6 +35,7 @@ TINY = {
     "same-failure": Scenario(2, Budget(failures=2), Limits(max_spout_pending=2, max_same_failures=2), alike=True),
     "timeouts": Scenario(2, Budget(failures=2), timeouts=True),
     "rollback": Scenario(2, Budget(crashes=1, rollbacks=1)),
+    "handover": Scenario(2, Budget(failures=1, handovers=1)),
 }
 
 SMALL = {
@@ -51,6 +54,12 @@ SMALL = {
     "rollback-behind-a-rollback": Scenario(3, Budget(crashes=2, rollbacks=2), Limits(max_spout_pending=1)),
     "rollback-beside-a-zombie": Scenario(2, Budget(crashes=1, takeovers=1, rollbacks=1)),
     "rollback-of-a-stopped-one": Scenario(3, Budget(stops=1, rollbacks=1)),
+    "handover-and-crash": Scenario(2, Budget(failures=1, crashes=1, handovers=1)),
+    "handover-behind-a-handover": Scenario(3, Budget(handovers=2)),
+    "handover-of-a-paused-one": Scenario(2, Budget(pauses=1, suspensions=1, handovers=1)),
+    "handover-beside-a-zombie": Scenario(2, Budget(takeovers=1, handovers=1)),
+    "handover-and-stop": Scenario(2, Budget(failures=1, stops=1, handovers=1)),
+    "handover-behind-a-rollback": Scenario(2, Budget(crashes=1, rollbacks=1, handovers=1)),
     "emit-interval": Scenario(
         2, Budget(failures=1, crashes=1, pauses=1), Limits(max_spout_pending=2, batch_emit_interval_secs=1.0)
     ),
@@ -97,6 +106,26 @@ def test_every_claim_holds_in_every_reachable_state(name, record_property):
 def test_the_search_finds_what_is_missing_around_the_coordinator(rules, budget, found):
     with pytest.raises(Violation, match=found):
         explore(Environment(replace(Scenario(2, budget), rules=rules)))
+
+
+def _never_resumes(giving, asked, drained, now):
+    after, step = give_way(giving, asked, drained, now)
+    return after, None if step is Step.RESUME else step
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "defect", "found"),
+    [
+        (handing_over, "is_for", lambda request, epochs, incarnation: True, "the leader of epoch 2 gives way to"),
+        (CoordinatorState, "is_drained", property(lambda state: state.paused), "is to be given back, and in flight"),
+        (handing_over, "give_way", _never_resumes, "nothing more can happen"),
+    ],
+    ids=["to a later leader", "not drained", "taken back, and not resumed"],
+)
+def test_the_search_finds_a_defect_in_hand_overs(target, name, defect, found, monkeypatch):
+    monkeypatch.setattr(target, name, defect)
+    with pytest.raises(Violation, match=found):
+        explore(Environment(Scenario(2, Budget(crashes=1, handovers=1))))
 
 
 class _Graph:

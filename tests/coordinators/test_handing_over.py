@@ -23,6 +23,7 @@ from trident.coordinators.handing_over import (
 )
 from trident.coordinators.leadership import Leadership, current_holder
 from trident.coordinators.records import Holder, Incarnation, decode, encode
+from trident.coordinators.registration import Registration
 from trident.coordinators.znodes import Create
 
 OLD, NEW = {"lines": "old"}, {"lines": "new"}
@@ -150,6 +151,15 @@ def test_a_process_says_who_it_is_in_the_session_that_it_has(zk, zk_connect, kno
     before = zk.exists(path)
     known.enlist(me)
     assert zk.exists(path) == before and before.ephemeral_owner == zk.session_id
+
+
+def test_without_a_topology_or_a_leader_there_is_nothing_to_hand_over(zk):
+    asks = _Handover(zk, "nope", Wish(), [].append)
+    with pytest.raises(TopologyError, match="ZooKeeper knows no topology 'nope'; do: check the name"):
+        asks.run()
+    Registration(zk, "nope").ensure({"streams": {}, "states": {}, "groups": {}})
+    with pytest.raises(TopologyError, match="no process leads nope: .*; do: start it with the new code"):
+        asks.run()
 
 
 def test_changes_are_accepted_only_where_all_was_compared(zk):

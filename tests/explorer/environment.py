@@ -19,10 +19,11 @@ from functools import partial
 from typing import NamedTuple
 
 from tests.explorer import durable as store
-from tests.explorer import rollback
+from tests.explorer import handover, rollback
 from tests.explorer.durable import TABLES, Durable, Record, Rules, Writer
 from tests.explorer.search import Action, Violation
 from trident.coordinators import master
+from trident.coordinators.handing_over import GivingWay, Step
 from trident.coordinators.master import CoordinatorState, Limits, Mode
 from trident.coordinators.transactions import TransactionAttempt
 
@@ -48,6 +49,7 @@ class Budget(NamedTuple):
     suspensions: int = 0
     pauses: int = 0
     rollbacks: int = 0
+    handovers: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Process(NamedTuple):
         told: the greatest txid whose success it has told.
         heard: (txid, failures) that it was told of.
         commit: (command, pieces done) on the commit thread.
+        giving: how far it is with giving way to a hand-over.
     """
 
     writer: Writer
@@ -119,7 +122,13 @@ class Process(NamedTuple):
     heard: tuple[tuple[int, int], ...] = ()
     suspended: bool = False
     paused: bool = False
+    giving: GivingWay | None = None
     ended: Mode | None = None
+
+    @property
+    def holds_back(self) -> bool:
+        """Tells whether it may begin no new transaction."""
+        return self.paused or self.giving is not None
 
 
 class World(NamedTuple):
@@ -127,6 +136,7 @@ class World(NamedTuple):
     budget: Budget
     leader: Process | None = None
     zombie: Process | None = None
+    request: handover.Request | None = None
 
 
 class Environment:
@@ -146,7 +156,7 @@ class Environment:
     def finished(self, world: World) -> bool:
         """Everything is committed once and told, or the leader ended as it should."""
         leader = world.leader
-        if leader is None:
+        if leader is None or handover.gave_way(leader):
             return False
         if leader.ended is not None:
             return leader.ended in (Mode.STOPPED, Mode.GAVE_UP)
@@ -164,11 +174,12 @@ class Environment:
             yield from self._rollbacks(world)
         if world.durable.rollback is not None:
             yield self._rollback_step(world)
-        elif world.leader is None:
+        elif world.leader is None or handover.gave_way(world.leader):
             yield Action("a coordinator starts", partial(self._start, world))
         else:
             yield from self._process_actions(world, "leader")
             yield from self._faults(world)
+            yield from self._handovers(world)
         if world.zombie is not None:
             yield from self._process_actions(world, "zombie")
 
@@ -189,6 +200,34 @@ class Environment:
             after = rollback.take_back(durable, left[0])
             return Action(f"the rollback takes table {left[0]} back", lambda: world._replace(durable=after))
         return Action("the rollback ends", lambda: world._replace(durable=rollback.end(durable)))
+
+    def _handovers(self, world: World) -> Iterator[Action]:
+        """A command asks or takes that back; the leader does what comes next, early or late."""
+        budget, leader = world.budget, world.leader
+        if leader.ended is not None:
+            return
+        if world.request is None and budget.handovers:
+            asked = handover.ask(budget.handovers, world.durable)
+            spent = world._replace(request=asked, budget=budget._replace(handovers=budget.handovers - 1))
+            yield Action("a hand-over is asked for", lambda: spent, fault=True)
+        if world.request is not None:
+            withdrawn = world._replace(request=None)
+            yield Action("the command ends", lambda: withdrawn, fault=True)
+        if world.request is not None or leader.giving is not None:
+            yield from self._next_for_handover(world, late=False)
+            if leader.giving is not None:
+                yield from self._next_for_handover(world, late=True)
+
+    def _next_for_handover(self, world: World, late: bool) -> Iterator[Action]:
+        giving, step = handover.next_step(world.leader, world.request, world.durable.record.life, late)
+        if step is None:
+            return
+        event = {Step.PAUSE: master.Paused, Step.RESUME: master.Resumed, Step.STOP: master.StopRequested}[step]()
+        label = f"leader: {step.value}, for a hand-over{', late' if late else ''}"
+        if step is Step.RESUME and world.leader.paused:
+            yield Action(label, lambda: _put(world, "leader", world.leader._replace(giving=giving)))
+            return
+        yield Action(label, partial(self._tell_after, world, "leader", event, giving=giving), fault=late)
 
     def _faults(self, world: World) -> Iterator[Action]:
         budget, leader = world.budget, world.leader
@@ -221,8 +260,10 @@ class Environment:
         tell = partial(self._tell_after, world, who)
         if process.suspended:
             yield Action(f"{who}: reconnected", partial(tell, master.Reconnected(), suspended=False))
-        if process.paused:
+        if process.paused and process.giving is None:
             yield Action(f"{who}: resume", partial(tell, master.Resumed(), paused=False))
+        elif process.paused:
+            yield Action(f"{who}: resume", lambda: _put(world, who, process._replace(paused=False)))
         if process.asked is not None and process.asked <= self.scenario.transactions:
             txid = process.asked
             yield Action(f"{who}: ready for {txid}", partial(tell, master.Ready(txid, True), asked=None))
@@ -398,7 +439,7 @@ class Environment:
         if isinstance(command, master.AskReady):
             _claim(process.asked is None, f"{command.txid} is asked while {process.asked} is")
             _claim(command.txid > process.begun_to, f"a replay of {command.txid} waits for readiness")
-            _claim(not process.suspended and not process.paused, f"{command} while suspended or paused")
+            _claim(not process.suspended and not process.holds_back, f"{command} while suspended or paused")
             return process._replace(asked=command.txid)
         if isinstance(command, master.Begin):
             return self._hand_over_begin(record, process, command)
@@ -436,7 +477,7 @@ class Environment:
     def _hand_over_begin(self, record: Record, process: Process, command: master.Begin) -> Process:
         txid = command.attempt.txid
         _claim(not process.suspended, f"{command} while suspended")
-        _claim(not process.paused or txid <= process.begun_to, f"{command}, a new one, while paused")
+        _claim(not process.holds_back or txid <= process.begun_to, f"{command}, a new one, while paused")
         _claim(process.writer.view.current > process.pending, f"{command} before {process.pending} is finished")
         _claim(txid <= process.begun_to + 1, f"{command} leaves one out: begun to {process.begun_to}")
         end = process.writer.view.current + self.scenario.limits.max_spout_pending
@@ -463,7 +504,7 @@ class Environment:
             _claim(process.writer.epoch != world.durable.epoch, "the leader was deposed")
         else:
             raise Violation(f"{command}")
-        return Process(process.writer, process.brain, 0, ended=command.mode)
+        return Process(process.writer, process.brain, 0, giving=process.giving, ended=command.mode)
 
     # --- every state of the coordinator, once ---------------------------------------------------
 

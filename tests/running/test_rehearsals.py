@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.zk_fixtures import eventually
-from trident.coordinators.handing_over import DIFFERENT, REHEARSE, HandoverRequest, Handovers
+from trident.coordinators.handing_over import (
+    DIFFERENT,
+    EQUAL,
+    REFUSED,
+    REHEARSE,
+    HandoverAnswer,
+    HandoverRequest,
+    Handovers,
+)
 from trident.coordinators.leadership import current_holder
 from trident.coordinators.registration import Registration
 from trident.coordinators.znodes import Delete
@@ -38,6 +47,24 @@ def test_an_answer_that_went_with_its_session_is_given_again(zk: Any, asked: Han
     found = known.answered("r")
     assert found is not None and (found.outcome, found.lines, found.all_compared) == (DIFFERENT, ("a row",), False)
     assert len(ran) == 1
+
+
+def test_without_a_rehearsal_the_code_must_fit_the_topology_too(zk: Any, asked: HandoverRequest) -> None:
+    """Else it would take the lease from a leader that does well, and end."""
+
+    def rehearse(*_: Any) -> Rehearsed:
+        raise AssertionError("nothing is to be rehearsed")
+
+    known, asked = Handovers(zk, "wc"), replace(asked, last=0)
+    Rehearsals(zk, "wc", IDENTITY, rehearse, lambda text: None, lambda secs: False).asked(asked)
+    assert eventually(lambda: known.answered("r") == HandoverAnswer("r", EQUAL))
+    counts = {"keys": ["word"], "value_schema": "count long", "aggregator": "Count"}
+    Registration(zk, "wc").ensure({**IDENTITY, "states": {"counts": counts}})
+    changed = {**IDENTITY, "states": {"counts": {**counts, "keys": ["line"]}}}
+    Rehearsals(zk, "wc", changed, rehearse, lambda text: None).asked(replace(asked, id="s"))
+    assert eventually(lambda: known.answered("s") is not None)
+    found = known.answered("s")
+    assert found is not None and found.outcome == REFUSED and "counts" in found.lines[0]
 
 
 def test_an_answer_of_any_length_is_told(zk: Any, asked: HandoverRequest) -> None:

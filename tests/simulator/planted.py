@@ -231,9 +231,9 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
     "a hand-over outlives the leader that it was made for": (
         Edit(
-            "trident.coordinators.handing_over:Handovers._is_for",
-            "if dict(request.epochs) != dict(epochs):",
-            "if False:",
+            "trident.coordinators.handing_over:is_for",
+            "dict(request.epochs) == dict(epochs) and ",
+            "",
         ),
     ),
     # Local copies of states.

@@ -356,6 +356,11 @@ def test_what_cannot_be_forked_is_refused_with_what_is_kept(original: Original, 
     before = original.digests()
     with pytest.raises(TransactionNotKept, match=rf"{TXIDS} are kept, of transactions 1 to {TXIDS}"):
         original.fork("newer", at=TXIDS + 1)
+    for never in (0, -1):
+        with pytest.raises(
+            TransactionNotKept, match=rf"transaction {never} of .*{TXIDS} are kept, of transactions 1 to"
+        ):
+            original.fork("never", at=never)
     with pytest.raises(ConfigError, match="a warehouse of its own"):
         fork("words", AT, "inside", str(original.warehouse / "inside"), original.config)
     (tmp_path / "other").mkdir()
@@ -371,6 +376,9 @@ def test_what_cannot_be_forked_is_refused_with_what_is_kept(original: Original, 
         fork("words", AT, "second", str(made.warehouse), original.config)
     with pytest.raises(ConfigError, match="first is not a fork of others; found: a fork of words"):
         diff("others", "first", str(made.warehouse), original.config)
+    for span in ((TXIDS + 1, TXIDS + 1), (0, 0)):
+        with pytest.raises(TransactionNotKept, match=rf"transaction {span[0]} of .* are kept, of transactions"):
+            diff("words", "first", str(made.warehouse), original.config, span)
     with pytest.raises(TopologyError, match="--at lines=N"):
         fork("words", {"other": 1}, "groups", str(tmp_path / "groups"), original.config)
     assert not [path for path in tmp_path.iterdir() if path.name != "other"]

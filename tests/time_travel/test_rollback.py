@@ -8,6 +8,7 @@ gives. ``TRIDENT_ROLLBACK=all`` kills a process of its own at each step.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tests.repair_helpers import World, split
 from tests.zk_fixtures import connected
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, Reducer, TridentTopology, cli, read
 from trident.commands import exit_codes
+from trident.commands.history import history
 from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
@@ -308,6 +310,13 @@ def test_a_rollback_behind_a_rollback_goes_back_to_before_it(world: World) -> No
     world.run(8, compact=True, made=made(8))
     back(world, 3, apply=True)
     assert held(world) == fold(3)
+    # The history tells what was taken back, and by which rollback.
+    said = [line.split("; from before ") for line in history("top", config=world.config)[1:]]
+    assert [(int(line.split()[0]), word) for line, word in said] == [
+        *((txid, "rollback 1") for txid in (1, 2, 3)),
+        *((txid, "rollback 1; TAKEN BACK") for txid in (4, 5, 6, 7)),
+        *((txid, "rollback 2; TAKEN BACK") for txid in (7, 8)),
+    ]
     if ALL:
         world.run(9, compact=True, made=made(9))
         assert held(world) == fold(9) and held(world, 3) == fold(3) and held(world, 7) == fold(7)
@@ -341,6 +350,29 @@ def test_a_rollback_that_is_killed_is_finished_by_the_same_command(world: World,
     is_of_then(world, base.then)  # type: ignore[attr-defined]
     if ALL:
         goes_on(world)
+
+
+@pytest.mark.skipif(not ALL, reason="make rollback")
+def test_zookeeper_that_is_lost_amid_a_rollback_needs_a_copy_of_it_or_of_the_warehouse(
+    world: World, base: World
+) -> None:
+    """What docs/operations.md says."""
+    faults.arm("rollback.table:do_then_fail:2")
+    with pytest.raises(TridentError):
+        back(world, apply=True)
+    faults.disarm()
+    world.forget()
+    with pytest.raises(TridentError):
+        world.start(7, made(7)).await_termination(300)
+    assert world.repair(apply=True).left != []
+    shutil.rmtree(world.warehouse)
+    shutil.copytree(base.warehouse, world.warehouse)
+    world.repair(apply=True)
+    assert world.repair().findings == [] and held(world) == fold(7)
+    back(world, apply=True)
+    assert held(world) == fold(TO)
+    world.run(8, compact=True, made=made(8))
+    assert held(world) == fold(8)
 
 
 def test_rows_that_the_log_dropped_since_the_rollback_began_come_back(world: World) -> None:

@@ -89,13 +89,21 @@ def test_a_state_outside_of_delta_is_refused_by_name_or_left(world: World) -> No
         words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
         totals = opaque("totals", SqliteMap(str(world.warehouse.parent / "map.db"), "totals"))
         words.group_by("word").persistent_aggregate(totals, Count(), "n")
+        others = top.new_stream("others", FixedBatchSpout("n long", [[(each,)] for each in range(batches)]))
+        kept = opaque("kept", SqliteMap(str(world.warehouse.parent / "map.db"), "kept"))
+        others.group_by("n").persistent_aggregate(kept, Count(), "n")
         return top
+
+    def back(*leave: str) -> None:
+        choices = Choices(frozenset(leave))
+        roll_back("top", 2, group="words", apply=True, choices=choices, config=world.config, spark=world.spark)
 
     world.run(3, made=made(3))
     with pytest.raises(TopologyError, match="state totals .* is not in Delta tables.*--leave totals leaves it"):
-        roll_back("top", 2, apply=True, config=world.config, spark=world.spark)
-    left = Choices(frozenset({"totals"}))
-    roll_back("top", 2, apply=True, choices=left, config=world.config, spark=world.spark)
+        back("kept")
+    with pytest.raises(TopologyError, match="state kept .* of batch group 'others', which stays.*--leave kept goes on"):
+        back("totals")
+    back("kept", "totals")
     counts = read(world.spark, str(world.warehouse), "counts")
     assert Counter({row.word: row.n for row in counts.collect()}) == Counter("ab")
     query = world.start(3, made(3))

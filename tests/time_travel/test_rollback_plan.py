@@ -228,6 +228,17 @@ def test_a_table_that_cannot_get_back_refuses(changed: dict[str, Any], text: str
     assert text in said
 
 
+def test_a_transaction_under_the_floor_of_a_log_is_refused_with_the_first_that_is_not() -> None:
+    versions = published(range(1, 6), LOG)
+    now = replace(versions[-1], control=replace(versions[-1].control, floor=4))
+    log = TableFacts("counts", LOG, "counts__log", now, versions[2])
+    merged = [replace(at, merged=merged, files={}) for at, merged in ((versions[0], 1), (versions[-1], 5))]
+    plain = TableFacts("counts", PLAIN, "counts", merged[1], merged[0])
+    (said,) = refused(topology((rows_table(5, 3), log, plain), 5), 3)
+    assert "transaction 3 lies under a floor: the log of state counts no longer has transactions 2 to 4" in said
+    assert "| name transaction 4 or a later one; snapshot_retention_txids" in said
+
+
 def test_positions_that_are_not_kept_refuse() -> None:
     (said,) = refused(topology((rows_table(5, 3),), 5, manifest=None), 3)
     assert "the manifest of transaction 3, attempt 0, is not kept" in said and "history_retention_txids" in said
@@ -241,6 +252,15 @@ def test_states_outside_are_refused_by_name_or_left() -> None:
     assert refused(facts, 3, Choices(frozenset({"cache", "orders"}))) == []
     (said,) = refused(facts, 3, Choices(frozenset({"cache", "orders", "typo"})))
     assert "no state 'typo'" in said and "cache, orders" in said
+
+
+def test_a_state_outside_of_a_group_that_stays_is_refused_with_what_becomes_of_it() -> None:
+    facts = topology((rows_table(5, 3),), 5, outside={"totals": "sqlite-map"})
+    facts = replace(facts, outside_of={"totals": "numbers"})
+    (said,) = refused(facts, 3)
+    assert "state totals (sqlite-map) of batch group 'numbers', which stays, is not in Delta tables" in said
+    assert "--leave totals goes on" in said and "has to be cleared" in said
+    assert refused(facts, 3, Choices(frozenset({"totals"}))) == []
 
 
 @pytest.mark.parametrize(

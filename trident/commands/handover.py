@@ -52,7 +52,7 @@ class Wish:
         without_rehearsal: nothing is rehearsed.
         only_rehearse: it does not take over.
         stop_old: the process that leads now ends; else it waits as a standby.
-        timeout_secs: for the rehearsal; and again for the take-over.
+        timeout_secs: for the rehearsal, or the look whether the code fits; and again for the take-over.
     """
 
     to: str | None = None
@@ -125,13 +125,13 @@ class _Handover:
                 f"{self._name} has no batch group: there is nothing to rehearse, and nothing that commits",
                 action="stop the process that leads: the standby leads then",
             )
-        phase = LEAD if self._wish.without_rehearsal else REHEARSE
-        self._ask(registered[0], phase)
-        if not self._wish.without_rehearsal:
-            code = self._judge(self._wait_answer("the rehearsal", lambda one: one.outcome != SERVES))
-            if code or self._wish.only_rehearse:
-                return code
-            self._lead()
+        # Without a rehearsal, too: code that does not fit the topology would take the lease, and end.
+        self._ask(registered[0])
+        what = "the look whether its code fits" if self._wish.without_rehearsal else "the rehearsal"
+        code = self._judge(self._wait_answer(what, lambda one: one.outcome != SERVES))
+        if code or self._wish.only_rehearse:
+            return code
+        self._lead()
         said = self._wait_answer("the take-over", lambda one: one.outcome == SERVES)
         self._say("; ".join(said.lines))
         old = "ends" if self._wish.stop_old else "waits as a standby"
@@ -161,15 +161,15 @@ class _Handover:
                 found[group] = decode(path, stored[0], LeaderRecord).epoch
         return found
 
-    def _ask(self, incarnation: str, phase: str) -> None:
+    def _ask(self, incarnation: str) -> None:
         wish = self._wish
         request = HandoverRequest(
             secrets.token_hex(8),
             self._chosen.id,
             incarnation,
             self._epochs(),
-            phase,
-            wish.last,
+            REHEARSE,
+            0 if wish.without_rehearsal else wish.last,
             wish.stop_old,
             self._me,
         )
@@ -202,7 +202,8 @@ class _Handover:
             self._say(line)
         accepts, leads = self._wish.accept_changes, f"{self._leader.host} pid {self._leader.pid} leads on"
         if answer.outcome == EQUAL:
-            self._say("equal: the same rows as were committed")
+            if not self._wish.without_rehearsal:
+                self._say("equal: the same rows as were committed")
             return 0
         if answer.outcome == DIFFERENT and accepts and answer.all_compared:
             self._say("the rows differ, which was accepted")
@@ -216,7 +217,8 @@ class _Handover:
             )
             return EXIT_NOT_COMPARED
         if answer.outcome == FAILED:
-            self._say(f"not handed over: the rehearsal failed; {leads}")
+            what = "it is not known whether the code fits" if self._wish.without_rehearsal else "the rehearsal failed"
+            self._say(f"not handed over: {what}; {leads}")
             return EXIT_ATTEMPT_CAP
         self._say(f"not handed over: the code does not fit the topology; {leads}")
         return EXIT_BAD_INPUT

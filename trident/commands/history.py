@@ -9,12 +9,13 @@ from typing import Any
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError, TransactionNotKept
+from trident.coordinators.incarnation_ids import rollbacks_of
 from trident.states.core import storage
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.manifest import groups_with_manifests
-from trident.states.history.recorded import Transactions, recorded_transactions
+from trident.states.history.recorded import BeforeRollback, Transactions, recorded_transactions
 
 LAST = 20
 _SHOWN_CHARS = 300
@@ -33,8 +34,10 @@ def history(
     Args:
         txid: only this one, with all that is known of it.
         group: only of this batch group.
-        last: of each batch group the newest so many; 0: all that are kept.
-        as_json: each line is a JSON object, of one transaction; with ``unreadable`` where its manifest cannot be read.
+        last: of each batch group the newest so many; 0: all that are kept. Those from before a rollback come with a
+            word that says so.
+        as_json: each line is a JSON object, of one transaction; with ``unreadable`` where its manifest cannot be read;
+            ``taken_back`` says whether a rollback has taken it back.
 
     Raises:
         TopologyError: the warehouse knows no such topology, or group.
@@ -43,15 +46,17 @@ def history(
     check_name("topology", name)
     warehouse = as_config(config).warehouse_place()
     found = {
-        each: recorded_transactions(warehouse, name, each, None if txid is None else {txid}, last or None)
+        each: recorded_transactions(warehouse, name, each, None if txid is None else {txid}, last or None, earlier=True)
         for each in _groups(warehouse, name, group)
     }
-    if txid is not None and not any(of_group.rows or of_group.unreadable for of_group in found.values()):
+    if txid is not None and not any(one.rows or one.unreadable or one.earlier for one in found.values()):
         raise _not_kept(warehouse, name, txid, list(found))
     lines: list[str] = []
     for each, of_group in found.items():
         if as_json:
-            lines += [json.dumps({"group": each, **row}, default=_json) for row in of_group.rows.values()]
+            told = [(one.row, one.taken_back) for one in of_group.earlier]
+            told += [(row, False) for row in of_group.rows.values()]
+            lines += [json.dumps({"group": each, **row, "taken_back": gone}, default=_json) for row, gone in told]
             said = sorted(of_group.unreadable.items())
             lines += [json.dumps({"group": each, "txid": one, "unreadable": text}) for one, text in said]
         else:
@@ -75,7 +80,8 @@ def _groups(warehouse: Place, name: str, group: str | None) -> list[str]:
 def _not_kept(warehouse: Place, name: str, txid: int, groups: list[str]) -> TransactionNotKept:
     texts, oldest, newest = [], None, None
     for group in groups:
-        rows = sorted(recorded_transactions(warehouse, name, group).rows)
+        known = recorded_transactions(warehouse, name, group, earlier=True)
+        rows = sorted({*known.rows, *(one.row["txid"] for one in known.earlier)})
         if rows:
             texts.append(f"{group}: {rows[0]} to {rows[-1]}")
             oldest = rows[0] if oldest is None else min(oldest, rows[0])
@@ -96,8 +102,12 @@ def _of_group(name: str, group: str, found: Transactions, txid: int | None) -> I
     yield f"{name}, batch group {group}:"
     if found.trouble:
         yield f"  (from manifests, since the table of transactions cannot be read: {found.trouble})"
-    if not found.rows and not found.unreadable:
+    if not found.rows and not found.unreadable and not found.earlier:
         yield "  no transaction is kept"
+    for one in found.earlier:
+        said = _before_rollback(one)
+        shown = [*_details(one.row), f"  {said}"] if txid is not None else [f"{_line(one.row)}; {said}"]
+        yield from (f"  {line}" for line in shown)
     before: int | None = None
     for each in sorted(found.rows.keys() | found.unreadable.keys()):
         if before is not None and each > before + 1:
@@ -109,6 +119,11 @@ def _of_group(name: str, group: str, found: Transactions, txid: int | None) -> I
             continue
         row = found.rows[each]
         yield from (f"  {line}" for line in (_details(row) if txid is not None else [_line(row)]))
+
+
+def _before_rollback(one: BeforeRollback) -> str:
+    known = {True: "; TAKEN BACK", False: "", None: "; whether it was taken back is not known any more"}
+    return f"from before rollback {rollbacks_of(one.row['incarnation']) + 1}{known[one.taken_back]}"
 
 
 def _line(row: dict[str, Any]) -> str:

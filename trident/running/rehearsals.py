@@ -103,7 +103,8 @@ class Rehearsals:
         self._ends.set()
 
     def _answer(self, request: HandoverRequest, ends: threading.Event) -> None:
-        self._event(f"rehearses the last {request.last} transactions of each batch group, for a hand-over")
+        rehearses = f"rehearses the last {request.last} transactions of each batch group"
+        self._event(f"{rehearses if request.last else 'looks whether its code fits'}, for a hand-over")
         try:
             found = self._rehearsed(request, ends)
         except IdentityMismatch as error:
@@ -113,8 +114,9 @@ class Rehearsals:
         except Exception as error:  # of Spark, of a user's function: the command is to hear of it
             log.warning("a rehearsal failed", exc_info=True)
             found = Rehearsed(FAILED, (f"{type(error).__name__}: {error}"[:2000],))
-        self._event(f"the rehearsal has ended: {found.outcome}")
-        if found.outcome in (EQUAL, DIFFERENT) and not self._wait_warm(_WARM_SECS):
+        if request.last:
+            self._event(f"the rehearsal has ended: {found.outcome}")
+        if request.last and found.outcome in (EQUAL, DIFFERENT) and not self._wait_warm(_WARM_SECS):
             found = replace(found, lines=(*found.lines, "it is not warm yet: its first transactions take longer"))
         if request.id != self._answered:
             return
@@ -125,6 +127,8 @@ class Rehearsals:
     def _rehearsed(self, request: HandoverRequest, ends: threading.Event) -> Rehearsed:
         registration = Registration(self._zk, self._topology)
         registration.check(self._identity)  # again: the leader may have stored another one since this process started
+        if not request.last:
+            return Rehearsed(EQUAL, ())
         if self._rehearse is None:
             return Rehearsed(FAILED, ("this process was started without the code that rehearses",))
         return self._rehearse(request.incarnation, self._advanced(request.epochs), request.last, ends.is_set)

@@ -84,6 +84,7 @@ class TopologyFacts:
         group: the one whose transactions are taken back.
         others: groups that stay where they are.
         outside: name → kind of the states whose rows are not in Delta tables.
+        outside_of: name → batch group of such a state, as far as manifests say.
     """
 
     name: str
@@ -91,6 +92,7 @@ class TopologyFacts:
     group: GroupFacts
     others: tuple[GroupFacts, ...] = ()
     outside: Mapping[str, str] = field(default_factory=dict)
+    outside_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def last_that_stays(tables: tuple[TableFacts, ...]) -> Marker | None:

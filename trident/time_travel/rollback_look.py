@@ -73,26 +73,32 @@ def look(zk: ZooKeeper, warehouse: Place, name: str, group: str | None, txid: in
         each: _Look(zk, warehouse, name, each, incarnation, descriptors, identity["groups"][each]) for each in groups
     }
     facts = {each: one.facts(txid if each == chosen else None) for each, one in looks.items()}
-    outside = _outside(warehouse, name, groups, identity["states"], {one.name for one in descriptors})
+    outside, outside_of = _outside(warehouse, name, groups, identity["states"], {one.name for one in descriptors})
     others = tuple(facts[each] for each in groups if each != chosen)
-    return TopologyFacts(name, incarnation, facts[chosen], others, outside)
+    return TopologyFacts(name, incarnation, facts[chosen], others, outside, outside_of)
 
 
 def _outside(
     warehouse: Place, name: str, groups: Iterable[str], states: Iterable[str], described: set[str]
-) -> dict[str, str]:
-    """The states whose rows are elsewhere, with their kinds as far as manifests say; those of a process go with it."""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The states whose rows are elsewhere, with their kinds and their batch groups as far as manifests say.
+
+    Those of a process go with it.
+    """
     wanted = [state for state in sorted(states) if state not in described]
     kinds: dict[str, str] = {}
+    of: dict[str, str] = {}
     for group in groups if wanted else ():
         # Every transaction of a group names all of its states.
         for _, manifest in islice(ManifestStore(warehouse, name, group).newest_first(), 1):
             kinds.update({table.state: table.kind for table in manifest.tables})
-    return {
+            of.update({table.state: group for table in manifest.tables if table.state in wanted})
+    outside = {
         state: kinds.get(state, "of a kind that no manifest names")
         for state in wanted
         if state not in kinds or not stored_kind(kinds[state], state).in_process
     }
+    return outside, of
 
 
 @dataclass

@@ -317,7 +317,16 @@ def _of_others(facts: TopologyFacts) -> Iterator[Refusal]:
 
 def _of_outside(facts: TopologyFacts, choices: Choices) -> Iterator[Refusal]:
     for name, kind in sorted(facts.outside.items()):
-        if name not in choices.leave:
+        group = facts.outside_of.get(name, facts.group.name)
+        if name not in choices.leave and group != facts.group.name:
+            # It has nothing of what is taken back; but the next incarnation is that of all batch groups.
+            yield Refusal(
+                f"state {name} ({kind}) of batch group {group!r}, which stays, is not in Delta tables: what it has is "
+                "marked with the present incarnation, and a rollback begins the next one for all batch groups",
+                f"--leave {name} goes on: a state of PostgreSQL, Kafka or HTTP needs adopt=True at the next start, and "
+                "loses nothing; a map with transactional or opaque values has to be cleared, and has later rows alone",
+            )
+        elif name not in choices.leave:
             yield Refusal(
                 f"state {name} ({kind}) is not in Delta tables: what it has of later transactions cannot be taken back",
                 f"--leave {name} leaves it as it is; its next start asks what to do with it",

@@ -78,7 +78,9 @@ def _source_lines(plan: Plan) -> Iterator[str]:
         else:
             yield f"  stream {tx_id} ({spout.get('spout')}): goes on behind transaction {plan.last.txid}"
     for name in plan.left:
-        yield f"  state {name}: left as it is, with the rows of later transactions"
+        stays = name in plan.facts.outside_of and plan.facts.outside_of[name] != plan.facts.group.name
+        of = "of a batch group that stays, with marks of the incarnation before" if stays else "with later rows"
+        yield f"  state {name}: left as it is, {of}; its next start asks what to do"
     for group in plan.facts.others:
         yield f"  batch group {group.name}: stays at transaction {group.record.current_txid - 1}"
 

@@ -1,6 +1,7 @@
 # make venv    .venv with the package and its test dependencies (done by the others when needed)
 # make check   lint, format, order of imports, dead code, types: seconds; the first thing that make test does
 # make test    the tests, 15 to 35 minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
+# make long    the tests that make test leaves out because they take long: tests/long_tests.py
 # make demo    a word count that survives kill -9
 # make bench   the benchmarks
 # make matrix  every spout kind with six kinds of state under every fault, one state at a time
@@ -54,12 +55,15 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover handover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
+.PHONY: check test long demo bench matrix random kills sweep simulate failover handover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
-	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
-	@$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
+	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) -m 'not long' $(PYTEST_ARGS)"
+	@$(BIN)/python -m pytest $(PYTEST) -m 'not long' $(PYTEST_ARGS)
+
+long: check-java $(STAMP) $(CLASSES)
+	@$(BIN)/python -m pytest $(PYTEST) -m long $(PYTEST_ARGS)
 
 check: $(STAMP)
 	@echo "== check: ruff, import-linter, vulture, mypy"

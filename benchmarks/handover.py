@@ -73,6 +73,8 @@ def _hand_over(cluster: Cluster, standby: Coordinator) -> None:
         warehouse=str(cluster.warehouse), zookeeper=cluster.network.hosts(WATCH), zookeeper_root=cluster.root
     )
     said: list[str] = []
-    code = hand_over(TOPOLOGY, Wish(to=str(standby.pid), last=_LAST), config, said.append)
+    wish = Wish(to=str(standby.pid), last=_LAST)
+    # Where the servers are: they may have a network of their own.
+    code = cluster.network.within(WATCH, lambda: hand_over(TOPOLOGY, wish, config, said.append))
     if code:
         raise RuntimeError(f"the hand-over ended with {code}: {said}")

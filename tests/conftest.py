@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import random
+from pathlib import Path
 
 import pytest
 
 from tests.jvm_options import start_quickly
+from tests.long_tests import is_long
 
 start_quickly()
+
+TESTS = Path(__file__).parent
 
 pytest_plugins = [
     "tests.zk_fixtures",
@@ -30,6 +34,24 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     seed = int(os.environ.get("TRIDENT_SEED") or random.randrange(2**32))
     print(f"seed of {request.node.name}: TRIDENT_SEED={seed}")
     return random.Random(seed)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: left to `make long`; tests/long_tests.py lists them")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_long(item.path.relative_to(TESTS).as_posix(), item.name):
+            item.add_marker("long")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Gives caplog its format back: pytest adds it to loggers that do not propagate, and one of PySpark's made it JSON."""
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is not None:
+        plugin.caplog_handler.setFormatter(plugin.formatter)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Gives caplog its format back: pytest adds it to loggers that do not propagate, and one of PySpark's made it JSON."""
+    """Gives caplog its format back: pytest adds it to loggers that do not propagate, and PySpark's make it JSON."""
     plugin = item.config.pluginmanager.get_plugin("logging-plugin")
     if plugin is not None:
         plugin.caplog_handler.setFormatter(plugin.formatter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -99,3 +100,18 @@ def test_a_record_is_one_line_on_standard_error_also_of_pysparks_logger(capsys: 
         own.removeHandler(handler)
     mine, its = (json.loads(line) for line in capsys.readouterr().err.splitlines() if "tests.json" in line)
     assert mine["message"] == "mine" and its["msg"] == "Spark's"
+
+
+@pytest.fixture
+def quiet_logger_of_pyspark() -> Iterator[logging.Logger]:
+    logger = PySparkLogger.getLogger("tests.json.quiet")
+    logger.propagate = False  # as PySpark's own are, once they have logged an error
+    yield logger
+    logger.propagate = True
+
+
+def test_what_a_test_captures_is_text_beside_pysparks_loggers(
+    quiet_logger_of_pyspark: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("tests.json").warning("mine")
+    assert caplog.text.strip().endswith("mine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trident.coordinators.shown_errors import with_cells
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan
 from trident.planning.nodes import Node, is_source
@@ -42,7 +43,7 @@ def _facts(node: Node) -> dict[str, Any]:
     facts = {
         "label": label if len(label) <= _LABEL_CHARS else f"{label[:_LABEL_CHARS]}…",
         "kind": node.drawn_as,
-        "location": node.location.rpartition("/")[2],
+        "location": with_cells(node.location.rpartition("/")[2]),
     }
     if is_source(node):
         facts |= {"label": type(node.spout).__name__, "stream": node.tx_id}

@@ -82,6 +82,5 @@ def _add(found: dict[Any, _Led], key: Any, more: Mapping[str, Any]) -> None:
         found[key] = dict(more)
         return
     one["transactions"] += more["transactions"]
-    for name, bound in (("first_at", min), ("last_at", max)):
-        moments = [part[name] for part in (one, more) if part[name] is not None]
-        one[name] = bound(moments) if moments else None
+    moments = [part[name] for part in (one, more) for name in ("first_at", "last_at") if part[name] is not None]
+    one["first_at"], one["last_at"] = min(moments, default=None), max(moments, default=None)

@@ -158,7 +158,7 @@ class PageRun:
         """What ``trident run FILE`` does; returns once it leads, or stands by."""
         if self._beside is None:
             topology, _ = load_topology(file)
-            self._beside = topology.start()
+            self._beside = topology.start(progress="none")  # what it says would be taken for a command's
             self._beside.process_all_available()
             self._printed()
             return ""

@@ -155,10 +155,10 @@ def test_a_process_says_who_it_is_in_the_session_that_it_has(zk, zk_connect, kno
 
 def test_without_a_topology_or_a_leader_there_is_nothing_to_hand_over(zk):
     asks = _Handover(zk, "nope", Wish(), [].append)
-    with pytest.raises(TopologyError, match="ZooKeeper knows no topology 'nope'; do: check the name"):
+    with pytest.raises(TopologyError, match="ZooKeeper knows no topology 'nope'. Check the name"):
         asks.run()
     Registration(zk, "nope").ensure({"streams": {}, "states": {}, "groups": {}})
-    with pytest.raises(TopologyError, match="no process leads nope: .*; do: start it with the new code"):
+    with pytest.raises(TopologyError, match="no process leads nope: there is .*. Start it with the new code"):
         asks.run()
 
 

@@ -219,14 +219,15 @@ class Environment:
                 yield from self._next_for_handover(world, late=True)
 
     def _next_for_handover(self, world: World, late: bool) -> Iterator[Action]:
-        giving, step = handover.next_step(world.leader, world.request, world.durable.record.life, late)
-        if step is None:
+        leader = world.leader
+        giving, step = handover.next_step(leader, world.request, world.durable.record.life, late)
+        if (giving, step) == (leader.giving, None):
+            return
+        label = f"leader: {step.value if step else 'no more'}, for a hand-over{', late' if late else ''}"
+        if step is None or (step is Step.RESUME and leader.paused):
+            yield Action(label, lambda: _put(world, "leader", leader._replace(giving=giving)))
             return
         event = {Step.PAUSE: master.Paused, Step.RESUME: master.Resumed, Step.STOP: master.StopRequested}[step]()
-        label = f"leader: {step.value}, for a hand-over{', late' if late else ''}"
-        if step is Step.RESUME and world.leader.paused:
-            yield Action(label, lambda: _put(world, "leader", world.leader._replace(giving=giving)))
-            return
         yield Action(label, partial(self._tell_after, world, "leader", event, giving=giving), fault=late)
 
     def _faults(self, world: World) -> Iterator[Action]:

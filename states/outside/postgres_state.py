@@ -312,11 +312,11 @@ class PostgresState(OutsideState):
         cursor.execute(sql.SQL("DELETE FROM {} t USING {} r WHERE r.{} AND {}").format(table, temporary, deleted, same))
         keys = sql.SQL(", ").join(map(sql.Identifier, part.keys))
         values = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in names if name not in part.keys]
+        update = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(values)) if values else sql.SQL("NOTHING")
         cursor.execute(
             sql.SQL(
-                "INSERT INTO {} ({}) SELECT {} FROM {} WHERE {} IS NOT TRUE ORDER BY {} "
-                "ON CONFLICT ({}) DO UPDATE SET {}"
-            ).format(table, columns, columns, temporary, deleted, keys, keys, sql.SQL(", ").join(values))
+                "INSERT INTO {} ({}) SELECT {} FROM {} WHERE {} IS NOT TRUE ORDER BY {} ON CONFLICT ({}) DO {}"
+            ).format(table, columns, columns, temporary, deleted, keys, keys, update)
         )
 
     def _copy(

@@ -180,6 +180,9 @@ class TableOpener:
 
         It takes the table over where it is to. A start that was killed behind that has done so, whatever the state says
         now.
+
+        Raises:
+            ForeignTable: it is a table of others, which the state does not take over; no log is made.
         """
         plain = binding.state_kind.plain_table(binding)
         if plain is None:
@@ -190,10 +193,13 @@ class TableOpener:
             state = StateDescriptor.of(binding, tables.topology, tables.group, tables.incarnation, control.starts_at)
             found = adopt(tables.engine, path, binding, plain, control, state.merge_app, tables.engine_info)
         else:
-            there = tables.engine.load(str(path)) if has_log(path) else None
-            if there is None or adopted_version(there.schema_json) is None:
+            if not has_log(path):
                 return False
+            there = tables.engine.load(str(path))
+            # Refused before the log is made: with a log a start with adopt=True would not take the table over.
             found = decode_control(path, there.control(DOMAIN))
+            if adopted_version(there.schema_json) is None:
+                return False
         self._check_owner(path, found)
         return True
 

@@ -191,6 +191,25 @@ def test_an_adoption_that_is_killed_holds_where_the_next_start_does_not_ask_for_
     assert not (tmp_path / "counts").exists()
 
 
+@pytest.mark.parametrize("killed", [True, False], ids=["killed amid the adoption", "never adopted"])
+def test_a_table_of_others_is_refused_and_can_still_be_adopted(
+    spark: SparkSession, engine: KernelEngine, tmp_path: Path, killed: bool
+) -> None:
+    """By a start without adopt=True: no log is made, which would keep a start with it from taking the table over."""
+    table(spark, tmp_path / "counts")
+    if killed:
+        faults.arm("delta.commit:do_then_fail:1")
+        with pytest.raises((InjectedFault, TableError)):
+            adopting(engine, tmp_path).open()
+        faults.disarm()
+    with pytest.raises(ForeignTable, match="adopt=True"):
+        Group(KernelEngine(spark), tmp_path, [map_binding()], epoch=2).open()
+    assert not (tmp_path / "counts__log").exists()
+    group = adopting(KernelEngine(spark), tmp_path, epoch=3).open()
+    group.commit(1, ["b"])
+    assert live(spark, tmp_path) == {"a": 10, "b": 21, None: 5}
+
+
 def test_a_table_whose_keys_cannot_be_read_is_adopted_at_the_next_start(spark, engine, tmp_path: Path) -> None:
     table(spark, tmp_path / "counts")
     faults.arm("adopt.look:fail_before:1")

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.group_helpers import ROWS, Group, append_binding
+from tests.matrix.sources import CommittedSpout, Source
 from tests.states.outside.ledger_state import LedgerState
 from tests.topology_helpers import WAIT_SECS, starter
 from tests.zk_fixtures import eventually
@@ -356,6 +357,29 @@ def test_a_restart_waits_for_one_that_is_away_and_finishes_what_was_decided(star
     faults.disarm()
     first.stop(WAIT_SECS, compact=False)
     assert ledger.words() == ALL and in_delta(tmp_path / "warehouse") == Counter(ALL)
+
+
+def test_a_committer_spout_is_told_behind_them(start, ledger, tmp_path: Path) -> None:
+    """Else it would let go of rows that a store does not have yet."""
+    (tmp_path / "source").mkdir()
+    source, away = Source(str(tmp_path / "source")), Path(f"{ledger.path}.away")
+    source.write("rows-p0", ["a", "b", "c", "d"])
+    source.write("ready_to", 1)
+    made = TridentTopology("words")
+    stream = made.new_stream("words", CommittedSpout(source))
+    stream.partition_persist(DeltaAppend("rows"))
+    stream.partition_persist(ledger)
+    query = start(made, status_interval_secs=0.0)
+    query.process_all_available(WAIT_SECS)
+    assert source.read("committed_txid") == 1
+    away.touch()
+    source.write("ready_to", 2)
+    status = tmp_path / "warehouse/_trident/words/status.json"
+    assert eventually(lambda: "ledger does not answer" in status.read_text(), WAIT_SECS)
+    assert in_delta(tmp_path / "warehouse") == Counter("abcd") and source.read("committed_txid") == 1
+    away.unlink()
+    query.process_all_available(WAIT_SECS)
+    assert source.read("committed_txid") == 2 and ledger.words() == ["a", "b", "c", "d"]
 
 
 def test_a_store_is_looked_at_before_any_znode(start, ledger, zk) -> None:

@@ -204,6 +204,15 @@ def test_an_upsert_inserts_updates_and_deletes(server, state) -> None:
     assert server.execute("SELECT word, n FROM words ORDER BY word") == [("a", 7), ("c", 3)]
 
 
+def test_an_upsert_of_keys_alone_is_a_set(server, state) -> None:
+    def changes(**gone: bool) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"word": list(gone), DELETED_COLUMN: list(gone.values())})
+
+    state.publish(part(1, upserts=True), changes(a=False, b=False))
+    state.publish(part(2, upserts=True), changes(a=False, b=True, c=False))
+    assert server.execute("SELECT word, n FROM words ORDER BY word") == [("a", None), ("c", None)]
+
+
 def test_values_come_back_as_they_were(server) -> None:
     """Among them those that end COPY's data, or a line of it, where they are not escaped."""
     server.execute("DROP TABLE words")

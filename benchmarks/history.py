@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from benchmarks.bench import Bench
 from benchmarks.report import Report
 from benchmarks.with_and_without import compare
@@ -13,4 +11,4 @@ TITLE = "a small transaction of a word count, with its manifest kept and recorde
 
 def run(bench: Bench, report: Report) -> None:
     settings = {"with": {"history_retention_txids": 1000}, "without": {"history_retention_txids": 0}}
-    compare(bench, report, "the record", settings, lambda name, query: nullcontext())
+    compare(bench, report, "the record", settings)

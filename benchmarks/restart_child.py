@@ -31,6 +31,9 @@ def main(mode: str, files: Path, folder: Path, lines: int, archive: str) -> None
     from trident.spark.class_archive import SETTING, make_now
     from trident.spark.session import make_session
 
+    if mode == "trident":  # at its top, as a user's program has it: not behind its session
+        from trident import Count, FileSpout, TridentTopology  # noqa: F401
+
     _tell("imported")
     classes = {SETTING: "false"} if archive == "none" else {}
     spark = make_session("restart", {"spark.driver.memory": "1g", **classes})

@@ -224,11 +224,18 @@ class LocalCopy:
                     old = zip(moved, _stored(self.folder, txn, moved))
                     for name, _ in self._index([(key, value) for key, value in old if value is not None]):
                         txn.delete(name)
-                    cursor.putmulti(self._index(kept))
+                    cursor.putmulti(self._index(self._unplaced(txn, kept)))
                 for name in _names(gone):
                     txn.delete(name)
                 cursor.putmulti(_pairs(kept))
             txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))
+
+    def _unplaced(self, txn: lmdb.Transaction, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+        """Those of some rows whose entry of the index may be lacking: a key that is there, and stays, has its own."""
+        if not self._stays:
+            return rows
+        names = _names([key for key, _ in rows])
+        return [row for row, name in zip(rows, names, strict=True) if txn.get(name) is None]
 
     def _index(self, rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The entries of the index for some rows, in their order."""

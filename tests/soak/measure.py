@@ -34,6 +34,9 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
+_DAEMON = re.compile(r"-m (pyspark\.daemon|trident\.workers\.daemon) ")
+
+
 def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -42,9 +45,9 @@ def command_of(pid: int) -> str:
 
 
 def workers(pid: int) -> list[int]:
-    """Python workers of a coordinator: what pyspark's daemon has forked."""
+    """Python workers of a coordinator: what Spark's daemon, or ours in its place, has forked."""
     below = descendants(pid)
-    daemons = [child for child, command in below.items() if "pyspark.daemon" in command]
+    daemons = [child for child, command in below.items() if _DAEMON.search(command)]
     return [child for daemon in daemons for child in descendants(daemon)]
 
 

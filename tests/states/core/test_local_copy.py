@@ -355,6 +355,24 @@ def test_a_range_gives_what_a_sorted_list_gives(tmp_path_factory, first, changes
     copy.delete()
 
 
+def by_key(keys: Sequence[bytes], values: Sequence[bytes]) -> list[int | None]:
+    return [None if not key else -key[0] for key in keys]
+
+
+@given(st.sets(KEYS), st.lists(st.dictionaries(KEYS, st.booleans(), max_size=7), max_size=5))
+def test_a_range_gives_each_key_that_stays_in_its_place_once(tmp_path_factory, first, changes):
+    copy = LocalCopy(tmp_path_factory.mktemp("ordered") / "copy", 1 << 20, by_key, stays=True)
+    rows = dict.fromkeys(first, b"0")
+    copy.fill([arrays(rows.items())] if rows else [], mark(0))
+    for txid, changed in enumerate(changes, start=1):
+        new = {key: b"%d" % txid if is_kept else None for key, is_kept in changed.items()}
+        copy.apply(new.items(), mark(txid - 1), mark(txid))
+        rows = {key: value for key, value in {**rows, **new}.items() if value is not None}
+    expected = sorted((-key[0], key, value) for key, value in rows.items() if key)
+    assert sorted(copy.in_order(mark(len(changes)))) == expected
+    copy.delete()
+
+
 @pytest.mark.parametrize(("bytes_max", "count"), [(None, 9), (900, 9), (899, 9), (300, 4), (299, 3), (0, 1)])
 def test_a_range_ends_with_the_value_that_is_too_much(tmp_path, bytes_max, count):
     copy = LocalCopy(tmp_path / "copy", BYTES_MAX, by_first_word)

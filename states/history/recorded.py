@@ -146,7 +146,7 @@ def recorded_transactions(
         return [row for row in rows if txids is None or row["txid"] in txids]
 
     mark, rows, trouble = _of_table(LogTables(), warehouse, topology, group, read)
-    return _transactions(warehouse, topology, group, (mark, rows or [], trouble), txids, last)
+    return _transactions(warehouse, topology, group, (mark, rows or [], trouble), txids, last, earlier)
 
 
 def rows_behind(
@@ -177,6 +177,7 @@ def _transactions(
     table: tuple[RecordedUpTo | None, list[Row], str],
     txids: Collection[int] | None,
     last: int | None,
+    earlier: bool = False,
 ) -> Transactions:
     """What the table has, and what the manifests have beside it."""
     mark, rows, trouble = table

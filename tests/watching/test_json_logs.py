@@ -103,15 +103,14 @@ def test_a_record_is_one_line_on_standard_error_also_of_pysparks_logger(capsys: 
 
 
 @pytest.fixture
-def quiet_logger_of_pyspark() -> Iterator[logging.Logger]:
+def quiet_logger_of_pyspark() -> Iterator[None]:
     logger = PySparkLogger.getLogger("tests.json.quiet")
     logger.propagate = False  # as PySpark's own are, once they have logged an error
-    yield logger
+    yield
     logger.propagate = True
 
 
-def test_what_a_test_captures_is_text_beside_pysparks_loggers(
-    quiet_logger_of_pyspark: logging.Logger, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("quiet_logger_of_pyspark")
+def test_what_a_test_captures_is_text_beside_pysparks_loggers(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("tests.json").warning("mine")
     assert caplog.text.strip().endswith("mine")

@@ -116,9 +116,12 @@ def test_the_command_as_a_process_of_its_own_is_killed_and_bad_input_is_told(dep
 @pytest.mark.parametrize(("faults", "let_go"), STANDBY, ids=["before it leads", "once the leader has let go"])
 def test_standbys_are_killed_and_then_the_leader(deployed: Deployment, faults: tuple[str, ...], let_go: int) -> None:
     old = deployed.start("old", faults=f"zk.release:do_then_die:{let_go + 1}")
-    deployed.wait_leads(old, transactions=3)
-    for number, fault in enumerate(faults):
-        new = deployed.start(f"new{number}", comment="new", faults=fault)
+    deployed.wait(lambda: deployed.leader() is old, "the first process does not lead")
+    # The next standby starts while the leader goes on: it comes up long after the leader leads again.
+    standbys = [(f"new{number}", fault) for number, fault in enumerate(faults)] + [("again", "")]
+    new = deployed.start(standbys[0][0], comment="new", faults=standbys[0][1])
+    for (_, fault), (name, next_fault) in zip(standbys, standbys[1:]):
+        deployed.wait_leads(old, transactions=3)
         deployed.wait(lambda new=new: new.pid in deployed.contenders() or new.died(), "a standby does not come up")
         try:
             deployed.hand_over(to=str(new.pid), last=2)
@@ -127,9 +130,10 @@ def test_standbys_are_killed_and_then_the_leader(deployed: Deployment, faults: t
         except TopologyError as error:  # it died as soon as it had said who it is
             assert "no standby" in str(error)
         deployed.wait(new.died, f"the standby does not die at {fault}")
-        deployed.wait_leads(old)
+        new = deployed.start(name, comment="new", faults=next_fault)
 
-    again = deployed.start("again", comment="new")
+    again = new
+    deployed.wait_leads(old)
     deployed.wait_stands_by(again)
     code, said = deployed.hand_over(to=str(again.pid), last=2)
     assert code == 0, said

@@ -286,11 +286,12 @@ class Cluster:
 
         Not by the table's rows: while many are read, a source without pauses passes the end that is made of them.
         """
-        record = self._znode(TOPOLOGY, STREAM, "coordinator")
-        if not record or not record["last"]:
-            return 0
-        pin = self._znode(TOPOLOGY, STREAM, "coordinator", str(record["last"]["txid"]))
-        return pin["value"]["end"] if pin else 0
+        while (record := self._znode(TOPOLOGY, STREAM, "coordinator")) and record["last"]:
+            pin = self._znode(TOPOLOGY, STREAM, "coordinator", str(record["last"]["txid"]))
+            if pin:
+                return int(pin["value"]["end"])
+            # It was removed meanwhile: the next transaction has advanced.
+        return 0
 
     def _znode(self, *names: str) -> dict[str, Any] | None:
         found = self._zk.get("/".join((self.root, *names)))

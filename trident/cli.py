@@ -560,10 +560,16 @@ def rollback(
 @click.option("--to", metavar="HOST:PID", help="The standby; else the one whose code is not the leader's.")
 @click.option("--last", type=click.IntRange(min=1), default=5, help="Transactions of each group to rehearse: 5.")
 @click.option("--accept-changes", is_flag=True, help="Hand over although the new code gives other rows.")
-@click.option("--without-rehearsal", is_flag=True, help="Hand over at once; nothing is compared.")
+@click.option("--without-rehearsal", is_flag=True, help="Rehearse nothing: only look whether the code fits.")
 @click.option("--only-rehearse", is_flag=True, help="Compare, and do not hand over.")
 @click.option("--stop-old", is_flag=True, help="The process that leads now ends; else it waits as a standby.")
-@click.option("--timeout", "timeout_secs", type=float, default=600.0, help="Seconds for the rehearsal, the take-over.")
+@click.option(
+    "--timeout",
+    "timeout_secs",
+    type=float,
+    default=600.0,
+    help="Seconds for the rehearsal or the look; again for the take-over.",
+)
 @_command
 def handover(
     name: str,

@@ -55,7 +55,11 @@ def check_hosts(thing: Any, what: str, master: str) -> None:
 
 def is_this_host(url: str) -> bool:
     """Tells whether a server that a url names is the host that asks: a loopback address, or a socket file."""
-    return urlsplit(url).scheme == "unix" or any(_is_this_host(host) for host, _ in servers_of(url))
+    try:
+        servers = servers_of(url)
+    except ValueError:  # a port that is no number: its own client says so
+        return False
+    return urlsplit(url).scheme == "unix" or any(_is_this_host(host) for host, _ in servers)
 
 
 def _is_this_host(host: str) -> bool:

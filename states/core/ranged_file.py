@@ -28,9 +28,14 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def readall(self) -> bytes:
-        """In one request: Python's own asks for 8 kB at a time."""
-        data = bytearray(max(0, self._size - self._at))
-        del data[self.readinto(data) :]
+        """In one request, where the store gives all of it at once: Python's own asks for 8 kB at a time."""
+        data = memoryview(bytearray(max(0, self._size - self._at)))
+        have = 0
+        while have < len(data):
+            count = self.readinto(data[have:])
+            if not count:
+                raise OSError(f"the store gave {have} of {len(data)} bytes; expected: all of them. Read the file again")
+            have += count
         return bytes(data)
 
     def readinto(self, buffer: Any) -> int:

@@ -20,8 +20,11 @@ def check_server_url(url: Any, user: str, schemes: Collection[str], expected: st
         several: the client takes a list of servers of which it asks one, with commas between.
     """
     try:
-        ports = [port for _, port in servers_of(url)]
-        usable = urlsplit(url).scheme in schemes and all((port or 1) > 0 for port in ports)
+        parts, ports = urlsplit(url), [port for _, port in servers_of(url)]
+        usable = parts.scheme in schemes and all((port or 1) > 0 for port in ports)
+        # A second @, or one behind the first /, is of a password, and shown as a host or a path. Pages may have one.
+        in_path = "@" in parts.path and parts.scheme not in ("http", "https")
+        usable = usable and parts.netloc.count("@") <= 1 and not in_path
         usable = usable and (several or len(ports) == 1)
     except (ValueError, TypeError, AttributeError):
         usable = False

@@ -282,6 +282,17 @@ class ManifestStore:
             if found is not None:
                 yield found
 
+    def newest_of(self, incarnations: Iterable[str]) -> Manifest | None:
+        """The latest attempt's of the first of the incarnations that has one which can be read."""
+        for incarnation in incarnations:
+            folder = self._old_folder / incarnation
+            dated = [(attempt_of(name), folder / name) for name in storage.list_names(folder)]
+            for _, path in sorted(((attempt, path) for attempt, path in dated if attempt), reverse=True):
+                found = self._found_or_none(path)
+                if found is not None:
+                    return found[1]
+        return None
+
     def _found_or_none(self, path: Place) -> tuple[Decision, Manifest] | None:
         try:
             return self.read_found(path)

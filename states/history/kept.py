@@ -29,6 +29,7 @@ from trident.states.delta.incarnations import newest_control
 from trident.states.delta.log_entries import has_log
 from trident.states.delta.manifest import Manifest, ManifestStore, attempt_of
 from trident.states.history.publications import Publications
+from trident.states.history.published_entries import published_as
 
 
 class KeptManifests:
@@ -187,6 +188,9 @@ class KeptManifests:
                     return True
                 if control is not None and control.incarnation == self.incarnation and control.txid > txid:
                     return True
+            # Another incarnation has published behind it: the tables' logs tell.
+            if published_as(self._warehouse, [found])[txid].versions:
+                return True
         return False
 
     def _not_kept(self, txid: int) -> TransactionNotKept:

@@ -27,15 +27,15 @@ def published_as(warehouse: Place, found: Sequence[tuple[Decision, Manifest]]) -
         OSError: a log cannot be listed.
     """
     decided = {decision.txid: decision for decision, _ in found}
-    wanted: dict[tuple[str, str], set[int]] = {}
+    wanted: dict[tuple[str, str, str], set[int]] = {}
     for decision, manifest in found:
         for table in manifest.tables:
             if table.state_kind.has_table:
-                wanted.setdefault((table.path, table.table_id), set()).add(decision.txid)
+                wanted.setdefault((table.path, table.table_id, manifest.incarnation), set()).add(decision.txid)
     # txid → table id → version and time; the lowest version counts: a log drop behind it carries the record on.
     entries: dict[int, dict[str, tuple[int, float | None]]] = {txid: {} for txid in decided}
-    for (path, table_id), txids in wanted.items():
-        for version, control, at in _entries_down(warehouse / path, min(txids)):
+    for (path, table_id, incarnation), txids in wanted.items():
+        for version, control, at in _entries_down(warehouse / path, incarnation, min(txids)):
             if control.txid in txids and control.is_of(decided[control.txid]):
                 entries[control.txid][table_id] = version, at
     return {txid: _as(of_txid) for txid, of_txid in entries.items()}
@@ -46,8 +46,11 @@ def _as(entries: Mapping[str, tuple[int, float | None]]) -> PublishedAs:
     return PublishedAs(versions, max((at for _, at in entries.values() if at is not None), default=None))
 
 
-def _entries_down(path: Place, txid: int) -> Iterator[_Entry]:
-    """The entries with a control record, the newest first, down to those of transactions before one."""
+def _entries_down(path: Place, incarnation: str, txid: int) -> Iterator[_Entry]:
+    """The entries with a control record, the newest first, down to those of an incarnation's transactions before one.
+
+    Those of later incarnations are passed: behind a rollback their transactions have smaller numbers again.
+    """
     versions = versions_of(str(path)) if has_log(path) else []
     step = 1 if path.is_local else AT_ONCE
     for end in range(len(versions), 0, -step):
@@ -55,7 +58,7 @@ def _entries_down(path: Place, txid: int) -> Iterator[_Entry]:
         for entry in side_by_side([partial(_entry, path, version) for version in some]):
             if entry is None:
                 continue
-            if entry[1].txid < txid:
+            if entry[1].incarnation == incarnation and entry[1].txid < txid:
                 return
             yield entry
 

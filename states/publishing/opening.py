@@ -198,6 +198,7 @@ class TableOpener:
             there = tables.engine.load(str(path))
             # Refused before the log is made: with a log a start with adopt=True would not take the table over.
             found = decode_control(path, there.control(DOMAIN))
+            self._check_owner(path, found)
             if adopted_version(there.schema_json) is None:
                 return False
         self._check_owner(path, found)

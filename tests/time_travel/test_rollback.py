@@ -7,6 +7,7 @@ gives. ``TRIDENT_ROLLBACK=all`` kills a process of its own at each step.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -310,7 +311,7 @@ def test_a_rollback_behind_a_rollback_goes_back_to_before_it(world: World) -> No
     world.run(8, compact=True, made=made(8))
     back(world, 3, apply=True)
     assert held(world) == fold(3)
-    # The history tells what was taken back, and by which rollback.
+    # The history tells what was taken back, and before which rollback it was made.
     said = [line.split("; from before ") for line in history("top", config=world.config)[1:]]
     assert [(int(line.split()[0]), word) for line, word in said] == [
         *((txid, "rollback 1") for txid in (1, 2, 3)),
@@ -322,6 +323,20 @@ def test_a_rollback_behind_a_rollback_goes_back_to_before_it(world: World) -> No
         assert held(world) == fold(9) and held(world, 3) == fold(3) and held(world, 7) == fold(7)
     assert world.repair().findings == []
     assert all(ids == sorted(set(ids)) for ids in attempts(world).values()), attempts(world)
+
+
+def test_transactions_that_no_leader_has_recorded_before_a_rollback_are_told_behind_it(world: World) -> None:
+    """As where the leader is killed before it brings the table of transactions up to date."""
+    assert not list(world.warehouse.glob("*__transactions"))
+    back(world, 3, apply=True)
+    world.run(5, made=made(5))
+    told = [json.loads(line) for line in history("top", as_json=True, config=world.config)]
+    assert [(row["txid"], row["taken_back"]) for row in told] == [
+        *((txid, False) for txid in (1, 2, 3)),
+        *((txid, True) for txid in (4, 5, 6, 7)),
+        *((txid, False) for txid in (4, 5)),
+    ]
+    assert all(row["published_at"] and all(table["version"] is not None for table in row["tables"]) for row in told)
 
 
 # --- a process of its own, killed ---------------------------------------------------------------------------

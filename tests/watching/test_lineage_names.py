@@ -91,6 +91,10 @@ def test_what_spouts_read(spout: Any, names: list[tuple[str, str]]) -> None:
             [("postgres://db1:5433,db2:5433", "shop.public.orders")],
         ),
         (
+            PostgresState("postgresql://me:secret@:6432/shop?host=/run/postgresql", "orders"),
+            [("postgres://localhost:6432", "shop.public.orders")],
+        ),
+        (
             PostgresState("postgresql:///my%20shop?host=/run/postgresql", "orders"),
             [("postgres://localhost:5432", "my shop.public.orders")],
         ),

@@ -229,6 +229,37 @@ def test_what_takes_long_to_find_is_looked_for_less_often() -> None:
     assert recent() and len(looks) == 2
 
 
+def test_what_is_forgotten_while_it_is_looked_for_is_looked_for_again() -> None:
+    now, looks = 0.0, 0
+
+    def find() -> int:
+        nonlocal now, looks
+        looks += 1
+        now += 1.0
+        if looks == 1:
+            recent.forget()  # as a replay does, which is asked for meanwhile
+        return looks
+
+    recent = Recent(find, 2.0, lambda: now)
+    assert (recent(), recent(), recent()) == (1, 2, 2)
+
+
+def test_what_moves_is_looked_for_again_soon() -> None:
+    now, looks = 0.0, 0
+
+    def find() -> int:
+        nonlocal now, looks
+        looks, now = looks + 1, now + 6.0
+        return looks
+
+    recent = Recent(find, 0.2, lambda: now, rare_secs=2.0)
+    assert recent() == 1
+    now += 1.9
+    assert recent() == 1
+    now += 0.2
+    assert recent() == 2
+
+
 def test_the_past_of_a_warehouse_is_told_as_a_feed_tells_it() -> None:
     failure = {"attempt_id": 0, "failed_at": moment(5), "error": "no"}
     found = past_records({"b": [row(1, 1, failures=[failure])], "a": [row(2, 1, begun_at=None)]})

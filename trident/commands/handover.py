@@ -187,8 +187,8 @@ class _Handover:
             if not self._handovers.ask(request):
                 raise CoordinationError(f"another hand-over of {self._name} has begun just now", action="wait for it")
         self._request = request
-        if not wish.without_rehearsal:
-            self._say(f"{self._chosen.text} rehearses the last {wish.last} transactions of {self._name}")
+        rehearses = f"rehearses the last {wish.last} transactions of {self._name}"
+        self._say(f"{self._chosen.text} {'looks whether its code fits' if wish.without_rehearsal else rehearses}")
 
     def _lead(self) -> None:
         assert self._request is not None

@@ -24,6 +24,7 @@ from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS, MESSAGES, BesideKind
 from trident.states.delta.file_rows import rows_of
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_entries import has_log
 from trident.states.delta.log_tables import LogTables
 from trident.states.publishing.dead_letters import ENDS, LETTERS, tables_beside
 
@@ -221,7 +222,7 @@ class LetterBox:
         there = [self._warehouse / name for name in storage.list_names(self._warehouse) if fnmatchcase(name, pattern)]
         if not self._ours.issuperset(there):
             self._ours.update(path for path, _ in tables_beside(self._warehouse, self._topology, (kind,)))
-        return sorted(path for path in there if path in self._ours)
+        return sorted(path for path in there if path in self._ours and has_log(path))
 
     def _files(self, path: Place) -> list[LiveFile]:
         return self._tables.live_files(self._tables.load(str(path)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from trident.coordinators.errors import TableError, TopologyError
@@ -73,13 +72,15 @@ def look(zk: ZooKeeper, warehouse: Place, name: str, group: str | None, txid: in
         each: _Look(zk, warehouse, name, each, incarnation, descriptors, identity["groups"][each]) for each in groups
     }
     facts = {each: one.facts(txid if each == chosen else None) for each, one in looks.items()}
-    outside, outside_of = _outside(warehouse, name, groups, identity["states"], {one.name for one in descriptors})
+    outside, outside_of = _outside(
+        warehouse, name, incarnation, groups, identity["states"], {one.name for one in descriptors}
+    )
     others = tuple(facts[each] for each in groups if each != chosen)
     return TopologyFacts(name, incarnation, facts[chosen], others, outside, outside_of)
 
 
 def _outside(
-    warehouse: Place, name: str, groups: Iterable[str], states: Iterable[str], described: set[str]
+    warehouse: Place, name: str, incarnation: str, groups: Iterable[str], states: Iterable[str], described: set[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The states whose rows are elsewhere, with their kinds and their batch groups as far as manifests say.
 
@@ -89,10 +90,13 @@ def _outside(
     kinds: dict[str, str] = {}
     of: dict[str, str] = {}
     for group in groups if wanted else ():
-        # Every transaction of a group names all of its states.
-        for _, manifest in islice(ManifestStore(warehouse, name, group).newest_first(), 1):
-            kinds.update({table.state: table.kind for table in manifest.tables})
-            of.update({table.state: group for table in manifest.tables if table.state in wanted})
+        # Every transaction names all states of its group. Behind a rollback the newest has not the greatest number.
+        store = ManifestStore(warehouse, name, group)
+        manifest = store.newest_of(up_to(incarnation)) or next((one for _, one in store.newest_first()), None)
+        for table in manifest.tables if manifest is not None else ():
+            kinds[table.state] = table.kind
+            if table.state in wanted:
+                of[table.state] = group
     outside = {
         state: kinds.get(state, "of a kind that no manifest names")
         for state in wanted

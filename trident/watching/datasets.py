@@ -180,7 +180,8 @@ def _postgres(url: str, table: str) -> tuple[str, str]:
     servers = servers_of(url)
     if "host" in query or "port" in query:  # as libpq has it, this counts
         hosts = query["host"].split(",") if "host" in query else [host for host, _ in servers]
-        ports = [int(port or _POSTGRES_PORT) for port in query.get("port", "").split(",")]
+        own = [port or _POSTGRES_PORT for _, port in servers]
+        ports = [int(port or _POSTGRES_PORT) for port in query["port"].split(",")] if "port" in query else own
         # A path is the folder of a socket on this machine.
         hosts = ["localhost" if host.startswith("/") else host for host in hosts]
         servers = list(zip(hosts, ports * len(hosts) if len(ports) == 1 else ports))

@@ -117,7 +117,8 @@ class LivePage:
         self._source = source
         self._streams = threading.BoundedSemaphore(STREAMS)
         self._look_ups = threading.BoundedSemaphore(_LOOK_UPS)
-        self._live = Recent(source.live, source.live_secs)
+        # What moves is looked at soon again, however long one look took.
+        self._live = Recent(source.live, source.live_secs, rare_secs=max(2.0, 2 * source.live_secs))
         self._slow = {
             path: Recent(partial(_written, find), source.often_secs)
             for path, find in {
@@ -263,7 +264,7 @@ def _written(find: Callable[[], Any]) -> _Written:
 
 
 def _unless_known(request: Request, found: _Written) -> Response:
-    known = request.if_none_match.contains(found.mark)
+    known = request.if_none_match.contains_weak(found.mark)
     response = Response(status=304) if known else Response(found.text, 200, content_type=_JSON)
     response.set_etag(found.mark)
     return response

@@ -23,13 +23,21 @@ class Recent(Generic[Found]):
     Args:
         find: looks for it.
         secs: how long it counts as found a moment ago. A look that took long counts longer: ten times its time, up to
-            a minute.
+            ``rare_secs``.
+        rare_secs: a minute, where nothing else is said.
     """
 
-    def __init__(self, find: Callable[[], Found], secs: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._find, self._secs, self._clock = find, secs, clock
+    def __init__(
+        self,
+        find: Callable[[], Found],
+        secs: float,
+        clock: Callable[[], float] = time.monotonic,
+        rare_secs: float = _RARE_SECS,
+    ) -> None:
+        self._find, self._secs, self._clock, self._rare_secs = find, secs, clock, rare_secs
         self._lock = threading.Lock()
         self._found: tuple[float, Found] | None = None  # until when it counts
+        self._forgotten = 0  # how often
 
     def __call__(self) -> Found:
         """Gives it.
@@ -42,14 +50,17 @@ class Recent(Generic[Found]):
         try:
             known = self._found
             if known is None or self._clock() >= known[0]:
-                began = self._clock()
+                began, forgotten = self._clock(), self._forgotten
                 found, ended = self._find(), self._clock()
-                rests = min((ended - began) / _SHARE, _RARE_SECS)
-                known = self._found = max(began + self._secs, ended + rests), found
+                rests = min((ended - began) / _SHARE, self._rare_secs)
+                # What is forgotten while it is looked for may have been found before it changed.
+                until = max(began + self._secs, ended + rests) if forgotten == self._forgotten else ended
+                known = self._found = until, found
             return known[1]
         finally:
             self._lock.release()
 
     def forget(self) -> None:
-        """The next one who asks has it looked for again."""
+        """The next one who asks has it looked for again, also where a look is under way."""
+        self._forgotten += 1
         self._found = None

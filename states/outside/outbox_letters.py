@@ -61,7 +61,7 @@ def refused_requests(warehouse: Place, topology: str) -> list[RefusedRequest]:
 
 
 class RefusedBox:
-    """What the outboxes of a topology have given up. Keep one where it may be asked again: it reads each file once.
+    """The requests that a topology's outboxes gave up. Keep one where it may be asked again: it reads each file once.
 
     For one thread at a time.
     """

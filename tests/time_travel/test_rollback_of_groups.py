@@ -91,7 +91,7 @@ def test_a_state_outside_of_delta_is_refused_by_name_or_left(world: World) -> No
         words.group_by("word").persistent_aggregate(totals, Count(), "n")
         others = top.new_stream("others", FixedBatchSpout("n long", [[(each,)] for each in range(batches)]))
         kept = opaque("kept", SqliteMap(str(world.warehouse.parent / "map.db"), "kept"))
-        others.group_by("n").persistent_aggregate(kept, Count(), "n")
+        others.group_by("n").persistent_aggregate(kept, Count(), "times")
         return top
 
     def back(*leave: str) -> None:

@@ -82,7 +82,7 @@ def _first(text: str | None) -> str:
 
 @dataclass
 class _LastLook:
-    """What was found by the last look at the newest letters.
+    """The last look at the newest letters found this.
 
     Attributes:
         of: versions of the tables, and names of replay requests: while they are these, nothing is new.
@@ -128,7 +128,7 @@ class LetterBox:
             return list(found.letters)
 
     def _as_of(self) -> Any:
-        """What the letters depend on: it is another one when something is new."""
+        """The letters depend on this: it is another one when something is new."""
         letters = self._paths(DEAD_LETTERS)
         messages = self._paths(MESSAGES) if letters else []
         tables = [self._tables.load(str(path)) for path in (*letters, *messages)]

@@ -14,7 +14,7 @@ _WIDTH_MIN, _WIDTH_MAX = 120, 250
 # Between layers; more from left to right, where the names of fields stand on the arrows.
 _DOWN, _ALONG = 46, 34
 # A picture that would be wider from left to right is drawn from top to bottom.
-_WIDE = 1_000
+_WIDE = 1_200
 _FIELDS_CHARS = 24
 _LETTER, _SMALL = 7.0, 6.2  # of 12.5 and 11 pixels
 _INK, _QUIET, _LINE, _GROUND = "#1b1f27", "#565e6c", "#8a93a1", "#ffffff"

@@ -117,7 +117,7 @@ class LivePage:
         self._source = source
         self._streams = threading.BoundedSemaphore(STREAMS)
         self._look_ups = threading.BoundedSemaphore(_LOOK_UPS)
-        # What moves is looked at soon again, however long one look took.
+        # Things that move are looked at soon again, however long one look took.
         self._live = Recent(source.live, source.live_secs, rare_secs=max(2.0, 2 * source.live_secs))
         self._slow = {
             path: Recent(partial(_written, find), source.often_secs)
@@ -252,7 +252,7 @@ def _shortened(found: Mapping[str, Any], names: Sequence[str], where: str) -> di
 
 @dataclass(frozen=True)
 class _Written:
-    """What is found, as JSON, and its mark: who has what has this mark is not sent it again."""
+    """An answer as JSON, and its mark: who has the one with this mark is not sent it again."""
 
     text: str
     mark: str

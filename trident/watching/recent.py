@@ -53,7 +53,7 @@ class Recent(Generic[Found]):
                 began, forgotten = self._clock(), self._forgotten
                 found, ended = self._find(), self._clock()
                 rests = min((ended - began) / _SHARE, self._rare_secs)
-                # What is forgotten while it is looked for may have been found before it changed.
+                # An answer that is forgotten while it is looked for may have been found before the change.
                 until = max(began + self._secs, ended + rests) if forgotten == self._forgotten else ended
                 known = self._found = until, found
             return known[1]

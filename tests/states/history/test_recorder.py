@@ -501,8 +501,11 @@ def test_who_looks_again_and_again_reads_each_file_of_the_table_once(
         last, (led,) = look(), led_before(["g"])
         monkeypatch.setattr(recorded_module, "rows_of", rows_of)
         assert last.rows == {txid: every.rows[txid] for txid in sorted(every.rows)[-4:]}
-        assert (led["epoch"], led["transactions"]) == (1, len(every.rows))
-        moments = [row["decided_at"].timestamp() for row in every.rows.values()]
+        # The table is cut before the manifests are: those that it had already are not told again.
+        there = txids(tmp_path) if is_made(tmp_path) else []
+        told = [row for txid, row in every.rows.items() if txid in there or txid > max(there, default=0)]
+        assert (led["epoch"], led["transactions"]) == (1, len(told))
+        moments = [row["decided_at"].timestamp() for row in told]
         assert (led["first_at"], led["last_at"]) == (min(moments), max(moments))
 
     for txid in range(1, 13):

@@ -1,6 +1,6 @@
 # make venv    .venv with the package and its test dependencies (done by the others when needed)
 # make check   lint, format, order of imports, dead code, types: seconds; the first thing that make test does
-# make test    the tests, 15 to 35 minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
+# make test    the tests, 25 to 50 minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
 # make long    the tests that make test leaves out because they take long: tests/long_tests.py
 # make demo    a word count that survives kill -9
 # make bench   the benchmarks

@@ -192,17 +192,16 @@ class TableOpener:
         if getattr(binding.state, "adopt", False):
             state = StateDescriptor.of(binding, tables.topology, tables.group, tables.incarnation, control.starts_at)
             found = adopt(tables.engine, path, binding, plain, control, state.merge_app, tables.engine_info)
+            has_rows = True
         else:
             if not has_log(path):
                 return False
             there = tables.engine.load(str(path))
             # Refused before the log is made: with a log a start with adopt=True would not take the table over.
             found = decode_control(path, there.control(DOMAIN))
-            self._check_owner(path, found)
-            if adopted_version(there.schema_json) is None:
-                return False
+            has_rows = adopted_version(there.schema_json) is not None
         self._check_owner(path, found)
-        return True
+        return has_rows
 
     def _check_owner(self, path: Place, control: ControlRecord) -> None:
         owner, own = (control.topology, control.group), (self._tables.topology, self._tables.group)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.group_helpers import Group, map_binding
+from tests.group_helpers import Group, append_binding, map_binding
 from tests.topology_helpers import WAIT_SECS, Starter, starter
 from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology, Upsert, read
 from trident.commands import admin
@@ -208,6 +208,13 @@ def test_a_table_of_others_is_refused_and_can_still_be_adopted(
     group = adopting(KernelEngine(spark), tmp_path, epoch=3).open()
     group.commit(1, ["b"])
     assert live(spark, tmp_path) == {"a": 10, "b": 21, None: 5}
+
+
+def test_no_log_is_made_beside_a_table_of_another_topology(engine: KernelEngine, tmp_path: Path) -> None:
+    Group(engine, tmp_path, [append_binding("counts")], topology="elsewhere").open()
+    with pytest.raises((ForeignTable, TableError), match="elsewhere"):
+        Group(engine, tmp_path, [map_binding()]).open()
+    assert not (tmp_path / "counts__log").exists()
 
 
 def test_a_table_whose_keys_cannot_be_read_is_adopted_at_the_next_start(spark, engine, tmp_path: Path) -> None:

@@ -284,6 +284,41 @@ def test_rows_without_a_message_id_are_not_tracked_and_fail_their_batch(start, t
         query.process_all_available(WAIT_SECS)
 
 
+def test_dead_letters_of_before_a_reset_are_the_older_ones(start, table, zk_server, zk_root, tmp_path: Path) -> None:
+    """The transactions behind a reset have small numbers again."""
+    from trident.commands.dead_letters import dead_letters, replay
+    from trident.commands.reset import reset
+
+    def topology(spout: Messages, function: Callable = split) -> TridentTopology:
+        made = TridentTopology("words")
+        words = made.new_stream("lines", spout).each("line", function, "word string")
+        words.partition_persist(DeltaAppend("seen", adopt=True), "word")
+        return made
+
+    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
+    spout = Messages("line string", ())
+    first = start(topology(spout), max_replays=0)
+    for number in range(4):
+        spout.put(number, f"w{number}")
+        first.process_all_available(WAIT_SECS)
+    spout.put("old", "poison")
+    first.process_all_available(WAIT_SECS)
+    first.stop(WAIT_SECS, compact=False)
+    (old,) = dead_letters("words", config)
+    reset("words", False, config)
+    second = start(topology(Messages("line string", {"new": "poison"}.items())), max_replays=0)
+    second.process_all_available(WAIT_SECS)
+    second.stop(WAIT_SECS, compact=False)
+    letters = dead_letters("words", config)
+    assert [one.message for one in letters] == ['"old"', '"new"'] and letters[1].txid < old.txid
+    assert LetterBox(config.warehouse_place(), "words").letters(1)[-1].message == '"new"'
+    assert "1 to be tried again" in replay("words", config, messages=['"old"'])
+    start.run(topology(Messages("line string", ()), str.split), max_replays=0)
+    letters = dead_letters("words", config)
+    assert [(one.message, one.replay) for one in letters] == [('"old"', "acked"), ('"new"', "")]
+    assert max(end.txid for end in table("words__lines__messages")) < old.txid, "else this shows nothing"
+
+
 def test_dead_letters_are_listed_and_tried_again(start, table, counts, zk_server, zk_root, tmp_path: Path) -> None:
     from trident.commands.dead_letters import dead_letters, replay
 

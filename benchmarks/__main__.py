@@ -48,6 +48,7 @@ NAMES = (
     "rollback",
     "replay",
     "state-size",
+    "memory",
 )
 # Half an hour each, and processes of their own: only when they are asked for.
 WHEN_NAMED = ("failover", "handover", "stores", "cluster")

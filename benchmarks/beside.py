@@ -29,16 +29,16 @@ class Running:
     def __init__(self, bench: Bench, query: "TopologyQuery", spout: GatedKeys, has_copies: bool) -> None:
         self._query, self._spout, self._done = query, spout, 0
         self._count = bench.size(_COUNT, 3)
-        self._let_go(1)
-        self._let_go(2)
+        self.let_go(1)
+        self.let_go(2)
         if has_copies:
             self._wait_for_copies()
         for _ in range(bench.size(_WARM_UP, 3) // self._count + 1):
-            self._let_go(self._count)
+            self.let_go(self._count)
 
     def ms(self) -> float:
         """Milliseconds a transaction of the next ones."""
-        self._let_go(self._count)
+        self.let_go(self._count)
         end = time.monotonic() + _WAIT_SECS
         while not (found := self._query.recent_progress) or found[-1]["batch_id"] < self._done:
             if time.monotonic() > end:
@@ -52,7 +52,8 @@ class Running:
         parts = self._query.recent_progress[-1]["duration_ms"]
         return ", ".join(f"{part} {ms:.1f}" for part, ms in parts.items())
 
-    def _let_go(self, batches: int) -> None:
+    def let_go(self, batches: int) -> None:
+        """This many more transactions, until they are through."""
         self._done += batches
         self._spout.allow(batches)
         self._query.process_all_available()
@@ -67,7 +68,7 @@ class Running:
             if time.monotonic() > end:
                 raise AssertionError(f"there is no local copy: {copies}")
             time.sleep(0.1)
-            self._let_go(1)
+            self.let_go(1)
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ def append_sink(
 
 
 def merge_sink(
-    table: Path,
+    table: Path | str,
     query: Callable[["DataFrame"], "DataFrame"],
     key: str,
     value: str,
@@ -70,7 +70,7 @@ def merge_sink(
     return write
 
 
-def make_table(spark: "SparkSession", table: Path, frame: "DataFrame") -> Path:
+def make_table(spark: "SparkSession", table: Path | str, frame: "DataFrame") -> Path | str:
     """A Delta table as ours are: a checkpoint every ten commits, no deletion vectors."""
     (
         frame.write.format("delta")

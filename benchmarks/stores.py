@@ -27,6 +27,9 @@ _CHILD_SECS_MAX = 900.0
 _DELAY_SECS = 0.02
 _DISK, _HDFS, _S3, _FAR = "disk", "HDFS", "S3 (moto)", "S3 (moto), 20 ms added to each request"
 ONE, FOUR, THEIRS, BEGINS, ENDS = "1 in flight", "4 in flight", "foreachBatch + append", "begins", "ends"
+CATCH_UP, ONE_JOB = "catch-up of all that waits, 4 in flight", "one Spark job into Delta"
+LIVE_READ, PLAIN_READ = "live read of all rows before a MERGE", "read of the plain table behind it"
+MERGE, THEIR_MERGE = "our MERGE of the catch-up", "Delta's MERGE of the same words"
 
 
 def run(bench: Bench, report: Report) -> None:
@@ -37,14 +40,22 @@ def run(bench: Bench, report: Report) -> None:
     for store in (_DISK, _HDFS, _S3, _FAR):
         bench.said(f"   {store}")
         with _place(bench, store) as (place, options, environment, proxy):
-            found[store] = child(bench, files, lines, place, options, environment, proxy)
+            found[store] = child(bench, files, lines, place, options, environment, proxy, True)
     for store, figures in found.items():
         for name in (ONE, FOUR, THEIRS):
             report.figure(f"{store}: {name}", "ms/transaction", figures[name])
         report.figure(f"{store}: {ONE}: prepare to advance, two tables", "ms", figures["commit"])
         for method, count in sorted(figures.get("requests", {}).items()):
             report.figure(f"{store}: {method} requests a transaction", "", [count])
+        for name in (CATCH_UP, ONE_JOB):
+            report.figure(f"{store}: {name}", "M words/s", figures[name])
+        for name in (LIVE_READ, PLAIN_READ, MERGE, THEIR_MERGE):
+            report.figure(f"{store}: {name}", "ms", figures[name])
         report.ratio(f"{store}: {ONE} / {THEIRS}", _median(figures[ONE]), _median(figures[THEIRS]))
+        report.ratio(f"{store}: {FOUR} / {THEIRS}", _median(figures[FOUR]), _median(figures[THEIRS]))
+        report.ratio(f"{store}: {CATCH_UP} / {ONE_JOB}", _median(figures[CATCH_UP]), _median(figures[ONE_JOB]))
+        report.ratio(f"{store}: {LIVE_READ} / {PLAIN_READ}", _median(figures[LIVE_READ]), _median(figures[PLAIN_READ]))
+        report.ratio(f"{store}: {MERGE} / {THEIR_MERGE}", _median(figures[MERGE]), _median(figures[THEIR_MERGE]))
         if store != _DISK:
             throughput = _median(found[_DISK][FOUR]) / _median(figures[FOUR])
             report.ratio(f"{store} / {_DISK}: transactions a second, {FOUR}", throughput, 1.0, Goal(at_least=0.8))
@@ -91,8 +102,15 @@ def child(
     options: dict[str, str],
     environment: dict[str, str],
     proxy: Proxy | None,
+    with_backlog: bool = False,
 ) -> dict[str, Any]:
+    """What ``stores_child`` measures with one warehouse.
+
+    Args:
+        with_backlog: a catch-up, live reads and MERGEs, too.
+    """
     arguments = [bench.zookeeper, place, str(files), str(lines), json.dumps(options), str(bench.size(3, 1))]
+    arguments += ["backlog"] if with_backlog else []
     command = [sys.executable, "-m", "benchmarks.stores_child", *arguments]
     complaints = bench.fresh("child").with_suffix(".log")
     found: dict[str, Any] = {}

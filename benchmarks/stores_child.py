@@ -1,20 +1,35 @@
 """The process that `stores` starts for each store; tells what it found on standard output, as JSON lines.
 
-python -m benchmarks.stores_child ZOOKEEPER PLACE FILES LINES SETTINGS ROUNDS
+python -m benchmarks.stores_child ZOOKEEPER PLACE FILES LINES SETTINGS ROUNDS [backlog]
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import peers, words
-from benchmarks.bench import Recorder, rounds, steady_ms
-from benchmarks.stores import BEGINS, ENDS, FOUR, ONE, THEIRS
+from benchmarks.bench import Recorder, advanced_at, rounds, steady_ms
+from benchmarks.stores import (
+    BEGINS,
+    CATCH_UP,
+    ENDS,
+    FOUR,
+    LIVE_READ,
+    MERGE,
+    ONE,
+    ONE_JOB,
+    PLAIN_READ,
+    THEIR_MERGE,
+    THEIRS,
+)
+from benchmarks.sustained import NEVER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +55,9 @@ def _topology(name: str, files: Path, lines: int) -> TridentTopology:
     return made
 
 
-def main(zookeeper: str, place: str, files: Path, lines: int, settings: dict[str, str], count: int) -> None:
+def main(
+    zookeeper: str, place: str, files: Path, lines: int, settings: dict[str, str], count: int, with_backlog: bool
+) -> None:
     from trident.spark.session import make_session
 
     spark = make_session("stores", {"spark.trident.classArchive": "false", **settings})
@@ -85,10 +102,119 @@ def main(zookeeper: str, place: str, files: Path, lines: int, settings: dict[str
             THEIRS: lambda number: _theirs(spark, files, f"{place}/theirs{number + 1}", transactions, warm_up),
             ONE: lambda number: ours(number, 1),
         },
-        lambda text: print(text, file=sys.stderr, flush=True),
+        _say,
         warm_up=True,
     )
+    if with_backlog:
+        backlog = _Backlog(spark, zookeeper, place, transactions, lines)
+        found |= rounds(count, backlog.contenders(), _say, warm_up=True)
+        found |= backlog.beside()
     _tell("found", figures={**found, "commit": commits})
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Backlog:
+    """A running topology that catches up; then its state is read, merged, and its plain table read."""
+
+    def __init__(self, spark: SparkSession, zookeeper: str, place: str, files: int, lines: int) -> None:
+        self._spark, self._zookeeper, self._place = spark, zookeeper, place
+        self._files, self._lines = files, lines
+        self._beside: dict[str, list[float]] = {LIVE_READ: [], MERGE: [], PLAIN_READ: []}
+
+    def contenders(self) -> dict[str, Callable[[int], float]]:
+        return {CATCH_UP: self._ours, ONE_JOB: self._one_job, THEIR_MERGE: self._their_merge}
+
+    def beside(self) -> dict[str, list[float]]:
+        """What was measured at the end of each catch-up, but that of the warm-up."""
+        return {name: values[1:] for name, values in self._beside.items()}
+
+    def _ours(self, number: int) -> float:
+        from trident import Count, DeltaMapState, FileSpout, TridentTopology
+
+        name = f"backlog{number + 1}"
+        with tempfile.TemporaryDirectory(prefix="trident-bench-backlog-") as folder:
+            files = words.write_files(Path(folder), 1, 100)
+            topology = TridentTopology("words")
+            read = topology.new_stream("lines", FileSpout(files, poll_interval_secs=0.05))
+            counted = read.flat_map(words.split_column(), "word").group_by("word")
+            counted.persistent_aggregate(DeltaMapState("counts", **NEVER), Count(), "count")
+            query = topology.start(
+                self._spark,
+                warehouse=f"{self._place}/{name}",
+                zookeeper=self._zookeeper,
+                zookeeper_root=f"/{self._place.rpartition('/')[2]}-{name}",
+                max_spout_pending=4,
+                merge_at_stop_secs=0,
+                progress="none",
+            )
+            try:
+                query.process_all_available()
+                query.pause()
+                words.write_files(files, self._files, self._lines, first=1)
+                started = time.time()
+                query.resume()
+                query.process_all_available()
+                secs = advanced_at(query.last_progress) - started
+                all_words = (self._files * self._lines + 100) * words.WORDS_PER_LINE
+                self._timed(LIVE_READ, lambda: _sum(query.snapshot("counts"), all_words))
+            finally:
+                query.stop()
+            if (error := query.exception()) is not None:
+                raise error
+        self._timed(MERGE, lambda: self._merge(name))
+        plain = self._spark.read.format("delta").load(f"{self._place}/{name}/counts")
+        self._timed(PLAIN_READ, lambda: _sum(plain, all_words))
+        return self._million() / secs
+
+    def _timed(self, what: str, act: Callable[[], None]) -> None:
+        started = time.monotonic()
+        act()
+        self._beside[what].append((time.monotonic() - started) * 1000)
+
+    def _million(self) -> float:
+        return self._files * self._lines * words.WORDS_PER_LINE / 1e6
+
+    def _merge(self, name: str) -> None:
+        from trident.states.core.descriptor import load_descriptor
+        from trident.states.core.place import Place
+        from trident.states.delta.kernel import KernelEngine
+        from trident.states.keyed.compactor import Compactor
+        from trident.states.keyed.reading import latest_txid
+
+        engine, warehouse = KernelEngine(self._spark), Place(f"{self._place}/{name}")
+        txid = latest_txid(engine, warehouse, "counts")
+        compactor = Compactor(self._spark, engine, warehouse, load_descriptor(warehouse, "counts"))
+        merged = compactor.merge_once(txid, force=True)
+        if merged is None or merged.p_new != txid:
+            raise AssertionError(f"merged {merged}, wanted up to {txid}")
+
+    def _one_job(self, number: int) -> float:
+        with tempfile.TemporaryDirectory(prefix="trident-bench-backlog-") as folder:
+            files = words.write_files(Path(folder), self._files, self._lines)
+            started = time.monotonic()
+            frame = words.counted(self._spark.read.text(str(files)))
+            frame.write.format("delta").save(f"{self._place}/job{number + 1}")
+            return self._million() / (time.monotonic() - started)
+
+    def _their_merge(self, number: int) -> float:
+        """Milliseconds of Delta's MERGE of the same words into a table that has them all."""
+        table = f"{self._place}/merged{number + 1}"
+        with tempfile.TemporaryDirectory(prefix="trident-bench-backlog-") as folder:
+            frame = self._spark.read.text(str(words.write_files(Path(folder), self._files, self._lines)))
+            peers.make_table(self._spark, table, words.counted(frame))
+            merge = peers.merge_sink(table, words.counted, "word", "count")
+            started = time.monotonic()
+            merge(frame, 0)
+            return (time.monotonic() - started) * 1000
+
+
+def _sum(frame: Any, wanted: int) -> None:
+    found = frame.groupBy().sum("count").first()[0]
+    if found != wanted:
+        raise AssertionError(f"{found} words were counted, there were {wanted}")
 
 
 def _theirs(spark: SparkSession, files: Path, place: str, transactions: int, warm_up: int) -> float:
@@ -112,4 +238,12 @@ def _theirs(spark: SparkSession, files: Path, place: str, transactions: int, war
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5]), int(sys.argv[6]))
+    main(
+        sys.argv[1],
+        sys.argv[2],
+        Path(sys.argv[3]),
+        int(sys.argv[4]),
+        json.loads(sys.argv[5]),
+        int(sys.argv[6]),
+        "backlog" in sys.argv[7:],
+    )

@@ -25,6 +25,16 @@ WAIT_SECS = 300.0
 BATCHES = [[("a b a",), ("b",)], [("c a",)], [("b b",)], [("d",), ("a d",)], [("e a",)]]
 
 
+# What other writers did → the state that it was done to, and how.
+BREAKS = {
+    "written by someone else": ("words", "INSERT INTO {words} VALUES ('foreign')"),
+    "RESTOREd": ("words", "RESTORE TABLE {words} TO VERSION AS OF 1"),
+    "truncated": ("words", "DELETE FROM {words}"),
+    "log written": ("counts", "DELETE FROM {counts__log} WHERE word = 'a'"),
+    "log RESTOREd": ("counts", "RESTORE TABLE {counts__log} TO VERSION AS OF 2"),
+    "plain table written": ("counts", "UPDATE {counts} SET count = 100 WHERE word = 'a'"),
+    "plain table RESTOREd": ("counts", "RESTORE TABLE {counts} TO VERSION AS OF 0"),
+}
 # Up to which transaction the source says that it is ready.
 LIMIT = {"txid": 1000}
 
@@ -62,7 +72,7 @@ def fold(batches: int) -> Counter[str]:
 class World:
     """A warehouse and a ZooKeeper of one test."""
 
-    def __init__(self, spark: Any, warehouse: Path, hosts: str, root: str) -> None:
+    def __init__(self, spark: Any, warehouse: Any, hosts: str, root: str) -> None:
         self.spark, self.warehouse, self.hosts, self.root = spark, warehouse, hosts, root
         self.queries: list[TopologyQuery] = []
 

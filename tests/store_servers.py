@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import http.client
+import json
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ import threading
 import time
 import urllib.request
 import uuid
+from collections import Counter
 from contextlib import ExitStack
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -250,6 +252,7 @@ def _hdfs() -> str:
 
 
 hdfs_clusters: list[HdfsCluster] = []
+_OF_DATA_NODES = ("SendHeartbeat", "BlockReceivedAndDeleted", "BlockReport", "VersionRequest", "RegisterDatanode")
 
 
 _HDFS_GROUPS = ("org.apache.hadoop_", "commons-logging_", "com.google.code.findbugs_jsr305")
@@ -264,6 +267,7 @@ class HdfsCluster:
         names = ["rpc", "name-http", "data", "data-http", "data-ipc"]
         ports = dict(zip(names, free_ports(len(names))))
         self.url = f"hdfs://127.0.0.1:{ports['rpc']}"
+        self._name_http = f"127.0.0.1:{ports['name-http']}"
         settings = {
             "fs.defaultFS": self.url,
             "dfs.namenode.name.dir": f"file://{self.folder}/name",
@@ -326,6 +330,14 @@ class HdfsCluster:
                 ):
                     raise
             time.sleep(0.1)
+
+    def calls(self) -> Counter[str]:
+        """How often clients have called each operation of the name node since its start."""
+        url = f"http://{self._name_http}/jmx?qry=Hadoop:service=NameNode,name=RpcDetailedActivityForPort*"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            (found,) = json.load(answer)["beans"]
+        calls = {name.removesuffix("NumOps"): count for name, count in found.items() if name.endswith("NumOps")}
+        return Counter({name: count for name, count in calls.items() if name not in _OF_DATA_NODES})
 
     def admin(self, *arguments: str) -> None:
         """Runs ``hdfs dfsadmin``."""

@@ -44,6 +44,7 @@ class Transactions:
         trouble: why the table could not be read, where all is from manifests; "" where it could.
         unreadable: txid → why its manifest, which is there, cannot be read, of transactions without a row.
         earlier: the transactions from before the last rollback, in the order in which they were made; where asked for.
+        unreadable_earlier: as ``unreadable``, of transactions from before the last rollback: (incarnation, txid) → why.
     """
 
     incarnation: str
@@ -52,6 +53,7 @@ class Transactions:
     trouble: str = ""
     unreadable: Mapping[int, str] = field(default_factory=dict)
     earlier: tuple[BeforeRollback, ...] = ()
+    unreadable_earlier: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,10 @@ def _transactions(
     newest = sorted(found.keys() | unreadable.keys())
     newest = newest[-last:] if last else newest
     room = None if last is None else last - len(newest)
-    before = _earlier(warehouse, topology, group, incarnation, rows, txids, room) if earlier and incarnation else []
+    before: list[BeforeRollback] = []
+    lost: dict[tuple[str, int], str] = {}
+    if earlier and incarnation:
+        before, lost = _earlier(warehouse, topology, group, incarnation, rows, txids, room)
     return Transactions(
         incarnation,
         {txid: found[txid] for txid in newest if txid in found},
@@ -202,6 +207,7 @@ def _transactions(
         trouble,
         {txid: unreadable[txid] for txid in newest if txid in unreadable},
         tuple(before),
+        lost,
     )
 
 
@@ -213,20 +219,40 @@ def _earlier(
     rows: list[Row],
     txids: Collection[int] | None,
     room: int | None,
-) -> list[BeforeRollback]:
-    """The transactions of the incarnations before rollbacks: of the newest so many."""
-    found: list[Row] = []
+) -> tuple[list[BeforeRollback], dict[tuple[str, int], str]]:
+    """The transactions of the incarnations before rollbacks, of the newest so many; and what cannot be read of them."""
+    found: list[BeforeRollback] = []
+    lost: dict[tuple[str, int], str] = {}
+    tables = Publications(warehouse, topology, group, incarnation)
     for one in up_to(incarnation)[1:]:
-        if room is not None and len(found) >= room:
+        left = None if room is None else room - len(found) - len(lost)
+        if left is not None and left <= 0:
             break
         recorded = {row["txid"]: row for row in rows if row["incarnation"] == one}
         kept = KeptManifests(warehouse, topology, group, one)
         wanted = [each for each in kept.txids() if each not in recorded and (txids is None or each in txids)]
-        recorded |= _of_manifests(warehouse, kept, wanted[-room:] if room else wanted)[0]
-        found += [recorded[each] for each in sorted(recorded, reverse=True)]
-    tables = Publications(warehouse, topology, group, incarnation)
-    newest = found[:room] if room is not None else found
-    return [BeforeRollback(row, _taken_back(tables, row)) for row in reversed(newest)]
+        more, unreadable = _of_manifests(warehouse, kept, wanted[-left:] if left else wanted)
+        recorded |= more
+        newest = sorted(recorded.keys() | unreadable.keys())
+        newest = newest[-left:] if left else newest
+        lost |= {(one, txid): unreadable[txid] for txid in newest if txid in unreadable}
+        found = _told([recorded[txid] for txid in newest if txid in recorded], tables) + found
+    return found, lost
+
+
+def _told(rows: list[Row], tables: Publications) -> list[BeforeRollback]:
+    """Says of the transactions of one incarnation, in their order, whether a rollback has taken them back.
+
+    It takes back all behind one transaction: so few are looked for, each of which costs a listing of the tables' logs.
+    """
+    first_gone, above = 0, len(rows)
+    while first_gone < above:
+        middle = (first_gone + above) // 2
+        gone = _taken_back(tables, rows[middle])
+        if gone is None:
+            return [BeforeRollback(row, _taken_back(tables, row)) for row in rows]
+        first_gone, above = (first_gone, middle) if gone else (middle + 1, above)
+    return [BeforeRollback(row, place >= first_gone) for place, row in enumerate(rows)]
 
 
 def _taken_back(tables: Publications, row: Row) -> bool | None:

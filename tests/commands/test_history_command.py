@@ -13,6 +13,7 @@ from trident.coordinators.errors import TransactionNotKept
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.states.history import recorded
 
 
 def kept(warehouse: Path, incarnation: str, *attempts: TransactionAttempt) -> None:
@@ -42,6 +43,41 @@ def test_transactions_from_before_a_rollback_come_with_a_word(tmp_path: Path) ->
     ]
     with pytest.raises(TransactionNotKept, match="lines: 1 to 3"):
         history("past", 9, config)
+
+
+def test_a_manifest_from_before_a_rollback_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    config = TridentConfig(warehouse=str(tmp_path))
+    kept(tmp_path, "9f3c", *(TransactionAttempt(txid, 0) for txid in (1, 2, 3, 4)))
+    kept(tmp_path, "9f3c-r1", *(TransactionAttempt(txid, 7) for txid in (3, 4)))
+    path = tmp_path / "_trident/past/lines/manifests/9f3c/2-0.json"
+    path.write_bytes(b"[" + path.read_bytes()[1:])
+    lost, *others = (line.strip() for line in history("past", config=config)[1:])
+    assert lost.startswith("2  NOT READABLE, from before rollback 1: the manifest") and len(others) == 3
+    assert history("past", config=config, last=2)[1:] == history("past", config=config)[3:], "1 and 2 are not asked for"
+    assert "2  NOT READABLE" in "\n".join(history("past", 2, config))
+    said = [json.loads(line) for line in history("past", config=config, as_json=True)]
+    assert sorted((each["txid"], each["incarnation"], "unreadable" in each) for each in said) == [
+        (1, "9f3c", False),
+        (2, "9f3c", True),
+        (3, "9f3c", False),
+        (3, "9f3c-r1", False),
+    ]
+
+
+@pytest.mark.parametrize("stay", [0, 1, 617, 1000])
+def test_of_many_transactions_before_a_rollback_few_are_looked_for(monkeypatch: pytest.MonkeyPatch, stay: int) -> None:
+    """Each look lists the logs of the tables."""
+    asked: list[int] = []
+
+    def look(tables: object, row: dict[str, int]) -> bool:
+        asked.append(row["txid"])
+        return row["txid"] > stay
+
+    monkeypatch.setattr(recorded, "_taken_back", look)
+    told = recorded._told([{"txid": txid} for txid in range(1, 1001)], None)  # type: ignore[arg-type]
+    assert [one.taken_back for one in told] == [False] * stay + [True] * (1000 - stay) and len(asked) <= 10
+    monkeypatch.setattr(recorded, "_taken_back", lambda tables, row: None)
+    assert [one.taken_back for one in recorded._told([{"txid": 1}], None)] == [None]  # type: ignore[arg-type]
 
 
 def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, fold, topology
+from tests.repair_helpers import BATCHES, BREAKS, LIMIT, WAIT_SECS, World, fold, topology
 from tests.repair_sources import Sources
 from tests.zk_fixtures import connected
 from trident import cli
@@ -354,15 +354,6 @@ def test_a_plain_table_put_back_from_an_older_copy_is_merged_again(world: World,
 
 # --- changes by others --------------------------------------------------------------------------------------------
 
-BREAKS = {
-    "written by someone else": ("words", "INSERT INTO {words} VALUES ('foreign')"),
-    "RESTOREd": ("words", "RESTORE TABLE {words} TO VERSION AS OF 1"),
-    "truncated": ("words", "DELETE FROM {words}"),
-    "log written": ("counts", "DELETE FROM {counts__log} WHERE word = 'a'"),
-    "log RESTOREd": ("counts", "RESTORE TABLE {counts__log} TO VERSION AS OF 2"),
-    "plain table written": ("counts", "UPDATE {counts} SET count = 100 WHERE word = 'a'"),
-    "plain table RESTOREd": ("counts", "RESTORE TABLE {counts} TO VERSION AS OF 0"),
-}
 COPIED = "INSERT INTO {counts__log} SELECT * FROM {counts__log}"
 
 

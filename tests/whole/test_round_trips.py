@@ -29,6 +29,7 @@ TRANSACTIONS, CLEAN_EVERY = 8, 4
 # Two staged files; looks at three tables, and again at the two that are committed to; the manifest; two entries.
 STEADY = {"PUT staged": 2, "HEAD entry": 8, "PUT manifest": 1, "PUT entry": 2}
 CLEANING = {"LIST manifests": 2, "DELETE several": 1, "LIST rows": 2}
+HDFS_STEADY: dict[str, float] = {}
 DELAY_MS, PATH_MS_MAX = 20, 300
 
 PROGRAM = """
@@ -52,6 +53,30 @@ assert query.exception() is None, query.exception()
 rows = query.snapshot("lines").count()
 query.stop(compact=False)
 print(json.dumps({"rows": rows}))
+"""
+
+
+# As above, on HDFS; the parent lets the second half of the transactions come, and counts between.
+HDFS_PROGRAM = """
+import sys
+from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
+from trident.states.publishing import cleaning
+
+folder, warehouse, zookeeper, root = sys.argv[1:]
+cleaning.CLEAN_EVERY = 10**6
+topology = TridentTopology("trips")
+lines = topology.new_stream("lines", FileSpout(folder + "/in", min_rows=5, max_rows=5))
+counts = DeltaMapState("counts", merge_every_txids=10**6, merge_interval_secs=1e9)
+lines.group_by("value").persistent_aggregate(counts, Count(), "count")
+lines.partition_persist(DeltaAppend("lines"))
+query = topology.start(
+    warehouse=warehouse, zookeeper=zookeeper, zookeeper_root=root, spark_master="local[1]",
+    spark_conf={"spark.ui.enabled": "false"}, driver_memory="700m", max_spout_pending=1, status_interval_secs=3600,
+)
+for line in sys.stdin:
+    query.process_all_available(200)
+    print(query.status["groups"][0]["current_txid"], flush=True)
+query.stop(compact=False)
 """
 
 
@@ -175,3 +200,37 @@ def test_those_from_prepare_to_advance_are_four_one_behind_the_other(
     assert not proxy.rounds, "a round did not come"
     depth = len(rounds_of(1)) - 1
     assert depth == 4 and depth * DELAY_MS <= PATH_MS_MAX
+
+
+@pytest.mark.skipif(os.environ.get("TRIDENT_STORES") != "all", reason="make stores runs it (TRIDENT_STORES=all)")
+def test_calls_of_the_name_node_that_a_transaction_of_two_tables_makes(tmp_path: Path, zk_server: str) -> None:
+    url = store_servers.running("hdfs")
+    (cluster,) = store_servers.hdfs_clusters
+    (tmp_path / "in").mkdir()
+    (tmp_path / "program.py").write_text(HDFS_PROGRAM)
+    arguments = [str(tmp_path), f"{url}/{uuid.uuid4().hex[:8]}", zk_server, f"/trips-{uuid.uuid4().hex}"]
+    running = subprocess.Popen(
+        [sys.executable, str(tmp_path / "program.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with running:
+        assert running.stdin is not None and running.stdout is not None
+        made: list[tuple[int, Counter[str]]] = []
+        for number in range(2 + TRANSACTIONS):
+            # Renamed into place, so that no look sees half of them.
+            (tmp_path / f"{number}").write_text("".join(f"a{line}\n" for line in range(5)))
+            (tmp_path / f"{number}").rename(tmp_path / "in" / f"{number}.txt")
+            if number in (1, 1 + TRANSACTIONS):
+                running.stdin.write("go\n")
+                running.stdin.flush()
+                made.append((int(running.stdout.readline()), cluster.calls()))
+        running.stdin.close()
+        assert running.wait(200) == 0
+    (first, before), (last, behind) = made
+    assert last - first == TRANSACTIONS
+    found = {name: count / TRANSACTIONS for name, count in (behind - before).items()}
+    print(found)
+    assert found == HDFS_STEADY

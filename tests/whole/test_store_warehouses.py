@@ -19,6 +19,8 @@ import pytest
 
 import trident
 from tests import store_servers
+from tests.repair_helpers import znodes_below
+from tests.zk_fixtures import connected
 from trident.coordinators.errors import ConfigError, StorageProblem
 from trident.spark import stores
 from trident.states.core import storage
@@ -125,6 +127,22 @@ def settings_of(url: str) -> dict[str, str]:
     return dict(storage.settings_of("/".join(url.split("/")[:3])))
 
 
+def stored_below(folder: str) -> Iterator[tuple[str, bytes]]:
+    """Every file of a warehouse that is no data file, and what it has."""
+    for name in storage.list_names(folder):
+        path = f"{folder}/{name}"
+        if storage.is_folder(path):
+            yield from stored_below(path)
+        elif not name.endswith(".parquet"):
+            yield path, storage.read(path)
+
+
+def znodes(hosts: str, root: str) -> Iterator[tuple[str, bytes]]:
+    with connected(hosts, root) as zk:
+        for path, (value, _) in znodes_below(zk, root):
+            yield path, value
+
+
 @pytest.mark.skipif(not ALL, reason="make stores runs it (TRIDENT_STORES=all)")
 def test_killed_and_resumed_on_a_store_nothing_is_lost_or_doubled(
     base: str, tmp_path: Path, zk_server: str, zk_root: str, monkeypatch: pytest.MonkeyPatch, rng
@@ -138,7 +156,9 @@ def test_killed_and_resumed_on_a_store_nothing_is_lost_or_doubled(
     words = Counter(word for line in lines for word in line.split())
     given = settings_of(base)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", given.pop("fs.s3a.access.key", "a"))
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", given.pop("fs.s3a.secret.key", "b"))
+    given.pop("fs.s3a.secret.key", None)
+    secret = f"secret-{uuid.uuid4().hex}"  # the tests' server takes any
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     conf = json.dumps({f"spark.hadoop.{key}": value for key, value in given.items()})
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path), f"{base}/w", zk_server, zk_root, conf]
@@ -149,10 +169,12 @@ def test_killed_and_resumed_on_a_store_nothing_is_lost_or_doubled(
         )
         expected = -signal.SIGKILL if fault else 0
         assert life.returncode == expected, f"life with {fault or 'no fault'}: {life.stderr[-3000:]}"
-        assert "b" not in life.stderr.split() and "fs.s3a.secret" not in life.stderr
+        assert secret not in life.stdout + life.stderr and "fs.s3a.secret" not in life.stderr
     found = json.loads(life.stdout.splitlines()[-1])
     assert found["counts"] == found["plain"] == words
     assert Counter(found["lines"]) == Counter(lines)
+    for path, text in [*stored_below(f"{base}/w"), *znodes(zk_server, zk_root)]:
+        assert secret.encode() not in text, path
     # Readers without Spark, and the command line.
     monkeypatch.setenv("TRIDENT_SPARK_CONF", conf)
     asked = sorted(words)
@@ -295,14 +317,16 @@ def test_a_sample_of_the_sweep_in_a_store(store: str, zk_server: str) -> None:
     if ALL:
         more |= {"tests/states/keyed/test_merge_in_a_store.py": 3}
         more |= {"tests/time_travel/test_rollback_in_a_store.py": 1}
+        more |= {"tests/repair/test_repair_in_a_store.py": 9}
         more |= {"tests/whole/test_store_away.py": 1} if store == "s3" else {}
+    names = "each_fault or left_uploads or store_away or merge_in_a_store or rollback_in_a_store or repair_in_a_store"
     done = subprocess.run(
-        [*command, *more, "-k", "each_fault or left_uploads or store_away or merge_in_a_store or rollback_in_a_store"],
+        [*command, *more, "-k", names],
         env=environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0 and f"{1 + sum(more.values())} passed" in done.stdout, (
         f"{done.stdout[-5000:]}\n{done.stderr[-2000:]}"

@@ -49,7 +49,7 @@ def history(
         each: recorded_transactions(warehouse, name, each, None if txid is None else {txid}, last or None, earlier=True)
         for each in _groups(warehouse, name, group)
     }
-    if txid is not None and not any(one.rows or one.unreadable or one.earlier for one in found.values()):
+    if txid is not None and not any(_says(one) for one in found.values()):
         raise _not_kept(warehouse, name, txid, list(found))
     lines: list[str] = []
     for each, of_group in found.items():
@@ -59,6 +59,10 @@ def history(
             lines += [json.dumps({"group": each, **row, "taken_back": gone}, default=_json) for row, gone in told]
             said = sorted(of_group.unreadable.items())
             lines += [json.dumps({"group": each, "txid": one, "unreadable": text}) for one, text in said]
+            lines += [
+                json.dumps({"group": each, "txid": one, "incarnation": incarnation, "unreadable": text})
+                for (incarnation, one), text in of_group.unreadable_earlier.items()
+            ]
         else:
             lines += list(_of_group(name, each, of_group, txid))
     return lines
@@ -102,8 +106,10 @@ def _of_group(name: str, group: str, found: Transactions, txid: int | None) -> I
     yield f"{name}, batch group {group}:"
     if found.trouble:
         yield f"  (from manifests, since the table of transactions cannot be read: {found.trouble})"
-    if not found.rows and not found.unreadable and not found.earlier:
+    if not _says(found):
         yield "  no transaction is kept"
+    for (incarnation, each), why in sorted(found.unreadable_earlier.items(), key=lambda one: rollbacks_of(one[0][0])):
+        yield f"  {each}  NOT READABLE, from before rollback {rollbacks_of(incarnation) + 1}: {why}"
     for one in found.earlier:
         said = _before_rollback(one)
         shown = [*_details(one.row), f"  {said}"] if txid is not None else [f"{_line(one.row)}; {said}"]
@@ -119,6 +125,10 @@ def _of_group(name: str, group: str, found: Transactions, txid: int | None) -> I
             continue
         row = found.rows[each]
         yield from (f"  {line}" for line in (_details(row) if txid is not None else [_line(row)]))
+
+
+def _says(found: Transactions) -> bool:
+    return bool(found.rows or found.unreadable or found.earlier or found.unreadable_earlier)
 
 
 def _before_rollback(one: BeforeRollback) -> str:

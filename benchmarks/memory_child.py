@@ -1,0 +1,130 @@
+"""The process that `memory` starts for each size of state; tells the peaks on standard output, as JSON.
+
+python -m benchmarks.memory_child ZOOKEEPER WAREHOUSE KEYS ROWS TRANSACTIONS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+DRIVER, JVM, WORKERS, MERGES = "the driver's Python", "the JVM", "Python workers", "the process that merges"
+_LOOK_SECS = 0.2
+
+
+class Peaks(threading.Thread):
+    """Looks at this process and all below it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="bench-memory", daemon=True)
+        self._ended = threading.Event()
+        self.mb: dict[str, float] = {}
+
+    def run(self) -> None:
+        while not self._ended.wait(_LOOK_SECS):
+            for who, kb in _now().items():
+                self.mb[who] = max(self.mb.get(who, 0.0), kb / 1024)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def _now() -> Counter[str]:
+    """Whose → kB of memory of its own."""
+    from trident.states.keyed.merge_process import MERGE_PROCESS
+
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it has ended
+    found: Counter[str] = Counter()
+    for pid in parents:
+        above = pid
+        while above not in (0, os.getpid()):
+            above = parents.get(above, 0)
+        if not above:
+            continue
+        try:
+            program = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+            told = (Path("/proc") / str(pid) / "smaps_rollup").read_text()
+        except OSError:
+            continue
+        kb = next((int(line.split()[1]) for line in told.splitlines() if line.startswith("Anonymous:")), 0)
+        if pid == os.getpid():
+            found[DRIVER] += kb
+        elif pid == MERGE_PROCESS.pid:
+            found[MERGES] += kb
+        elif b"workers.daemon" in program or b"pyspark.daemon" in program:
+            found[WORKERS] += kb
+        elif b"java" in program.split(b"\0")[0]:
+            found[JVM] += kb
+    return found
+
+
+class _Total:
+    """A reducer of the user's."""
+
+    def init(self) -> int:
+        return 0
+
+    def reduce(self, current: int, n: int) -> int:
+        return current + n
+
+
+def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: int) -> None:
+    from benchmarks.beside import Running
+    from benchmarks.keys import GatedKeys
+    from trident import DeltaAppend, DeltaMapState, MapGet, TridentTopology
+    from trident.spark.session import make_session
+
+    class Sized:
+        """What ``Running`` asks a benchmark for."""
+
+        @staticmethod
+        def size(full: int, quick: int) -> int:
+            return quick
+
+    spark = make_session("memory", {"spark.driver.memory": "1g", "spark.trident.classArchive": "false"})
+    spout = GatedKeys(rows, keys, load=True)
+    topology = TridentTopology("memory")
+    totals = DeltaMapState("totals", merge_every_txids=transactions // 2, merge_interval_secs=1e9)
+    stream = topology.new_stream("keys", spout)
+    made = stream.group_by("key").persistent_aggregate(totals, "n", _Total(), "total long")
+    stream.state_query(made, "key", MapGet(), "before").partition_persist(DeltaAppend("out"))
+    query = topology.start(
+        spark,
+        warehouse=str(warehouse),
+        zookeeper=zookeeper,
+        zookeeper_root=f"/{warehouse.parent.name}-{warehouse.name}",
+        max_spout_pending=1,
+        message_timeout_secs=None,
+        merge_at_stop_secs=0,
+        progress="none",
+    )
+    try:
+        running = Running(Sized(), query, spout, has_copies=True)  # type: ignore[arg-type]
+        peaks = Peaks()
+        peaks.start()
+        try:
+            for number in range(transactions):
+                running.let_go(1)
+                query.get("totals", [f"k{number:08d}", f"k{number + keys // 2:08d}"])
+        finally:
+            peaks.end()
+    finally:
+        query.stop()
+    if (error := query.exception()) is not None:
+        raise error
+    print(json.dumps(peaks.mb))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

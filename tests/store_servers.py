@@ -337,7 +337,8 @@ class HdfsCluster:
         with urllib.request.urlopen(url, timeout=60) as answer:
             (found,) = json.load(answer)["beans"]
         calls = {name.removesuffix("NumOps"): count for name, count in found.items() if name.endswith("NumOps")}
-        return Counter({name: count for name, count in calls.items() if name not in _OF_DATA_NODES})
+        clients = (name for name in calls if not name.startswith("Overall") and name not in _OF_DATA_NODES)
+        return Counter({name: calls[name] for name in clients})
 
     def admin(self, *arguments: str) -> None:
         """Runs ``hdfs dfsadmin``."""

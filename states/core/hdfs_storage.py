@@ -186,14 +186,16 @@ class HdfsStorage:
             self.delete(path)
 
     def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
-        found = self.stat(folder)
-        if found is not None and found.is_folder:
-            return
         at, above = self._at(folder), self._at(anchor)
-        with _told(anchor):
-            if at == above or above == "/":
+        if at == above or above == "/":
+            with _told(anchor):
                 self._client.mkdirs(at, create_parent=True)
-                return
+            return
+        with suppress(FileNotFoundError), _told(folder):
+            # Mostly the folder above is there, and so is the anchor: one request.
+            self._client.mkdirs(at, create_parent=False)
+            return
+        with _told(anchor):
             self._client.get_file_info(above)
             below, made = posixpath.relpath(at, above), above
             for part in below.split("/"):

@@ -29,7 +29,9 @@ TRANSACTIONS, CLEAN_EVERY = 8, 4
 # Two staged files; looks at three tables, and again at the two that are committed to; the manifest; two entries.
 STEADY = {"PUT staged": 2, "HEAD entry": 8, "PUT manifest": 1, "PUT entry": 2}
 CLEANING = {"LIST manifests": 2, "DELETE several": 1, "LIST rows": 2}
-HDFS_STEADY: dict[str, float] = {}
+# Two staged files, the manifest, two entries; the last three get their names by a rename. A folder for the rows that
+# wait, and one for the staged files of each table.
+HDFS_STEADY = {"Create": 5, "AddBlock": 5, "Fsync": 5, "Rename2": 3, "Mkdirs": 3, "GetFileInfo": 13}
 DELAY_MS, PATH_MS_MAX = 20, 300
 
 PROGRAM = """
@@ -232,5 +234,8 @@ def test_calls_of_the_name_node_that_a_transaction_of_two_tables_makes(tmp_path:
     (first, before), (last, behind) = made
     assert last - first == TRANSACTIONS
     found = {name: count / TRANSACTIONS for name, count in (behind - before).items()}
-    print(found)
-    assert found == HDFS_STEADY
+    # The writing of a file ends with as many Completes as it takes until the data node has told of it. And beside the
+    # transactions the source writes down what it has seen, and the clock has the leader look at its warehouse.
+    for name, calls in HDFS_STEADY.items():
+        assert calls <= found.pop(name) < calls + 2, name
+    assert found.pop("Complete") >= HDFS_STEADY["Create"] and all(calls < 1 for calls in found.values()), found

@@ -29,8 +29,8 @@ TRANSACTIONS, CLEAN_EVERY = 8, 4
 # Two staged files; looks at three tables, and again at the two that are committed to; the manifest; two entries.
 STEADY = {"PUT staged": 2, "HEAD entry": 8, "PUT manifest": 1, "PUT entry": 2}
 CLEANING = {"LIST manifests": 2, "DELETE several": 1, "LIST rows": 2}
-# Two staged files, the manifest, two entries; the last three get their names by a rename. A folder for the rows that
-# wait, and one for the staged files of each table.
+# Two staged files, the manifest, two entries; the last three get their names by a rename. And three folders of the
+# attempt.
 HDFS_STEADY = {"Create": 5, "AddBlock": 5, "Fsync": 5, "Rename2": 3, "Mkdirs": 3, "GetFileInfo": 13}
 DELAY_MS, PATH_MS_MAX = 20, 300
 

@@ -136,7 +136,7 @@ fork: check-java $(STAMP) $(CLASSES)
 
 stores: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/states/core/test_store_faults.py \
-		tests/states/delta/test_process_races.py tests/whole/test_store_warehouses.py tests/whole/test_store_messages.py \
+		tests/states/delta/test_process_races.py tests/whole/test_store_warehouses.py tests/whole/test_store_messages.py tests/whole/test_round_trips.py \
 		$(PYTEST_ARGS)
 
 cluster: check-java $(STAMP) $(CLASSES)

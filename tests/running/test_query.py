@@ -398,17 +398,19 @@ def test_a_standby_that_has_led_does_not_write_over_the_leaders_status(start, tm
 
 
 def test_pause_starts_nothing_new_and_resume_goes_on(start, tmp_path: Path) -> None:
-    query = start(word_count(batches=[[("a",)]] * 6), batch_emit_interval_secs=0.3, max_spout_pending=1)
-    while not query.recent_progress:
-        time.sleep(0.01)
+    query = start(word_count(batches=[[("a",)]] * 20), batch_emit_interval_secs=0.3, max_spout_pending=1)
+    assert eventually(lambda: query.recent_progress, WAIT_SECS)
     query.pause()
-    time.sleep(1.5)
-    so_far = query.last_progress["batch_id"]
-    time.sleep(0.5)
-    assert query.last_progress["batch_id"] == so_far < 6
+
+    def rests() -> bool:  # the transaction that was under way has ended; others would have come meanwhile
+        before = query.last_progress["batch_id"]
+        time.sleep(2)
+        return query.last_progress["batch_id"] == before
+
+    assert eventually(rests, WAIT_SECS) and query.last_progress["batch_id"] < 20
     query.resume()
     query.process_all_available(WAIT_SECS)
-    assert stored(tmp_path) == {"a": 6}
+    assert stored(tmp_path) == {"a": 20}
 
 
 # --- refused early --------------------------------------------------------------------------------

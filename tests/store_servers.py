@@ -286,6 +286,8 @@ class HdfsCluster:
         text = f"<configuration>{''.join(rows)}</configuration>"
         for name in ("core-site.xml", "hdfs-site.xml"):
             (self.folder / "conf" / name).write_text(text)
+        # Else counts are up to ten seconds old.
+        (self.folder / "conf" / "hadoop-metrics2.properties").write_text("*.period=1\n")
         spark = Path(pyspark.__file__).parent / "jars"
         of_spark = ("hadoop-client-", "log4j-", "slf4j-", "jcl-", "snappy-java-")
         found = sorted(str(each) for each in spark.iterdir() if each.name.startswith(of_spark))
@@ -333,6 +335,7 @@ class HdfsCluster:
 
     def calls(self) -> Counter[str]:
         """How often clients have called each operation of the name node since its start."""
+        time.sleep(2.5)  # the name node's counts are up to a second old
         url = f"http://{self._name_http}/jmx?qry=Hadoop:service=NameNode,name=RpcDetailedActivityForPort*"
         with urllib.request.urlopen(url, timeout=60) as answer:
             (found,) = json.load(answer)["beans"]

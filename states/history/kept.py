@@ -78,6 +78,16 @@ class KeptManifests:
         self._kept = txids
         return list(txids)
 
+    def unreadable_last(self) -> tuple[int, str] | None:
+        """The transaction behind those of the last :meth:`txids` whose manifest is there and cannot be read, and why.
+
+        It may have been decided or not; None where there is no such one.
+        """
+        txid = max(self._files, default=0)
+        if not txid or txid in self._kept or any(self._manifest(path) is not None for path in self._files[txid]):
+            return None
+        return txid, f"the manifest {self._files[txid][0]}, which may have been decided or not"
+
     def read(self, txid: int) -> Manifest:
         """Returns the manifest of the attempt that was decided.
 

@@ -232,6 +232,9 @@ def _earlier(
         kept = KeptManifests(warehouse, topology, group, one)
         wanted = [each for each in kept.txids() if each not in recorded and (txids is None or each in txids)]
         more, unreadable = _of_manifests(warehouse, kept, wanted[-left:] if left else wanted)
+        last = kept.unreadable_last()
+        if last is not None and last[0] not in recorded and (txids is None or last[0] in txids):
+            unreadable |= dict([last])
         recorded |= more
         newest = sorted(recorded.keys() | unreadable.keys())
         newest = newest[-left:] if left else newest
@@ -243,16 +246,28 @@ def _earlier(
 def _told(rows: list[Row], tables: Publications) -> list[BeforeRollback]:
     """Says of the transactions of one incarnation, in their order, whether a rollback has taken them back.
 
-    It takes back all behind one transaction: so few are looked for, each of which costs a listing of the tables' logs.
+    It takes back all behind one transaction; and what the logs cannot tell any more are the oldest. So few are looked
+    for, each of which costs a listing of the tables' logs.
     """
-    first_gone, above = 0, len(rows)
-    while first_gone < above:
-        middle = (first_gone + above) // 2
-        gone = _taken_back(tables, rows[middle])
-        if gone is None:
-            return [BeforeRollback(row, _taken_back(tables, row)) for row in rows]
-        first_gone, above = (first_gone, middle) if gone else (middle + 1, above)
-    return [BeforeRollback(row, place >= first_gone) for place, row in enumerate(rows)]
+    asked: dict[int, bool | None] = {}
+
+    def gone(place: int) -> bool | None:
+        if place not in asked:
+            asked[place] = _taken_back(tables, rows[place])
+        return asked[place]
+
+    first_gone = _first(len(rows), lambda place: gone(place) is True)
+    first_known = first_gone if not first_gone or gone(first_gone - 1) is None else 0
+    return [BeforeRollback(row, None if n < first_known else n >= first_gone) for n, row in enumerate(rows)]
+
+
+def _first(count: int, holds: Callable[[int], bool]) -> int:
+    """The first of the places 0 to ``count`` of which something holds, as of all behind it."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
 
 
 def _taken_back(tables: Publications, row: Row) -> bool | None:

@@ -51,8 +51,9 @@ def test_a_manifest_from_before_a_rollback_that_cannot_be_read_is_named(tmp_path
     kept(tmp_path, "9f3c-r1", *(TransactionAttempt(txid, 7) for txid in (3, 4)))
     path = tmp_path / "_trident/past/lines/manifests/9f3c/2-0.json"
     path.write_bytes(b"[" + path.read_bytes()[1:])
-    lost, *others = (line.strip() for line in history("past", config=config)[1:])
-    assert lost.startswith("2  NOT READABLE, from before rollback 1: the manifest") and len(others) == 3
+    one, lost, *others = (line.strip() for line in history("past", config=config)[1:])
+    assert lost.startswith("2  NOT READABLE, from before rollback 1: the manifest") and len(others) == 2
+    assert one.startswith("1  attempt 0")
     assert history("past", config=config, last=2)[1:] == history("past", config=config)[3:], "1 and 2 are not asked for"
     assert "2  NOT READABLE" in "\n".join(history("past", 2, config))
     said = [json.loads(line) for line in history("past", config=config, as_json=True)]
@@ -62,22 +63,31 @@ def test_a_manifest_from_before_a_rollback_that_cannot_be_read_is_named(tmp_path
         (3, "9f3c", False),
         (3, "9f3c-r1", False),
     ]
+    path = tmp_path / "_trident/past/lines/manifests/9f3c/4-0.json"
+    path.write_bytes(path.read_bytes()[:100])  # the last of its incarnation, of which no later one tells
+    said = [line.strip() for line in history("past", config=config)[1:]]
+    assert [line.split("  ")[0] for line in said] == ["1", "2", "3", "4", "3"]
+    assert said[3].startswith("4  NOT READABLE, from before rollback 1: the manifest") and "decided or not" in said[3]
 
 
 @pytest.mark.parametrize("stay", [0, 1, 617, 1000])
-def test_of_many_transactions_before_a_rollback_few_are_looked_for(monkeypatch: pytest.MonkeyPatch, stay: int) -> None:
-    """Each look lists the logs of the tables."""
+@pytest.mark.parametrize("unknown", [0, 1, 500, 600, 617, 900, 1000])
+def test_of_many_transactions_before_a_rollback_few_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch, stay: int, unknown: int
+) -> None:
+    """Each look lists the logs of the tables; of the oldest ones the logs cannot tell any more."""
     asked: list[int] = []
 
-    def look(tables: object, row: dict[str, int]) -> bool:
+    def look(tables: object, row: dict[str, int]) -> bool | None:
         asked.append(row["txid"])
-        return row["txid"] > stay
+        return None if row["txid"] <= unknown else row["txid"] > stay
 
     monkeypatch.setattr(recorded, "_taken_back", look)
     told = recorded._told([{"txid": txid} for txid in range(1, 1001)], None)  # type: ignore[arg-type]
-    assert [one.taken_back for one in told] == [False] * stay + [True] * (1000 - stay) and len(asked) <= 10
-    monkeypatch.setattr(recorded, "_taken_back", lambda tables, row: None)
-    assert [one.taken_back for one in recorded._told([{"txid": 1}], None)] == [None]  # type: ignore[arg-type]
+    # One that is known to stay says that those before it do.
+    cannot_tell = unknown if unknown >= stay else 0
+    answers = [None if txid <= cannot_tell else txid > stay for txid in range(1, 1001)]
+    assert [one.taken_back for one in told] == answers and len(asked) <= 11
 
 
 def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -173,8 +173,10 @@ def test_killed_and_resumed_on_a_store_nothing_is_lost_or_doubled(
     found = json.loads(life.stdout.splitlines()[-1])
     assert found["counts"] == found["plain"] == words
     assert Counter(found["lines"]) == Counter(lines)
-    for path, text in [*stored_below(f"{base}/w"), *znodes(zk_server, zk_root)]:
-        assert secret.encode() not in text, path
+    seen = dict([*stored_below(f"{base}/w"), *znodes(zk_server, zk_root)])
+    assert {"status.json", "leader", "coordinator"} <= {path.rpartition("/")[2] for path in seen}
+    assert any("/manifests/" in path for path in seen) and any("/_delta_log/" in path for path in seen)
+    assert not [path for path, text in seen.items() if secret.encode() in text]
     # Readers without Spark, and the command line.
     monkeypatch.setenv("TRIDENT_SPARK_CONF", conf)
     asked = sorted(words)
@@ -194,6 +196,7 @@ def test_killed_and_resumed_on_a_store_nothing_is_lost_or_doubled(
         text=True,
         cwd=tmp_path,
     )
+    assert secret not in told.stdout + told.stderr + past.stdout + past.stderr
     rows = [json.loads(line) for line in past.stdout.splitlines()]
     assert [row["txid"] for row in rows] == list(range(1, len(rows) + 1)), past.stderr
     written = [part["rows"] for row in rows for part in row["tables"] if part["state"] == "lines"]

@@ -37,7 +37,8 @@ def history(
         last: of each batch group the newest so many; 0: all that are kept. Those from before a rollback come with a
             word that says so.
         as_json: each line is a JSON object, of one transaction; with ``unreadable`` where its manifest cannot be read;
-            ``taken_back`` says whether a rollback has taken it back.
+            ``taken_back`` says whether a rollback has taken it back. Those with ``unreadable`` have no more than group,
+            txid and incarnation, and come last.
 
     Raises:
         TopologyError: the warehouse knows no such topology, or group.
@@ -57,11 +58,11 @@ def history(
             told = [(one.row, one.taken_back) for one in of_group.earlier]
             told += [(row, False) for row in of_group.rows.values()]
             lines += [json.dumps({"group": each, **row, "taken_back": gone}, default=_json) for row, gone in told]
-            said = sorted(of_group.unreadable.items())
-            lines += [json.dumps({"group": each, "txid": one, "unreadable": text}) for one, text in said]
+            lost = dict(of_group.unreadable_earlier)
+            lost |= {(of_group.incarnation, one): text for one, text in sorted(of_group.unreadable.items())}
             lines += [
                 json.dumps({"group": each, "txid": one, "incarnation": incarnation, "unreadable": text})
-                for (incarnation, one), text in of_group.unreadable_earlier.items()
+                for (incarnation, one), text in lost.items()
             ]
         else:
             lines += list(_of_group(name, each, of_group, txid))
@@ -108,11 +109,12 @@ def _of_group(name: str, group: str, found: Transactions, txid: int | None) -> I
         yield f"  (from manifests, since the table of transactions cannot be read: {found.trouble})"
     if not _says(found):
         yield "  no transaction is kept"
-    for (incarnation, each), why in sorted(found.unreadable_earlier.items(), key=lambda one: rollbacks_of(one[0][0])):
-        yield f"  {each}  NOT READABLE, from before rollback {rollbacks_of(incarnation) + 1}: {why}"
-    for one in found.earlier:
-        said = _before_rollback(one)
-        shown = [*_details(one.row), f"  {said}"] if txid is not None else [f"{_line(one.row)}; {said}"]
+    earlier = [(_place(one.row["incarnation"], one.row["txid"]), _earlier_lines(one, txid)) for one in found.earlier]
+    earlier += [
+        (_place(*lost), [f"{lost[1]}  NOT READABLE, from before rollback {rollbacks_of(lost[0]) + 1}: {why}"])
+        for lost, why in found.unreadable_earlier.items()
+    ]
+    for _, shown in sorted(earlier):
         yield from (f"  {line}" for line in shown)
     before: int | None = None
     for each in sorted(found.rows.keys() | found.unreadable.keys()):
@@ -125,6 +127,16 @@ def _of_group(name: str, group: str, found: Transactions, txid: int | None) -> I
             continue
         row = found.rows[each]
         yield from (f"  {line}" for line in (_details(row) if txid is not None else [_line(row)]))
+
+
+def _place(incarnation: str, txid: int) -> tuple[int, int]:
+    """Puts transactions from before rollbacks in the order in which they were made."""
+    return rollbacks_of(incarnation), txid
+
+
+def _earlier_lines(one: BeforeRollback, txid: int | None) -> list[str]:
+    said = _before_rollback(one)
+    return [*_details(one.row), f"  {said}"] if txid is not None else [f"{_line(one.row)}; {said}"]
 
 
 def _says(found: Transactions) -> bool:

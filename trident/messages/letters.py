@@ -5,13 +5,10 @@ The topology may be running: what is read is of one version of each table.
 
 from __future__ import annotations
 
-import math
-import re
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,8 +17,11 @@ import pyarrow.compute as pc
 
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.incarnation_ids import first_id
+from trident.messages.lives import ASKED, LetterRow, ReplayEnd, in_order, life_of
 from trident.messages.replays import ReplayRequests, request_replay
+from trident.messages.table import greatest_time
 from trident.states.core import storage
+from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.names import STREAMS_FOLDER, check_name
 from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS, MESSAGES, BesideKind
@@ -34,8 +34,6 @@ from trident.states.publishing.dead_letters import ENDS, LETTERS, tables_beside
 # The ids under which replays have ended, in the table of a stream's messages; all others sort before or behind.
 _REPLAY, _BEHIND_REPLAY = "replay ", "replay!"
 _SETTLED = ("asked for", "acked")
-# Of a file that a transaction has staged; others are of somebody's OPTIMIZE, say.
-_STAGED = re.compile(r"data/([^/]+)/\d+-\d+-[^/]+/")
 # So many are named where one is asked for that there is not.
 _NAMED = 20
 
@@ -143,21 +141,15 @@ class LetterBox:
 
     def _letters(self, reading: _Reading) -> list[DeadLetter]:
         names = [name for name in DeadLetter.__dataclass_fields__ if name != "replay"]
-        lives = self._lives()
-        rows = [row for path in self._paths(DEAD_LETTERS) for row in self._rows_of_letters(path, reading, lives)]
-        replays = self._replays(reading, lives) if rows else {}
+        rows = [row for path in self._paths(DEAD_LETTERS) for row in self._rows_of_letters(path, reading)]
+        replays = self._replays(reading) if rows else {}
         return [
             DeadLetter(
-                **{name: row[name] for name in names},
-                replay=_replayed(replays.get((row["stream"], row["message"]), []), moment),
+                **{name: letter.row[name] for name in names},
+                replay=_replayed(replays.get((letter.row["stream"], letter.row["message"]), []), letter),
             )
-            for moment, row in sorted(rows, key=lambda found: (found[0], found[1]["given_up_at"]))
+            for letter in in_order(rows)
         ]
-
-    def _lives(self) -> _Lives:
-        return _Lives(
-            [file for kind in (DEAD_LETTERS, MESSAGES) for path in self._paths(kind) for file in self._files(path)]
-        )
 
     def count(self) -> int | None:
         """How many there are, by the tables' logs alone; None where these do not say."""
@@ -212,23 +204,22 @@ class LetterBox:
         check_name("stream", stream)  # it becomes a path
         return self._warehouse / "_trident" / self._topology / STREAMS_FOLDER / stream
 
-    def _replays(self, reading: _Reading, lives: _Lives) -> dict[tuple[str, str], list[tuple[_Moment, str]]]:
-        """(stream, message) → its replays: in which transaction one ended, and how; the last may be asked for."""
-        found: dict[tuple[str, str], list[tuple[_Moment, str]]] = {}
+    def _replays(self, reading: _Reading) -> dict[tuple[str, str], list[ReplayEnd]]:
+        """(stream, message) → its replays, in the order of their ends; the last may be asked for."""
+        found: dict[tuple[str, str], list[ReplayEnd]] = {}
         for path in self._paths(MESSAGES):
             stream = _stream_of(path, self._topology)
             # Before the ends: a request that ends meanwhile is among these, and would else be among neither.
             asked = ReplayRequests.asked(self._stream_folder(stream))
-            files = [file for file in self._files(path) if _may_have_replays(file)]
-            ends = [
-                (lives.moment(file, row["txid"], row["settled_at"]), row)
-                for file in files
-                for row in reading.rows(path, file, ENDS, _replays_of)
-            ]
-            for moment, row in sorted(ends, key=lambda end: end[0]):
-                found.setdefault((stream, row["message"].split(" ", 2)[2]), []).append((moment, row["outcome"]))
+            table = self._tables.load(str(path))
+            files = [file for file in self._tables.live_files(table) if _may_have_replays(file)]
+            ends = [row for file in files for row in reading.rows(path, file, ENDS, _replays_of)]
+            life = first_id(decode_control(path, table.control(DOMAIN)).incarnation) if ends else ""
+            for row in sorted(ends, key=lambda row: row["txid"]):
+                end = ReplayEnd(life, row["txid"], row["settled_at"], row["outcome"])
+                found.setdefault((stream, row["message"].split(" ", 2)[2]), []).append(end)
             for message in asked:
-                found.setdefault((stream, message), []).append(((math.inf, math.inf), "asked for"))
+                found.setdefault((stream, message), []).append(ASKED)
         return found
 
     def _paths(self, kind: BesideKind) -> list[Place]:
@@ -242,55 +233,17 @@ class LetterBox:
     def _files(self, path: Place) -> list[LiveFile]:
         return self._tables.live_files(self._tables.load(str(path)))
 
-    def _rows_of_letters(self, path: Place, reading: _Reading, lives: _Lives) -> list[tuple[_Moment, dict[str, Any]]]:
+    def _rows_of_letters(self, path: Place, reading: _Reading) -> list[LetterRow]:
         files = self._files(path)
         if reading.last is not None:
-            files.sort(key=lambda file: (lives.of(file, math.inf), _greatest_txid(file)), reverse=True)
-        found: list[tuple[_Moment, dict[str, Any]]] = []
+            files.sort(key=_given_up_by, reverse=True)
+        found: list[LetterRow] = []
         for file in files:
             if reading.last is not None and len(found) >= reading.last:
                 break
-            rows = reading.rows(path, file, LETTERS, reading.of_letters)
-            found += [(lives.moment(file, row["txid"], row["given_up_at"]), row) for row in rows]
+            life = life_of(file)
+            found += [LetterRow(life, row) for row in reading.rows(path, file, LETTERS, reading.of_letters)]
         return found
-
-
-# A transaction's place among all of a topology: which of its lives, and the txid in that.
-_Moment = tuple[float, float]
-
-
-class _Lives:
-    """The lives of a topology that has tables from before a reset: in each its txids begin at 1 again.
-
-    A staged file is in a folder of its incarnation. A row that somebody's OPTIMIZE has put elsewhere is of the life
-    in whose time it was written.
-
-    Args:
-        files: of all tables whose rows are put in order.
-    """
-
-    def __init__(self, files: Iterable[LiveFile]) -> None:
-        begun: dict[str, float] = {}
-        for file in files:
-            life = _life(file)
-            if life is not None:
-                begun[life] = min(begun.get(life, math.inf), file.modification_ms)
-        ordered = sorted(begun, key=lambda life: (begun[life], life))
-        self._place = {life: place for place, life in enumerate(ordered)}
-        self._begun = [begun[life] for life in ordered]
-
-    def of(self, file: LiveFile, at_ms: float) -> float:
-        """The place of a file's life, or of the life in which a row of it was written at a time."""
-        life = _life(file)
-        return self._place[life] if life is not None else bisect_right(self._begun, at_ms) - 1
-
-    def moment(self, file: LiveFile, txid: int, at: datetime) -> _Moment:
-        return self.of(file, at.timestamp() * 1_000), txid
-
-
-def _life(file: LiveFile) -> str | None:
-    staged = _STAGED.match(file.path)
-    return first_id(staged[1]) if staged else None
 
 
 class _Reading:
@@ -329,7 +282,7 @@ class _Reading:
         if self._messages:
             batch = batch.filter(pc.is_in(batch.column("message"), pa.array(list(self._messages), pa.string())))
         if self.last is not None and batch.num_rows > self.last:
-            order = pc.sort_indices(batch, [("txid", "descending"), ("given_up_at", "descending")])
+            order = pc.sort_indices(batch, [("given_up_at", "descending"), ("txid", "descending")])
             batch = batch.take(order[: self.last])
         return batch
 
@@ -344,10 +297,9 @@ def _stream_of(path: Place, topology: str) -> str:
     return path.name[len(before) : -len(behind)]
 
 
-def _greatest_txid(file: LiveFile) -> float:
-    stats: Any = file.stats or {}
-    found = dict(stats.get("maxValues") or {}).get("txid")
-    return found if isinstance(found, int) else math.inf
+def _given_up_by(file: LiveFile) -> datetime:
+    """The time of a file's newest letter, or a later one where the log does not say."""
+    return greatest_time(file, "given_up_at") or datetime.max.replace(tzinfo=timezone.utc)
 
 
 def _may_have_replays(file: LiveFile) -> bool:
@@ -357,7 +309,7 @@ def _may_have_replays(file: LiveFile) -> bool:
     return not (isinstance(low, str) and low > _BEHIND_REPLAY or isinstance(high, str) and high < _REPLAY)
 
 
-def _replayed(replays: list[tuple[_Moment, str]], moment: _Moment) -> str:
+def _replayed(replays: list[ReplayEnd], letter: LetterRow) -> str:
     """Returns the fate of a letter: its message's first replay that ended behind it, since that one was its own."""
-    later = [outcome for ended_in, outcome in replays if ended_in > moment and outcome != "failed"]
+    later = [end.outcome for end in replays if end.outcome != "failed" and end.is_behind(letter)]
     return later[0] if later else ""

@@ -147,7 +147,7 @@ def _rows(root: str, files: Sequence[LiveFile], window: datetime.timedelta, whol
     others = [file for file in files if txids[file.path] not in (None, last)]
     if newest is not None:
         since = newest - window - _SLACK
-        others = [file for file in others if (end := _settled_by(file)) is None or end >= since]
+        others = [file for file in others if (end := greatest_time(file, "settled_at")) is None or end >= since]
     return pa.concat_tables([rows, pa.Table.from_batches(list(rows_of(root, others, _ENDS)), _ENDS)])
 
 
@@ -163,9 +163,9 @@ def _txid_of(file: LiveFile) -> int | None:
     return txid if isinstance(txid, int) else None
 
 
-def _settled_by(file: LiveFile) -> datetime.datetime | None:
-    """A time that none of the file's messages was settled a second after; None where the log does not say."""
-    bound = _highest(file, "settled_at")
+def greatest_time(file: LiveFile, column: str) -> datetime.datetime | None:
+    """A time that none of the column's in the file is a second behind; None where the log does not say."""
+    bound = _highest(file, column)
     try:
         told = datetime.datetime.fromisoformat(bound.replace("Z", "+00:00")) if isinstance(bound, str) else None
     except ValueError:

@@ -30,7 +30,7 @@ _DISK, _HDFS, _S3, _FAR = "disk", "HDFS", "S3 (moto)", "S3 (moto), 20 ms added t
 ONE, FOUR, THEIRS, BEGINS, ENDS = "1 in flight", "4 in flight", "foreachBatch + append", "begins", "ends"
 CATCH_UP, ONE_JOB = "catch-up of all that waits, 4 in flight", "one Spark job into Delta"
 LIVE_READ, PLAIN_READ = "live read of all rows before a MERGE", "read of the plain table behind it"
-MERGE, THEIR_MERGE = "our MERGE of the catch-up", "Delta's MERGE of the same words"
+MERGE, THEIR_MERGE = "our MERGE of the catch-up's counts", "Delta's MERGE of the same counts, added up"
 
 
 def run(bench: Bench, report: Report) -> None:

@@ -165,8 +165,8 @@ class _Backlog:
             if (error := query.exception()) is not None:
                 raise error
         self._timed(MERGE, lambda: self._merge(name))
-        plain = self._spark.read.format("delta").load(f"{self._place}/{name}/counts")
-        self._timed(PLAIN_READ, lambda: _sum(plain, all_words))
+        plain = f"{self._place}/{name}/counts"
+        self._timed(PLAIN_READ, lambda: _sum(self._spark.read.format("delta").load(plain), all_words))
         return self._million() / secs
 
     def _timed(self, what: str, act: Callable[[], None]) -> None:
@@ -200,15 +200,20 @@ class _Backlog:
             return self._million() / (time.monotonic() - started)
 
     def _their_merge(self, number: int) -> float:
-        """Milliseconds of Delta's MERGE of the same words into a table that has them all."""
+        """Milliseconds of Delta's MERGE of the same counts, which are ready, into an empty table, as ours is."""
         table = f"{self._place}/merged{number + 1}"
         with tempfile.TemporaryDirectory(prefix="trident-bench-backlog-") as folder:
-            frame = self._spark.read.text(str(words.write_files(Path(folder), self._files, self._lines)))
-            peers.make_table(self._spark, table, words.counted(frame))
-            merge = peers.merge_sink(table, words.counted, "word", "count")
-            started = time.monotonic()
-            merge(frame, 0)
-            return (time.monotonic() - started) * 1000
+            lines = self._spark.read.text(str(words.write_files(Path(folder), self._files, self._lines)))
+            counts = words.counted(lines).persist()
+            try:
+                counts.count()
+                peers.make_table(self._spark, table, counts.limit(0))
+                merge = peers.merge_sink(table, lambda frame: frame, "word", "count")
+                started = time.monotonic()
+                merge(counts, 0)
+                return (time.monotonic() - started) * 1000
+            finally:
+                counts.unpersist()
 
 
 def _sum(frame: Any, wanted: int) -> None:

@@ -37,8 +37,8 @@ def run(bench: Bench, report: Report) -> None:
         "the greatest of looks 0.2 s apart, once the state is full and its local copy is there; workers: all of them"
     )
     report.note(
-        f"meanwhile: {bench.size(120, 6)} transactions of {bench.size(1_000, 20):,} rows through a reducer in Python and "
-        "a state_query, a MERGE behind each half of them, and a get of two keys behind each"
+        f"meanwhile: {bench.size(120, 6)} transactions of {bench.size(1_000, 20):,} rows through a reducer in Python, "
+        "and a state_query; a MERGE behind each half of them, and a get of two keys behind each"
     )
     report.note("the JVM takes what driver_memory (1 GB here) lets it have, before it collects its garbage")
 

@@ -320,7 +320,7 @@ def test_a_sample_of_the_sweep_in_a_store(store: str, zk_server: str) -> None:
     if ALL:
         more |= {"tests/states/keyed/test_merge_in_a_store.py": 3}
         more |= {"tests/time_travel/test_rollback_in_a_store.py": 1}
-        more |= {"tests/repair/test_repair_in_a_store.py": 9}
+        more |= {"tests/repair/test_repair_in_a_store.py": 5}
         more |= {"tests/whole/test_store_away.py": 1} if store == "s3" else {}
     names = "each_fault or left_uploads or store_away or merge_in_a_store or rollback_in_a_store or repair_in_a_store"
     done = subprocess.run(

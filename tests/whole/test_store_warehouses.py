@@ -32,13 +32,13 @@ ALL = os.environ.get("TRIDENT_STORES") == "all"
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ["s3", *(["hdfs"] if ALL else [])]
 LIVES = [
+    "history.write:do_then_die:1",  # first: later ones may find all recorded
     "stage.write:do_then_die:4",
     "manifest.write:do_then_die:2",
     "zk.decide:do_then_die:2",
     "publish.table:do_then_die:3",
     "publish.table:do_then_die:4",
     "compact.merge:do_then_die:1",
-    "history.write:do_then_die:1",
 ]
 
 PROGRAM = """

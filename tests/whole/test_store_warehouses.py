@@ -131,7 +131,8 @@ def stored_below(folder: str) -> Iterator[tuple[str, bytes]]:
     """Every file of a warehouse that is no data file, and what it has."""
     for name in storage.list_names(folder):
         path = f"{folder}/{name}"
-        if storage.is_folder(path):
+        found = storage.stat(path)
+        if found is None or not found.is_file:
             yield from stored_below(path)
         elif not name.endswith(".parquet"):
             yield path, storage.read(path)

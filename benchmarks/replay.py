@@ -21,9 +21,11 @@ import sys
 import trident
 from benchmarks import words
 from trident import DeltaMapState
+from trident.spark.session import make_session
 
+spark = make_session("replay")  # before the topology: its words are split by a column of Spark's
 topology = words.topology("words", sys.argv[2], DeltaMapState("counts"), int(sys.argv[3]))
-with trident.replay(topology, sys.argv[1], int(sys.argv[4])) as replay:
+with trident.replay(topology, sys.argv[1], int(sys.argv[4]), spark=spark) as replay:
     assert replay.differences() == [], "not what was committed"
     print(replay.states["counts"].rows.count(), replay.states["counts"].before.count())
 """

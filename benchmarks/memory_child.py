@@ -1,6 +1,6 @@
 """The process that `memory` starts for each size of state; tells the peaks on standard output, as JSON.
 
-python -m benchmarks.memory_child ZOOKEEPER WAREHOUSE KEYS ROWS TRANSACTIONS
+python -m benchmarks.memory_child ZOOKEEPER WAREHOUSE KEYS ROWS TRANSACTIONS fill|measure
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Total:
         return current + n
 
 
-def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: int) -> None:
+def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: int, measures: bool) -> None:
     from benchmarks.beside import Running
     from benchmarks.keys import GatedKeys
     from trident import DeltaAppend, DeltaMapState, MapGet, TridentTopology
@@ -92,7 +92,9 @@ def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: in
         def size(full: int, quick: int) -> int:
             return quick
 
-    spark = make_session("memory", {"spark.driver.memory": "1g", "spark.trident.classArchive": "false"})
+    # One batch of all keys needs more than what is measured.
+    memory = {"spark.driver.memory": "1g"} if measures else {}
+    spark = make_session("memory", {"spark.trident.classArchive": "false", **memory})
     spout = GatedKeys(rows, keys, load=True)
     topology = TridentTopology("memory")
     totals = DeltaMapState("totals", merge_every_txids=transactions // 2, merge_interval_secs=1e9)
@@ -106,25 +108,27 @@ def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: in
         zookeeper_root=f"/{warehouse.parent.name}-{warehouse.name}",
         max_spout_pending=1,
         message_timeout_secs=None,
-        merge_at_stop_secs=0,
         progress="none",
     )
+    peaks = Peaks()
     try:
-        running = Running(Sized(), query, spout, has_copies=True)  # type: ignore[arg-type]
-        peaks = Peaks()
-        peaks.start()
-        try:
-            for number in range(transactions):
-                running.let_go(1)
-                query.get("totals", [f"k{number:08d}", f"k{number + keys // 2:08d}"])
-        finally:
-            peaks.end()
+        spout.allow(1)
+        query.process_all_available()
+        if measures:
+            running = Running(Sized(), query, spout, has_copies=True)  # type: ignore[arg-type]
+            peaks.start()
+            try:
+                for number in range(transactions):
+                    running.let_go(1)
+                    query.get("totals", [f"k{number:08d}", f"k{number + keys // 2:08d}"])
+            finally:
+                peaks.end()
     finally:
-        query.stop()
+        query.stop(compact=not measures)
     if (error := query.exception()) is not None:
         raise error
     print(json.dumps(peaks.mb))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    main(sys.argv[1], Path(sys.argv[2]), *(int(each) for each in sys.argv[3:6]), measures=sys.argv[6] == "measure")

@@ -34,7 +34,7 @@ def run(bench: Bench, report: Report) -> None:
         "memory of a process's own (Anonymous of /proc/PID/smaps_rollup): pages of mapped files are the kernel's"
     )
     report.note(
-        "the greatest of looks 0.2 s apart, in a process that found the state full, once its local copy is there; all workers"
+        "the greatest of looks 0.2 s apart, in a process that began with a full state, once its local copy is there"
     )
     report.note(
         f"meanwhile: {bench.size(120, 6)} transactions of {bench.size(1_000, 20):,} rows through a reducer in Python, "

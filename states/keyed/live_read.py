@@ -22,7 +22,7 @@ from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.file_merge import LOG_BYTES_MAX, LOG_ROWS_MAX, ordered_folders
-from trident.states.keyed.live_rows import LivePart, key_ranges
+from trident.states.keyed.live_rows import KeyRange, LivePart, key_ranges
 from trident.states.keyed.merge_rows import RowMerge, why_not
 from trident.states.keyed.snapshot import Stored, StoredFiles
 
@@ -36,6 +36,8 @@ _PARTS_A_CORE = 2
 # A task has its range's rows of the log in memory, some 200 bytes for each. The rows of a file count for every range
 # that it may have keys of.
 _LOG_ROWS_A_PART = 2_000_000
+# A process that reads a small state at once has a few times as much in memory.
+_HERE_BYTES_MAX = 16 << 20
 
 
 def live_frame(spark: "SparkSession", stored: Stored, aggregator: Any) -> "DataFrame":
@@ -63,6 +65,33 @@ def live_frame(spark: "SparkSession", stored: Stored, aggregator: Any) -> "DataF
     lows, highs = _bounds_of_files(parts)
     java.giveWay(frame._jdf, by_spark._jdf, list(stored.state.keys), lows, highs)
     return frame
+
+
+def rows_here(spark: "SparkSession", stored: Stored) -> "DataFrame | None":
+    """All keys and their values of a small state, read by this process at once: Spark runs no job for them.
+
+    A session that has just begun takes ten times as long for Spark's plan.
+
+    Returns:
+        None where the state is not small, or Spark alone can read it.
+
+    Raises:
+        TableError: a file is gone or cannot be read, or a sum does not fit its column.
+    """
+    state, files = stored.state, stored.files
+    if stored.rows is None or files is None or files.size > _HERE_BYTES_MAX or not state.keys:
+        return None
+    merge = _merge(state, files)
+    if merge is None:
+        return None
+    every = KeyRange(state.keys[0], None, None)
+    plain, waiting = Place(files.plain_root or files.log_root), Place(files.log_root)
+    part = LivePart(
+        state.name, merge, plain, waiting, tuple(files.plain), tuple(files.log), every, files.after, files.upto
+    )
+    rows = pa.Table.from_batches(part.rows(), merge.schema)
+    schema = StructType([StructField(field.name, field.dataType, True) for field in state.schema.fields])
+    return spark.createDataFrame(rows, schema)
 
 
 def _bounds_of_files(parts: Sequence[LivePart]) -> tuple[list[Any], list[Any]]:

@@ -20,7 +20,7 @@ from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.history_rows import periods
-from trident.states.keyed.live_read import live_frame
+from trident.states.keyed.live_read import live_frame, rows_here
 from trident.states.keyed.log_merge import log_rows, no_rows, table_rows
 from trident.states.keyed.pinning import Pinned, load_state, pin
 from trident.states.keyed.snapshot import Stored, StoredFiles, load_frame, log_frame, plain_frame
@@ -37,6 +37,7 @@ def read_state(
     txid: int | None = None,
     aggregator: Any = None,
     advanced_txid: int | None = None,
+    here: bool = False,
 ) -> "DataFrame":
     """A state as of one transaction: exact, and fixed for as long as the frame lives.
 
@@ -53,6 +54,7 @@ def read_state(
             before this call): transactions that committed nothing leave no
             trace in the tables, and a txid above the last trace is else "not
             committed yet".
+        here: a small keyed state is read by this process at once, and not when Spark asks for it.
 
     Raises:
         SnapshotUnavailable: the transaction is not committed yet, or is older
@@ -61,7 +63,7 @@ def read_state(
         ForeignTable: a table is not of the state that the descriptor names.
         ConfigError: a Python combiner is needed and was not given.
     """
-    frames, _ = read_group(spark, engine, warehouse, [name], txid, {name: aggregator}, advanced_txid)
+    frames, _ = read_group(spark, engine, warehouse, [name], txid, {name: aggregator}, advanced_txid, here)
     return frames[name]
 
 
@@ -73,6 +75,7 @@ def read_group(
     txid: int | None = None,
     aggregators: Mapping[str, Any] | None = None,
     advanced_txid: int | None = None,
+    here: bool = False,
 ) -> tuple[dict[str, "DataFrame"], int]:
     """Several states of one batch group, all as of the same transaction.
 
@@ -86,7 +89,7 @@ def read_group(
     _require_one_group(states)
     views, asked = pin(engine, warehouse, states, txid, advanced_txid)
     given = aggregators or {}
-    return {name: _frame(spark, engine, views[name], asked, given.get(name)) for name in names}, asked
+    return {name: _frame(spark, engine, views[name], asked, given.get(name), here) for name in names}, asked
 
 
 def read_with(
@@ -139,12 +142,19 @@ def _require_one_group(states: Sequence[StateDescriptor]) -> None:
 
 
 def _frame(
-    spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnapshot], txid: int, aggregator: Any
+    spark: "SparkSession",
+    engine: KernelEngine,
+    table: Pinned[TableSnapshot],
+    txid: int,
+    aggregator: Any,
+    here: bool,
 ) -> "DataFrame":
     if table.merged is None:
         rows = table_rows(table.state, load_frame(spark, table.published))
         return rows.where("false") if txid < table.control.starts_at else rows
-    rows = live_frame(spark, _stored(spark, engine, table, txid), aggregator)
+    stored = _stored(spark, engine, table, txid)
+    at_once = rows_here(spark, stored) if here else None
+    rows = live_frame(spark, stored, aggregator) if at_once is None else at_once
     return periods(table.state, rows) if table.state.history_by else rows
 
 

@@ -96,6 +96,7 @@ class WarehouseGround(Ground):
             self._before,
             binding.aggregator,
             advanced_txid=self._before,
+            here=True,
         )
 
     def after(self, binding: StateBinding, rows: "DataFrame") -> "DataFrame":

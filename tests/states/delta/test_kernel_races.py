@@ -58,7 +58,8 @@ def test_against_deltas_own_log_store_exactly_one_wins(spark: SparkSession, engi
         line = jvm.java.util.ArrayList()
         line.add(json.dumps({"commitInfo": {"timestamp": 1, "operation": "THEIRS", "engineInfo": "theirs"}}))
 
-        wait = random.uniform(0, usual)
+        lead = random.uniform(-2 * usual, usual)  # theirs may be the slower one, and begins before then
+        wait = max(0.0, lead)
 
         def theirs(entry: Path = entry, told: list[bool] = told, line=line, wait: float = wait) -> None:
             time.sleep(wait)
@@ -70,6 +71,7 @@ def test_against_deltas_own_log_store_exactly_one_wins(spark: SparkSession, engi
 
         rival = threading.Thread(target=theirs)
         rival.start()
+        time.sleep(max(0.0, -lead))
         started = time.monotonic()
         mine = ours(engine, snapshot, "ours")
         usual = 0.8 * usual + 0.2 * min(0.2, time.monotonic() - started)

@@ -185,6 +185,11 @@ def test_all_rows_are_read_over_arrow_and_some_keys_by_scans_that_know_the_filte
     expected = group.expected("odd", 5, lambda a, b: b if a is None else a if b is None else a + b)
     binding = group.bindings["odd"]
     assert as_map(binding, read(group, "odd")) == expected
+    at_once = read(group, "odd", here=True)
+    assert "LocalTableScan" in planned(at_once) and "FileScan" not in planned(at_once)
+    assert at_once.schema == StructType.fromDDL(schema) and as_map(binding, at_once) == expected
+    monkeypatch.setattr(live_read, "_HERE_BYTES_MAX", 0)
+    assert "LocalTableScan" not in planned(read(group, "odd", here=True))
     monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
     frame = read(group, "odd")
     assert frame.schema == StructType.fromDDL(schema)

@@ -1,7 +1,7 @@
 """Which life of a topology a dead letter is of: behind a ``trident reset`` that keeps tables txids begin at 1 again.
 
 A staged file lies in a folder of its incarnation, so of its rows the life is known, and within a life txids tell what
-came first. Of a file that somebody's OPTIMIZE has written it is not: there the times tell, which are those of the
+came first. Of a file that an OPTIMIZE has written it is not: there the times tell, which are those of the
 hosts that led.
 """
 

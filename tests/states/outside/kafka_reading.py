@@ -10,6 +10,10 @@ from typing import Any
 from tests.kafka_fixtures import KafkaBroker
 
 
+# Shorter than transaction.timeout.ms (60 s): else Kafka ends a transaction that was left open, and no reader sees it.
+_OPEN_SECS = 40.0
+
+
 def committed(kafka: KafkaBroker, topic: str) -> list[Any]:
     """All messages of a topic, each partition's in its order; waits for transactions that are not yet decided."""
     return list(messages(kafka, topic))
@@ -31,11 +35,11 @@ def messages(kafka: KafkaBroker, topic: str) -> Iterator[Any]:
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in ends])
     open_ = {number for number, end in ends.items() if end}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + _OPEN_SECS
     while open_:
         assert time.monotonic() < deadline, f"partitions {open_} do not come to their ends"
         for message in consumer.consume(1_000, 0.05):
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + _OPEN_SECS
             if message.error() is None:
                 yield message
             elif message.error().code() == KafkaError._PARTITION_EOF:

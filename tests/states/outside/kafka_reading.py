@@ -9,7 +9,6 @@ from typing import Any
 
 from tests.kafka_fixtures import KafkaBroker
 
-
 # Shorter than transaction.timeout.ms (60 s): else Kafka ends a transaction that was left open, and no reader sees it.
 _OPEN_SECS = 40.0
 

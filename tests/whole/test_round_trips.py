@@ -34,19 +34,24 @@ CLEANING = {"LIST manifests": 2, "DELETE several": 1, "LIST rows": 2}
 HDFS_STEADY = {"Create": 5, "AddBlock": 5, "Fsync": 5, "Rename2": 3, "Mkdirs": 3, "GetFileInfo": 13}
 DELAY_MS, PATH_MS_MAX = 20, 300
 
-PROGRAM = """
+TOPOLOGY = """topology = TridentTopology("trips")
+lines = topology.new_stream("lines", FileSpout(folder + "/in", min_rows=5, max_rows=5))
+counts = DeltaMapState("counts", merge_every_txids=10**6, merge_interval_secs=1e9)
+lines.group_by("value").persistent_aggregate(counts, Count(), "count")
+lines.partition_persist(DeltaAppend("lines"))
+"""
+
+PROGRAM = (
+    """
 import json, sys
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
 from trident.states.publishing import cleaning
 
 folder, warehouse, zookeeper, root, conf, clean_every = sys.argv[1:]
 cleaning.CLEAN_EVERY = int(clean_every)
-topology = TridentTopology("trips")
-lines = topology.new_stream("lines", FileSpout(folder + "/in", min_rows=5, max_rows=5))
-counts = DeltaMapState("counts", merge_every_txids=10**6, merge_interval_secs=1e9)
-lines.group_by("value").persistent_aggregate(counts, Count(), "count")
-lines.partition_persist(DeltaAppend("lines"))
-query = topology.start(
+"""
+    + TOPOLOGY
+    + """query = topology.start(
     warehouse=warehouse, zookeeper=zookeeper, zookeeper_root=root, spark_master="local[1]",
     spark_conf=json.loads(conf), driver_memory="700m", max_spout_pending=1, history_retention_txids=0,
 )
@@ -56,22 +61,21 @@ rows = query.snapshot("lines").count()
 query.stop(compact=False)
 print(json.dumps({"rows": rows}))
 """
+)
 
 
 # As above, on HDFS; the parent lets the second half of the transactions come, and counts between.
-HDFS_PROGRAM = """
+HDFS_PROGRAM = (
+    """
 import sys
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
 from trident.states.publishing import cleaning
 
 folder, warehouse, zookeeper, root = sys.argv[1:]
 cleaning.CLEAN_EVERY = 10**6
-topology = TridentTopology("trips")
-lines = topology.new_stream("lines", FileSpout(folder + "/in", min_rows=5, max_rows=5))
-counts = DeltaMapState("counts", merge_every_txids=10**6, merge_interval_secs=1e9)
-lines.group_by("value").persistent_aggregate(counts, Count(), "count")
-lines.partition_persist(DeltaAppend("lines"))
-query = topology.start(
+"""
+    + TOPOLOGY
+    + """query = topology.start(
     warehouse=warehouse, zookeeper=zookeeper, zookeeper_root=root, spark_master="local[1]",
     spark_conf={"spark.ui.enabled": "false"}, driver_memory="700m", max_spout_pending=1, status_interval_secs=3600,
 )
@@ -80,6 +84,7 @@ for line in sys.stdin:
     print(query.status["groups"][0]["current_txid"], flush=True)
 query.stop(compact=False)
 """
+)
 
 
 class Asked(NamedTuple):

@@ -84,6 +84,20 @@ class Person:
         self.browser.execute_script("document.activeElement.value = ''")
         self.presses(key, Keys.ENTER)
 
+    def finds(self, state: str, key: str, text: str) -> None:
+        """Looks the key up until the page says `text`: a look-up shows one moment, and later transactions change it."""
+
+        def found() -> bool:
+            self.looks_up(state, key)
+            end = time.monotonic() + 2
+            while time.monotonic() < end:
+                if text in self.text(f"#found-{state}"):
+                    return True
+                time.sleep(0.1)
+            return False
+
+        self.waits_for(found, f"found {text!r} for {key} in {state}")
+
     def keeps(self, name: str, whole: bool = False) -> None:
         folder = os.environ.get("TRIDENT_SCREENSHOTS")
         if folder:
@@ -165,13 +179,10 @@ def sees_a_batch_fail_and_recover(person: Person, folder: Path) -> None:
 
 
 def finds_keys(person: Person) -> None:
-    person.looks_up("counts", "storm")
     # Seven lines are counted; the eighth is the dead letter.
-    person.reads("#found-counts", '"count": 7')
-    person.looks_up("counts", "nothing")
-    person.reads("#found-counts", "does not have this key")
-    person.looks_up("revenue", "lamp")
-    person.reads("#found-revenue", '"total"')
+    person.finds("counts", "storm", '"count": 7')
+    person.finds("counts", "nothing", "does not have this key")
+    person.finds("revenue", "lamp", '"total"')
     for text in ("keyed", "append", "rows", "in"):
         person.reads("#state-list", text)
     person.reads("#state-list", "plain table")
@@ -190,8 +201,7 @@ def replays_a_dead_letter(person: Person, folder: Path) -> None:
     person.reads("#letter-said", "1 to be tried again")
     person.reads("#letter-list .fate", "acked")
     assert person.browser.execute_script("return document.querySelector('#letter-list button').disabled")
-    person.looks_up("counts", "poison")
-    person.reads("#found-counts", '"count": 1')
+    person.finds("counts", "poison", '"count": 1')
 
 
 def sees_who_waits(person: Person, start: Starter, folder: Path) -> None:

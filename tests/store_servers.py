@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -236,7 +237,7 @@ def make_bucket(endpoint: str, name: str) -> None:
 
 
 def _hdfs() -> str:
-    """A name node and a data node on ports of the loopback interface.
+    """A name node and data nodes on ports of the loopback interface.
 
     Their jars come from Spark's resolver; a machine on which it finds none skips the tests of HDFS.
     """
@@ -255,32 +256,32 @@ hdfs_clusters: list[HdfsCluster] = []
 _OF_DATA_NODES = ("SendHeartbeat", "BlockReceivedAndDeleted", "BlockReport", "VersionRequest", "RegisterDatanode")
 
 
+# As many copies of each block: with one, no name node closes a file before its data node has reported the block.
+_DATA_NODES = 2
 _HDFS_GROUPS = ("org.apache.hadoop_", "commons-logging_", "com.google.code.findbugs_jsr305")
 
 
 class HdfsCluster:
-    """One name node and one data node, as processes of this machine."""
+    """One name node and two data nodes, as processes of this machine."""
 
     def __init__(self, jars: list[str]) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="trident-hdfs-"))
         (self.folder / "conf").mkdir()
-        names = ["rpc", "name-http", "data", "data-http", "data-ipc"]
+        names = ["rpc", "name-http"]
         ports = dict(zip(names, free_ports(len(names))))
         self.url = f"hdfs://127.0.0.1:{ports['rpc']}"
         self._name_http = f"127.0.0.1:{ports['name-http']}"
         settings = {
             "fs.defaultFS": self.url,
             "dfs.namenode.name.dir": f"file://{self.folder}/name",
-            "dfs.datanode.data.dir": f"file://{self.folder}/data",
-            "dfs.replication": "1",
+            "dfs.replication": str(_DATA_NODES),
             "dfs.permissions.enabled": "true",
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.namenode.safemode.extension": "0",
+            # As docs/storage.md advises: else a client waits half a second for many a file's report.
+            "dfs.namenode.file.close.num-committed-allowed": "1",
             "dfs.namenode.rpc-address": f"127.0.0.1:{ports['rpc']}",
             "dfs.namenode.http-address": f"127.0.0.1:{ports['name-http']}",
-            "dfs.datanode.address": f"127.0.0.1:{ports['data']}",
-            "dfs.datanode.http.address": f"127.0.0.1:{ports['data-http']}",
-            "dfs.datanode.ipc.address": f"127.0.0.1:{ports['data-ipc']}",
         }
         rows = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
         text = f"<configuration>{''.join(rows)}</configuration>"
@@ -294,14 +295,34 @@ class HdfsCluster:
         self._class_path = ":".join([str(self.folder / "conf"), *jars, *found])
         self._node("namenode.NameNode", "-format", "-nonInteractive").wait(120)
         self.start_name_node()
-        self.start_data_node()
+        self._data_ports = [free_ports(3) for _ in range(_DATA_NODES)]
+        self.data_nodes = [self._data_node(number) for number in range(_DATA_NODES)]
         self._wait()
 
     def start_name_node(self) -> None:
         self.name_node = self._node("namenode.NameNode")
 
-    def start_data_node(self) -> None:
-        self.data_node = self._node("datanode.DataNode")
+    def start_data_node(self, number: int) -> None:
+        """Starts one again that was killed."""
+        self.data_nodes[number] = self._data_node(number)
+
+    def kill_data_nodes(self) -> None:
+        for node in self.data_nodes:
+            self.kill(node)
+
+    def start_data_nodes(self) -> None:
+        for number in range(_DATA_NODES):
+            self.start_data_node(number)
+
+    def _data_node(self, number: int) -> subprocess.Popen[bytes]:
+        data, web, ipc = self._data_ports[number]
+        own = {
+            "dfs.datanode.data.dir": f"file://{self.folder}/data{number}",
+            "dfs.datanode.address": f"127.0.0.1:{data}",
+            "dfs.datanode.http.address": f"127.0.0.1:{web}",
+            "dfs.datanode.ipc.address": f"127.0.0.1:{ipc}",
+        }
+        return self._node("datanode.DataNode", *(f"-D{name}={value}" for name, value in own.items()))
 
     @staticmethod
     def kill(node: subprocess.Popen[bytes]) -> None:
@@ -318,30 +339,34 @@ class HdfsCluster:
             )
 
     def _wait(self) -> None:
-        """Until a file can be written: there is a name node out of its safe mode, and a data node that it knows."""
-        deadline = time.monotonic() + 120
+        """Until a file can be written: there is a name node out of its safe mode, and it knows all data nodes."""
+        deadline, last = time.monotonic() + 120, None
         while True:
             try:
-                storage.write(f"{self.url}/ready", b"1")
-                return
-            except OSError:
-                if (
-                    time.monotonic() > deadline
-                    or self.name_node.poll() is not None
-                    or self.data_node.poll() is not None
-                ):
-                    raise
+                if self._told("FSNamesystemState")["NumLiveDataNodes"] == _DATA_NODES:
+                    storage.write(f"{self.url}/ready", b"1")
+                    return
+            except (OSError, ValueError) as error:  # it has no beans yet
+                last = error
+            ended = any(node.poll() is not None for node in (self.name_node, *self.data_nodes))
+            if ended or time.monotonic() > deadline:
+                raise AssertionError(f"HDFS does not start; its logs are in {self.folder}") from last
             time.sleep(0.1)
 
     def calls(self) -> Counter[str]:
         """How often clients have called each operation of the name node since its start."""
         time.sleep(2.5)  # the name node's counts are up to a second old
-        url = f"http://{self._name_http}/jmx?qry=Hadoop:service=NameNode,name=RpcDetailedActivityForPort*"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            (found,) = json.load(answer)["beans"]
+        found = self._told("RpcDetailedActivityForPort*")
         calls = {name.removesuffix("NumOps"): count for name, count in found.items() if name.endswith("NumOps")}
         clients = (name for name in calls if not name.startswith("Overall") and name not in _OF_DATA_NODES)
         return Counter({name: calls[name] for name in clients})
+
+    def _told(self, what: str) -> dict[str, Any]:
+        """What the name node says of itself."""
+        url = f"http://{self._name_http}/jmx?qry=Hadoop:service=NameNode,name={what}"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            (found,) = json.load(answer)["beans"]
+        return dict(found)
 
     def admin(self, *arguments: str) -> None:
         """Runs ``hdfs dfsadmin``."""
@@ -351,7 +376,7 @@ class HdfsCluster:
         )
 
     def end(self) -> None:
-        for node in (self.data_node, self.name_node):
+        for node in (*self.data_nodes, self.name_node):
             self.kill(node)
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -120,7 +120,8 @@ def test_on_a_store_whose_servers_die_too_and_hosts_that_share_no_disk(
         hdfs = store_servers.hdfs_clusters[-1]
         kills = [
             Kill("the name node", lambda: hdfs.kill(hdfs.name_node), hdfs.start_name_node),
-            Kill("the data node", lambda: hdfs.kill(hdfs.data_node), hdfs.start_data_node),
+            Kill("a data node", lambda: hdfs.kill(hdfs.data_nodes[0]), lambda: hdfs.start_data_node(0)),
+            Kill("all data nodes", hdfs.kill_data_nodes, hdfs.start_data_nodes),
         ]
     try:
         with Standalone(tmp_path / "cluster", cores=2, memory=1500, apart=True) as cluster:

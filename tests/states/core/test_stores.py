@@ -1,6 +1,6 @@
 """The promises of a storage, kept by a local disk, S3 (moto) and HDFS: the real ones, by the same tests.
 
-HDFS takes part in ``make stores`` only: a name node and a data node take half a minute to start beside other tests.
+HDFS takes part in ``make stores`` only: a name node and two data nodes take half a minute to start beside other tests.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def rss_mb(pid: int | None = None) -> float | None:
     return round(int(found[0]) / 1024, 1) if found else None
 
 
-def cpu_ms() -> float:
-    """CPU time so far of this process and of those below it: the JVM, the Python workers; 0 without /proc."""
+def cpu_ms(pid: int | None = None) -> float:
+    """CPU time so far of a process (this one) and of those below it: the JVM, the Python workers; 0 without /proc."""
     spent: dict[int, float] = {}
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -73,7 +73,7 @@ def cpu_ms() -> float:
             continue
         spent[int(folder.name)] = sum(map(int, fields[11:15])) * 1000 / os.sysconf("SC_CLK_TCK")
         children.setdefault(int(fields[1]), []).append(int(folder.name))
-    waiting, total = [os.getpid()], 0.0
+    waiting, total = [pid or os.getpid()], 0.0
     while waiting:
         process = waiting.pop()
         total += spent.get(process, 0.0)

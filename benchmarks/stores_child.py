@@ -80,9 +80,9 @@ def main(
                 while len(recorder.records) < warm_up and query.exception() is None:
                     time.sleep(0.005)
                 begun = len(recorder.records)
-                _tell(BEGINS)
+                _tell(BEGINS, in_flight=in_flight)
                 query.process_all_available()
-                _tell(ENDS, transactions=transactions - begun)
+                _tell(ENDS, in_flight=in_flight, transactions=transactions - begun)
             found = query.snapshot("counts").groupBy().sum("count").first()[0]
             if found != transactions * lines * words.WORDS_PER_LINE:
                 raise AssertionError(f"{found} words were counted in {name}")

@@ -8,23 +8,27 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks import words
+from benchmarks import peers, words
 from benchmarks.bench import Bench, Recorder, advanced_at, rounds, steady_ms
 from benchmarks.report import Goal, Report
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TITLE = "160 transactions of 50,000 words, with MERGEs, in a fresh process with default settings"
 
 _ROOT = Path(__file__).resolve().parent.parent
 _CHILD_SECS_MAX = 600.0
 _FRESH, _WARM, _MERGING = "fresh process, with MERGEs", "warm session, no MERGE", "warm session, with MERGEs"
+_SPARK_FRESH, _SPARK_WARM = "Spark alone, to noop, fresh process", "Spark alone, to noop, warm session"
 NEVER = {"merge_every_txids": 1_000_000, "merge_interval_secs": 1e9}
 
 
 def run(bench: Bench, report: Report) -> None:
     """The three in turn; the fresh process starts, counts all and ends in each round."""
-    transactions, first = bench.size(160, 16), bench.size(10, 4)
+    transactions, first = bench.size(160, 16), bench.size(_FIRST, 4)
     lines = bench.size(words.LINES, 200)
     files = words.write_files(bench.fresh("lines"), transactions, lines)
     lives: list[dict[str, float]] = []
@@ -37,10 +41,12 @@ def run(bench: Bench, report: Report) -> None:
         _WARM: lambda number: _warm(bench, files, lines, first, NEVER),
         _FRESH: fresh,
         _MERGING: lambda number: _warm(bench, files, lines, first, {}),
+        _SPARK_WARM: lambda number: _spark_alone(bench.spark, files, first),
+        _SPARK_FRESH: lambda number: _life(bench, files, lines, first, "spark")["steady"],
     }
     # Later processes start from the archive of this one's classes, as a user's do some minutes after the very first.
     bench.said(f"   warm-up {_FRESH}: {_life(bench, files, lines, first, 'make')['steady']:,.1f}")
-    for name in (_WARM, _MERGING):  # a JVM gets faster for some minutes
+    for name in (_WARM, _MERGING, _SPARK_WARM):  # a JVM gets faster for some minutes
         bench.said(f"   warm-up {name}: {contenders[name](-1):,.1f}")
     measured = rounds(bench.size(3, 1), contenders, bench.said)
     words_a_batch = lines * words.WORDS_PER_LINE
@@ -52,12 +58,21 @@ def run(bench: Bench, report: Report) -> None:
     report.ratio(f"{_FRESH} / {_WARM}", ms[_FRESH], ms[_WARM], Goal(at_most=1.2))
     report.ratio(f"{_FRESH} / {_MERGING}", ms[_FRESH], ms[_MERGING], Goal(at_most=1.2))
     report.ratio(f"{_MERGING} / {_WARM}", ms[_MERGING], ms[_WARM], Goal(at_most=1.15))
+    # What a JVM that is not compiled yet costs Spark itself, without anything of ours.
+    report.ratio(f"{_SPARK_FRESH} / {_SPARK_WARM}", ms[_SPARK_FRESH], ms[_SPARK_WARM])
     report.note(f"from the advance of transaction {first} to that of the last; {_IN_FLIGHT} in flight")
     report.note("each run was read afterwards: it counts every word once")
     report.note("Storm Trident with a memory state took 137 to 182 ms a transaction of this size, in other sittings")
 
 
-_IN_FLIGHT = 4
+_IN_FLIGHT, _FIRST = 4, 10
+
+
+def _spark_alone(spark: SparkSession, files: Path, first: int) -> float:
+    """Milliseconds a query of one file, as many in flight as transactions, whose result goes nowhere."""
+    ordered = sorted(files.glob("*.txt"))
+    jobs = [lambda path=path: peers.noop(words.counted(spark.read.text(str(path)))) for path in ordered]
+    return peers.in_flight_ms(spark, jobs, _IN_FLIGHT, min(first, len(jobs) // 2))
 
 
 def _warm(bench: Bench, files: Path, lines: int, first: int, settings: dict[str, Any]) -> float:
@@ -102,6 +117,8 @@ def _life(bench: Bench, files: Path, lines: int, first: int, archive: str = "use
     if done.returncode:
         raise RuntimeError(f"the fresh process ended with {done.returncode}\n{complaints.read_text()[-3000:]}")
     records = json.loads(done.stdout.splitlines()[-1])
+    if archive == "spark":
+        return {"steady": float(records)}
     return {
         "steady": steady_ms(records, first),
         "first": steady_ms(records[:first], 1),
@@ -117,6 +134,9 @@ def _fresh_process(zookeeper: str, warehouse: Path, files: Path, lines: int, arc
     from trident.spark.session import make_session
 
     spark = make_session("sustained")
+    if archive == "spark":
+        print(_spark_alone(spark, files, _FIRST), flush=True)
+        return
     topology = words.topology("words", files, DeltaMapState("counts"), lines)
     query = topology.start(
         spark,

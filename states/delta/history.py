@@ -24,6 +24,7 @@ from trident.states.delta.log_entries import (
     newest_version,
     only_adds_columns,
     read_commit,
+    read_commits,
     versions_of,
 )
 
@@ -68,7 +69,7 @@ def commits_since(path: str, version: int) -> list[TableCommit]:
             action="it was restored from a copy or recreated",
         )
     try:
-        return [_judged(path, read_commit(path, each)) for each in range(version + 1, newest + 1)]
+        return [_judged(path, commit) for commit in read_commits(path, range(version + 1, newest + 1))]
     except TableError as error:
         if any(entry_signature(path, each) is None for each in range(version + 1, newest + 1)):
             raise TableError(

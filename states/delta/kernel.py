@@ -56,7 +56,7 @@ from trident.states.delta.log_commit import (
     signature_in,
     write_draft,
 )
-from trident.states.delta.log_entries import entry_signature
+from trident.states.delta.log_entries import domains_of, entry_signature
 from trident.states.delta.torn_entries import fsync_log_entries, set_torn_entries_aside
 from trident.states.delta.whole_files import require_whole_log
 
@@ -83,7 +83,8 @@ _LOG_STORES = {
 # again after this many commits or seconds.
 _CHAIN_LIMIT = 500
 _CHAIN_SECS = 600
-CHECKPOINT_EVERY = 50
+# A load reads each entry behind the last checkpoint, one request behind the other's answer: at a store that takes long.
+CHECKPOINT_EVERY, CHECKPOINT_EVERY_IN_A_STORE = 50, 10
 # This many of the newest entries of other writers may not be on disk yet; older ones the system has written back.
 _UNSETTLED = 100
 _LOAD_TRIES = 3
@@ -177,9 +178,21 @@ class TableSnapshot:
     def control(self, domain: str) -> str | None:
         """The configuration of a domain (our control record), as the JSON that was stored."""
         if domain not in self._control:
-            found = guard(self.path, lambda: self._java.getDomainMetadata(domain).orElse(None))
-            self._control[domain] = found
+            said = self._said_by_the_newest_entry()
+            if domain in said:
+                self._control |= said
+            else:
+                self._control[domain] = guard(self.path, lambda: self._java.getDomainMetadata(domain).orElse(None))
         return self._control[domain]
+
+    def _said_by_the_newest_entry(self) -> Mapping[str, str | None]:
+        """Domains of which the newest entry speaks, in a store: one request, where Kernel reads the log once more."""
+        if storage.local_path(self.path) is not None or storage.reached_path(self.path) is None:
+            return {}
+        try:
+            return domains_of(self.path, self.version)
+        except (TableError, KeyError, TypeError, AttributeError):  # Kernel says what is wrong with it
+            return {}
 
     def txn_version(self, app: str) -> int | None:
         """The ``txn_version`` stored for ``app``, None when there is none."""
@@ -626,7 +639,7 @@ class KernelEngine:
             # Only speed is lost: another writer has written it, or the disk is full.
             log.debug("no checksum for %s: %s", snapshot, error)
 
-    def run_maintenance(self, snapshot: TableSnapshot, every: int = CHECKPOINT_EVERY) -> bool:
+    def run_maintenance(self, snapshot: TableSnapshot, every: int | None = None) -> bool:
         """Write a checkpoint and a checksum when the last is ``every`` table versions old.
 
         For a background thread: it commits nothing, takes no lock, conflicts
@@ -635,7 +648,7 @@ class KernelEngine:
         entries older than ``delta.logRetentionDuration``.
 
         Args:
-            every: table versions between checkpoints.
+            every: table versions between checkpoints; None: 50 on a local disk, 10 in a store.
 
         Returns:
             True if a checkpoint was written.
@@ -643,6 +656,9 @@ class KernelEngine:
         Raises:
             TableError: it could not be written; the table is as good as before.
         """
+        if every is None:
+            is_local = storage.local_path(snapshot.path) is not None
+            every = CHECKPOINT_EVERY if is_local else CHECKPOINT_EVERY_IN_A_STORE
         if snapshot.version - snapshot._chain.checkpoint < every:
             return False
         self._write_checksum(snapshot)

@@ -124,6 +124,24 @@ def json_lines(file: str) -> list[Any]:
     return [json.loads(line) for line in storage.read(file).decode("utf-8").split("\n") if line.strip()]
 
 
+def domains_of(path: str, version: int) -> dict[str, str | None]:
+    """Domain → its configuration as it was stored, of those that the version's own entry speaks of; None: removed.
+
+    Raises: as :func:`read_commit`.
+    """
+    found = [action["domainMetadata"] for action in read_actions(path, version) if "domainMetadata" in action]
+    return {one["domain"]: None if one.get("removed") else one["configuration"] for one in found}
+
+
+def read_commits(path: str, versions: Sequence[int]) -> list[TableCommit]:
+    """The commits that made some table versions, in their order; at a store they are read side by side.
+
+    Raises: as :func:`read_commit`, of the first of them.
+    """
+    calls = [partial(read_commit, path, version) for version in versions]
+    return [call() for call in calls] if storage.local_path(path) is not None else side_by_side(calls)
+
+
 def read_commit(path: str, version: int) -> TableCommit:
     """The commit that made a table version."""
     actions = read_actions(path, version)

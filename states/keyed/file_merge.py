@@ -247,8 +247,8 @@ class FileMerge:
             files = self._engine.live_files(self._engine.load_version(self._log, plan.log_version))
         else:
             found: dict[str, LiveFile] = {}
-            for version in range(since + 1, plan.log_version + 1):
-                log_entries.follow(found, log_entries.read_commit(self._log, version))
+            for commit in log_entries.read_commits(self._log, range(since + 1, plan.log_version + 1)):
+                log_entries.follow(found, commit)
             files = list(found.values())
         return [file for file in files if greatest_txid(file) > plan.after and least_txid(file) <= plan.upto]
 

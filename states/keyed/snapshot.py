@@ -172,8 +172,8 @@ def _files_above(log: TableSnapshot, merged: int) -> list[LiveFile]:
         if since is None or log.version - since > _LOG_ENTRIES_MAX:
             raise NotFollowed(f"much was committed to {log.path} since transaction {merged}")
         files: dict[str, LiveFile] = {}
-        for version in range(since + 1, log.version + 1):
-            log_entries.follow(files, log_entries.read_commit(log.path, version))
+        for commit in log_entries.read_commits(log.path, range(since + 1, log.version + 1)):
+            log_entries.follow(files, commit)
     except NotFollowed:
         raise
     except TableError as error:

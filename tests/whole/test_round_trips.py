@@ -59,6 +59,22 @@ query.process_all_available(200)
 assert query.exception() is None, query.exception()
 rows = query.snapshot("lines").count()
 query.stop(compact=False)
+
+from pyspark.sql import SparkSession
+from trident.states.core import storage
+from trident.states.core.control import DOMAIN
+from trident.states.delta.kernel import KernelEngine
+
+engine, table = KernelEngine(SparkSession.getActiveSession()), warehouse + "/counts__log"
+storage.stat_file(warehouse + "/load-begins")
+log = engine.load(table)
+assert json.loads(log.control(DOMAIN))["txid"] == log.version, log
+storage.stat_file(warehouse + "/load-ends")
+assert engine.run_maintenance(log, every=1)
+storage.stat_file(warehouse + "/checkpoint-ends")
+again = engine.load(table)
+assert again.control(DOMAIN) == log.control(DOMAIN)
+storage.stat_file(warehouse + "/second-load-ends")
 print(json.dumps({"rows": rows}))
 """
 )
@@ -69,10 +85,11 @@ HDFS_PROGRAM = (
     """
 import sys
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
+from trident.states.delta import kernel
 from trident.states.publishing import cleaning
 
 folder, warehouse, zookeeper, root = sys.argv[1:]
-cleaning.CLEAN_EVERY = 10**6
+cleaning.CLEAN_EVERY = kernel.CHECKPOINT_EVERY_IN_A_STORE = 10**6
 """
     + TOPOLOGY
     + """query = topology.start(
@@ -207,6 +224,23 @@ def test_those_from_prepare_to_advance_are_four_one_behind_the_other(
     assert not proxy.rounds, "a round did not come"
     depth = len(rounds_of(1)) - 1
     assert depth == 4 and depth * DELAY_MS <= PATH_MS_MAX
+
+
+def test_a_load_reads_each_entry_behind_the_last_checkpoint_once(
+    asked: tuple[list[Asked], store_servers.Proxy],
+) -> None:
+    requests, _ = asked
+    first, second = reads(requests, "load-begins", "load-ends"), reads(requests, "checkpoint-ends", "second-load-ends")
+    newest = f"counts__log/_delta_log/{TRANSACTIONS:020d}.json"
+    assert len(first) == TRANSACTIONS + 1, "all entries: there is no checkpoint yet"
+    assert {path for path, times in first.items() if times > 1} <= {newest}, "its control record is in it"
+    assert set(second) <= {newest}, "the rest is in the checkpoint, or in its checksum"
+
+
+def reads(requests: list[Asked], begin: str, end: str) -> Counter[str]:
+    """How often each entry of a log was read between two marks."""
+    begun, ended = ([one.path for one in requests].index(mark) for mark in (begin, end))
+    return Counter(one.path for one in requests[begun:ended] if one.kind == "GET entry")
 
 
 @pytest.mark.skipif(os.environ.get("TRIDENT_STORES") != "all", reason="make stores runs it (TRIDENT_STORES=all)")

@@ -297,7 +297,7 @@ class HdfsCluster:
         self.start_name_node()
         self._data_ports = [free_ports(3) for _ in range(_DATA_NODES)]
         self.data_nodes = [self._data_node(number) for number in range(_DATA_NODES)]
-        self._wait()
+        self.wait()
 
     def start_name_node(self) -> None:
         self.name_node = self._node("namenode.NameNode")
@@ -338,7 +338,7 @@ class HdfsCluster:
                 ["java", *small, "-cp", self._class_path, main, *arguments], stdout=log, stderr=subprocess.STDOUT
             )
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Until a file can be written: there is a name node out of its safe mode, and it knows all data nodes."""
         deadline, last = time.monotonic() + 120, None
         while True:

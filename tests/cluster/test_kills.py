@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -118,10 +118,16 @@ def test_on_a_store_whose_servers_die_too_and_hosts_that_share_no_disk(
         kills = [Kill("the store", front.kill, front.start)]
     else:
         hdfs = store_servers.hdfs_clusters[-1]
+
+        def whole(start: Callable[[], None]) -> None:
+            """Behind it the name node is out of its safe mode, in which a driver that starts is refused."""
+            start()
+            hdfs.wait()
+
         kills = [
-            Kill("the name node", lambda: hdfs.kill(hdfs.name_node), hdfs.start_name_node),
-            Kill("a data node", lambda: hdfs.kill(hdfs.data_nodes[0]), lambda: hdfs.start_data_node(0)),
-            Kill("all data nodes", hdfs.kill_data_nodes, hdfs.start_data_nodes),
+            Kill("the name node", lambda: hdfs.kill(hdfs.name_node), lambda: whole(hdfs.start_name_node)),
+            Kill("a data node", lambda: hdfs.kill(hdfs.data_nodes[0]), lambda: whole(lambda: hdfs.start_data_node(0))),
+            Kill("all data nodes", hdfs.kill_data_nodes, lambda: whole(hdfs.start_data_nodes)),
         ]
     try:
         with Standalone(tmp_path / "cluster", cores=2, memory=1500, apart=True) as cluster:

@@ -30,6 +30,9 @@ ENTRY = re.compile(r"(\d{20})\.json")
 # Whole, in parts, or with a unique name (a V2 checkpoint, Parquet or JSON).
 CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10}|\.[0-9a-f-]{36})?\.(?:parquet|json)")
 
+# Entries that are held at once while many of a store are read.
+_READ_AT_ONCE = 64
+
 
 @dataclass(frozen=True)
 class TableCommit:
@@ -133,13 +136,14 @@ def domains_of(path: str, version: int) -> dict[str, str | None]:
     return {one["domain"]: None if one.get("removed") else one["configuration"] for one in found}
 
 
-def read_commits(path: str, versions: Sequence[int]) -> list[TableCommit]:
-    """The commits that made some table versions, in their order; at a store they are read side by side.
+def read_commits(path: str, versions: Sequence[int]) -> Iterator[TableCommit]:
+    """The commits that made some table versions, in their order; at a store some are read side by side.
 
     Raises: as :func:`read_commit`, of the first of them.
     """
-    calls = [partial(read_commit, path, version) for version in versions]
-    return [call() for call in calls] if storage.local_path(path) is not None else side_by_side(calls)
+    at_once = 1 if storage.local_path(path) is not None else _READ_AT_ONCE
+    for first in range(0, len(versions), at_once):
+        yield from side_by_side([partial(read_commit, path, each) for each in versions[first : first + at_once]])
 
 
 def read_commit(path: str, version: int) -> TableCommit:

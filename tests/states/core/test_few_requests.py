@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ from trident.coordinators.errors import Halted, StagedFileMissing
 from trident.spouts.files.ledger import FileLedger, FoundFile
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.side_by_side import side_by_side
+from trident.states.core.side_by_side import AT_ONCE, side_by_side
 from trident.states.core.staged import StagedFile
 from trident.states.delta.log_entries import Watched, entry_of, entry_signature, unchanged
 from trident.states.delta.manifest import ManifestStore
@@ -152,3 +153,18 @@ def test_of_calls_side_by_side_all_have_ended_before_an_error_is_raised() -> Non
         side_by_side([lambda each=each: call(each) for each in range(40)])
     assert sorted(ended) == sorted([0, 1, 4, *range(40)])
     assert side_by_side([]) == []
+
+
+def test_calls_that_run_others_side_by_side_do_not_wait_for_each_other() -> None:
+    found: list[list[list[int]]] = []
+
+    def outer(number: int) -> list[int]:
+        return side_by_side([lambda each=each: number * each for each in range(3)])
+
+    def run() -> None:
+        found.append(side_by_side([lambda each=each: outer(each) for each in range(2 * AT_ONCE)]))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found == [[[0, each, 2 * each] for each in range(2 * AT_ONCE)]]

@@ -96,7 +96,7 @@ kills: check-java $(STAMP) $(CLASSES)
 STORE := disk
 sweep: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_SWEEP=all TRIDENT_STORE=$(STORE) $(BIN)/python -m pytest $(PYTEST) tests/whole/test_sweep.py \
-		$(if $(filter disk,$(STORE)),tests/states/keyed/test_host_copy.py) $(PYTEST_ARGS)
+		$(if $(filter disk,$(STORE)),tests/states/keyed/test_host_copy.py tests/running/test_local_copies.py) $(PYTEST_ARGS)
 	@$(if $(filter disk,$(STORE)),TRIDENT_ROLLBACK=all TRIDENT_FORK=12 TRIDENT_HISTORY=all TRIDENT_REPLAYS=all \
 		$(BIN)/python -m pytest $(PYTEST) tests/time_travel/test_rollback.py tests/time_travel/test_fork.py \
 		tests/time_travel/test_replay.py tests/running/test_recorded_past.py -k "kill or fails or failed" $(PYTEST_ARGS))

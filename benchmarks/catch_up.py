@@ -50,6 +50,8 @@ def _measure(bench: Bench, report: Report, lines: int, count: int) -> None:
         contenders = {"one job into Delta": one_job(appended), "ours": ours, "one job to noop": one_job(dropped)}
         measured = rounds(1 if bench.quick else 5, contenders, bench.said, warm_up=True)
         running.check()
+        spent = ", ".join(f"{part} {ms:,.0f}" for part, ms in running.spent.items())
+        report.note(f"{what}: ms of the longest transaction of the last catch-up: {spent}")
     rates = {name: report.figure(f"{what}: {name}", "M words/s", values) for name, values in measured.items()}
     report.figure(f"{what}: our transactions", "in a catch-up", running.transactions)
     report.ratio(f"{what}: ours / one job into Delta", rates["ours"], rates["one job into Delta"], Goal(at_least=0.8))
@@ -67,6 +69,7 @@ class _Running:
         words.write_files(self._folder, 1, 100)
         self._files, self._words = 1, 100 * words.WORDS_PER_LINE
         self.transactions: list[float] = []
+        self.spent: dict[str, float] = {}
         topology = TridentTopology("words")
         stream = topology.new_stream("lines", FileSpout(self._folder, poll_interval_secs=0.05))
         stream.flat_map(words.split_column(), "word").group_by("word").persistent_aggregate(
@@ -96,6 +99,8 @@ class _Running:
         # That call also waits until the source has said that nothing is left.
         secs = advanced_at(self._query.last_progress) - started
         self.transactions.append(self._query.status["groups"][0]["current_txid"] - before)
+        caught_up = [one["duration_ms"] for one in self._query.recent_progress if one["batch_id"] >= before]
+        self.spent = max(caught_up, key=lambda one: float(one["total"]))
         return secs
 
     def check(self) -> None:

@@ -48,6 +48,7 @@ def run(bench: Bench, report: Report) -> None:
             commit_ms = statistics.median(commit)
             begin_ms = statistics.median(one.get("begin", 0.0) for one in parts)
     floor, of_commit = _durable_floor(bench, report)
+    report.ratio("1 in flight: prepare to advance", commit_ms, 1.0, Goal(at_most=8.0), unit="ms")
     report.ratio("commit in all / two multis, manifest, log entry", commit_ms, of_commit)
     report.ratio("begin and commit in all / the durable floor", begin_ms + commit_ms, floor, Goal(at_most=2.0))
     deltas = _delta_overhead(bench, files, report)

@@ -123,13 +123,15 @@ def child(
     environment: dict[str, str],
     proxy: Proxy | None,
     with_backlog: bool = False,
+    count: int = 3,
 ) -> dict[str, Any]:
     """What ``stores_child`` measures with one warehouse.
 
     Args:
+        count: rounds.
         with_backlog: a catch-up, live reads and MERGEs, too.
     """
-    arguments = [bench.zookeeper, place, str(files), str(lines), json.dumps(options), str(bench.size(3, 1))]
+    arguments = [bench.zookeeper, place, str(files), str(lines), json.dumps(options), str(bench.size(count, 1))]
     arguments += ["backlog"] if with_backlog else []
     command = [sys.executable, "-m", "benchmarks.stores_child", *arguments]
     complaints = bench.fresh("child").with_suffix(".log")

@@ -1,6 +1,6 @@
 """Makes the jar of kept plans and of the log store for S3 from ``java/``: the same bytes each time, with a JDK 17.
 
-python java/make_jar.py [TARGET]
+python -m tests.make_jar [TARGET]
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def warehouse_place(warehouse: AnyPath) -> Place:
     """The place that a setting or an argument names; a relative path is taken from the working folder.
 
     Raises:
-        ConfigError: it is a URL of a kind that the framework cannot keep files in.
+        ConfigError: it is a URL of a kind that the framework cannot keep files in, or holds credentials.
     """
     if isinstance(warehouse, Place):
         return warehouse
@@ -161,6 +161,13 @@ def warehouse_place(warehouse: AnyPath) -> Place:
             found=f"scheme {scheme!r}" if scheme not in SCHEMES else "no host and no bucket",
             expected=", ".join(["a path", "file:///PATH", *(_URLS[each] for each in SCHEMES)]),
             action="set `warehouse`",
+        )
+    if "@" in rest.partition("/")[0]:  # and nothing of it is shown
+        raise ConfigError(
+            "a warehouse's URL holds no credentials",
+            found=f"{scheme}://…@{rest.partition('/')[0].rpartition('@')[2]}",
+            expected=_URLS[scheme],
+            action="set `warehouse` without them; docs/storage.md says where a store's credentials come from",
         )
     return Place(text)
 

@@ -20,7 +20,7 @@ def store_problem(error: OSError, warehouse: AnyPath | None = None, then: str = 
     """
     said = f"{error.strerror or error}"
     kind = StoreProblem
-    if "SafeMode" in said:
+    if is_safe_mode(error):
         kind, what = StoreUnreachable, "the name node is in safe mode"
         action = "wait until it leaves it (hdfs dfsadmin -safemode get)"
     elif error.errno == errno.ENODEV:
@@ -37,6 +37,11 @@ def store_problem(error: OSError, warehouse: AnyPath | None = None, then: str = 
     return kind(
         f"{where} cannot be used: {what}", found=said[:500], action="; ".join([action, *([then] if then else [])])
     )
+
+
+def is_safe_mode(error: OSError) -> bool:
+    """Whether a name node refuses writes since it is in its safe mode, as each is for a while behind its start."""
+    return "SafeMode" in f"{error.strerror or error}"
 
 
 def told_by_a_store(error: BaseException) -> StoreProblem | None:

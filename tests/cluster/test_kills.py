@@ -120,7 +120,7 @@ def test_on_a_store_whose_servers_die_too_and_hosts_that_share_no_disk(
         hdfs = store_servers.hdfs_clusters[-1]
 
         def whole(start: Callable[[], None]) -> None:
-            """Behind it the name node is out of its safe mode, in which a driver that starts is refused."""
+            """Behind it the name node is out of its safe mode, and knows all data nodes."""
             start()
             hdfs.wait()
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.stream_helpers import stream_of, topology_of
@@ -26,6 +27,7 @@ from trident import (
     SnapshotGet,
     SqliteMap,
     StaticMap,
+    Sum,
     TridentTopology,
     TupleCollectionGet,
     Upsert,
@@ -389,3 +391,25 @@ def test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch(start, 
     assert rows("changed") == Counter({(2,): 1, (1,): 1, (0,): 2})
     assert rows("known") == Counter({(0,): 3, (1,): 1})
     assert rows("before") == Counter([("a", None), ("b", None), ("a", 1)])
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [
+        (StringType("UTF8_LCASE"), "string collate UTF8_LCASE"),
+        (StructType([StructField("in", StringType("UNICODE_CI"))]), "struct<in:string collate UNICODE_CI>"),
+    ],
+)
+def test_a_key_with_a_collation_is_refused_when_the_topology_is_built(key: Any, found: str) -> None:
+    """The tables of a state tell keys apart by their bytes; its look-ups and its MERGE would fail, batch by batch."""
+    topology = TridentTopology("collated")
+    schema = StructType([StructField("k", key), StructField("n", LongType())])
+    rows = topology.new_stream("rows", FixedBatchSpout(schema, [[]]))
+    with pytest.raises(FieldError, match=f"'k' cannot be a key of state kept; found: {found}.*lower"):
+        rows.group_by("k").persistent_aggregate(DeltaMapState("kept"), "n", Sum(), "total")
+    with pytest.raises(FieldError, match="'k' cannot be a key of state kept"):
+        rows.partition_persist(DeltaMapState("kept"), None, Upsert("k"))
+    rows.group_by("k").aggregate("n", Sum(), "total").partition_persist(DeltaAppend("totals"))  # Spark's own grouping
+    plain = StructType([StructField("k", StringType("UTF8_BINARY")), StructField("n", LongType())])
+    more = topology.new_stream("more", FixedBatchSpout(plain, [[]]))
+    more.group_by("k").persistent_aggregate(DeltaMapState("plain"), "n", Sum(), "total")

@@ -168,7 +168,23 @@ def persisted(stream: Stream) -> None:
             "rows: they are grouped in more than one way",
         ),
         (lambda w: persisted(w.late_rows()), "rows: no operation needs them"),
-        (one_grouping_twice, "rows: one grouping has several uses"),
+        (one_grouping_twice, "parts, not rows, per pane of 30 minutes and word: Count() -> rows, Sum() -> total"),
+        (
+            lambda w: (
+                grouped := w.group_by("word"),
+                persisted(grouped.aggregate(Count(), "c")),
+                grouped.chained_agg().aggregate("n", Max(), "m").chain_end().partition_persist(DeltaAppend("b")),
+            ),
+            "parts, not rows, per pane of 30 minutes and word: Count() -> c, Max() -> m",
+        ),
+        (
+            lambda w: (
+                rows := w.rows(),
+                persisted(rows.group_by("window").aggregate(Count(), "c")),
+                rows.partition_persist(DeltaAppend("b")),
+            ),
+            "rows: one grouping has several uses",
+        ),
     ],
 )
 def test_explain_says_what_a_window_stores(use: Callable[[Any], Any], stores: str) -> None:
@@ -300,6 +316,7 @@ def visits(batches: list, own: bool) -> TridentTopology:
         whole.group_by("user").aggregate("n", Numbers(), "numbers string").partition_persist(DeltaAppend("texts"))
     panes = stream.sliding_window("20 seconds", "15 seconds", "panes").group_by("user")
     panes.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("panes_out"))
+    panes.aggregate(Count(), "rows").partition_persist(DeltaAppend("panes_rows"))
     return topology
 
 
@@ -316,9 +333,12 @@ class Numbers(Aggregator):
         return str(sorted(state, key=str))
 
 
+TABLES = ("counts", "late", "texts", "panes_out", "panes_rows")
+
+
 def expected_of(batches: list, own: bool) -> dict[str, Counter]:
     marks = event_marks(batches, DELAY)
-    found: dict[str, Counter] = {name: Counter() for name in ("counts", "late", "texts", "panes_out")}
+    found: dict[str, Counter] = {name: Counter() for name in TABLES}
     for fired, late in sessions([[(r[0], r[1], r) for r in rows] for rows in batches], marks, GAP):
         found["late"].update(late)
         for start, end, (user, rows) in fired:
@@ -332,8 +352,9 @@ def expected_of(batches: list, own: bool) -> dict[str, Counter]:
             found["texts"].update(((start, end), row[1], row[2]) for start, end, (_, rows) in fired for row in rows)
     for fired, _ in windows([[(r[0], r) for r in rows] for rows in batches], marks, 20, 15):
         for start, end, user in {(start, end, row[1]) for start, end, row in fired}:
-            known = [row[2] for s, _, row in fired if (s, row[1]) == (start, user) and row[2] is not None]
-            found["panes_out"][(start, end), user, sum(known)] += 1
+            numbers = [row[2] for s, _, row in fired if (s, row[1]) == (start, user)]
+            found["panes_out"][(start, end), user, sum(n for n in numbers if n is not None)] += 1
+            found["panes_rows"][(start, end), user, len(numbers)] += 1
     return found
 
 
@@ -348,7 +369,7 @@ def found_in(folder: Path) -> dict[str, Counter]:
             tuple(plain(value) for field, value in row.items() if field != "txid")
             for row in Table.read(folder / "warehouse" / name).rows()
         )
-        for name in ("counts", "late", "texts", "panes_out")
+        for name in TABLES
     }
 
 

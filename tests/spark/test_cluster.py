@@ -4,6 +4,7 @@ user's modules (``make cluster``; ``make test`` has all but that)."""
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import os
 import subprocess
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.installed import bare_environment, site_packages
-from trident.coordinators.errors import ConfigError, EnvironmentProblem
+from trident.coordinators.errors import ClusterProblem, ConfigError, EnvironmentProblem
 from trident.running import cluster_probe, executor_look
 from trident.spark import cluster_files
 from trident.states.core.place import Place
@@ -244,6 +245,53 @@ def test_an_executor_without_lmdb_is_told_of_and_taken() -> None:
 def test_a_probe_that_cannot_run_says_why(said: str, told: str) -> None:
     error = executor_look._translated(RuntimeError(said), "/p", ["a", "b"])
     assert told in str(error) and "found: " in str(error)
+
+
+@pytest.mark.parametrize(
+    ("first", "asked"),
+    [
+        ("sees it", 1),
+        ("does not see it", 2),
+        ("the driver does not reach it", 2),
+        ("lacks pandas", 1),
+    ],
+)
+def test_executors_that_do_not_see_a_store_are_asked_once_more_behind_a_look_at_it(
+    first: str, asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warehouse, log = Place("hdfs://name:1/w"), []
+    lack = ClusterProblem(f"one {first}", found="", action="")
+
+    def look(*_: object) -> cluster_probe.Looked:
+        log.append("asked")
+        if first == "the driver does not reach it" and len(log) == 1:
+            raise OSError(errno.EROFS, "SafeModeException", "hdfs://name:1/w/_trident")
+        lacks = len(log) == 1 and first != "sees it"
+        return cluster_probe.Looked([], [lack] if lacks else [], [], not lacks or "pandas" in first)
+
+    monkeypatch.setattr(cluster_probe, "look_at_cluster", look)
+    monkeypatch.setattr(cluster_probe, "prepare_store", lambda place, *_: log.append(place))
+    session = SimpleNamespace(sparkContext=Context("spark://master:1"))
+    if "pandas" in first:
+        with pytest.raises(ClusterProblem, match="lacks pandas"):
+            cluster_probe.prepare_cluster(session, warehouse)
+    else:
+        cluster_probe.prepare_cluster(session, warehouse)
+    assert log == (["asked"] if asked == 1 else ["asked", warehouse, "asked"])
+    assert ("asked once more" in caplog.text) == (asked == 2)
+
+
+def test_what_the_store_does_not_mend_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lack = ClusterProblem("the executors on node2 do not see it", found="", action="")
+    looks, tried = [], []
+    look = lambda *_: looks.append(1) or cluster_probe.Looked([], [lack], [], False)  # noqa: E731
+    monkeypatch.setattr(cluster_probe, "look_at_cluster", look)
+    monkeypatch.setattr(cluster_probe, "prepare_store", lambda place, *_: tried.append(place))
+    session = SimpleNamespace(sparkContext=Context("spark://master:1"))
+    for warehouse, looked, stores in ((Place("s3a://lake/w"), 2, 1), (Place(tmp_path), 3, 1)):
+        with pytest.raises(ClusterProblem, match="node2 do not see it"):
+            cluster_probe.prepare_cluster(session, warehouse)
+        assert (len(looks), len(tried)) == (looked, stores)
 
 
 def test_nothing_is_asked_with_a_local_master(tmp_path: Path) -> None:

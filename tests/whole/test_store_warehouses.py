@@ -13,7 +13,10 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -21,7 +24,7 @@ import trident
 from tests import store_servers
 from tests.repair_helpers import znodes_below
 from tests.zk_fixtures import connected
-from trident.coordinators.errors import ConfigError, StorageProblem
+from trident.coordinators.errors import ConfigError, SparkSessionProblem, StorageProblem, StoreUnreachable
 from trident.spark import stores
 from trident.states.core import storage
 from trident.states.core.place import Place
@@ -245,6 +248,78 @@ def test_a_store_where_two_writers_win_is_refused_unless_the_user_vouches(behind
     stores.check_store(Place("s3a://start/w"), True)
 
 
+REFUSED = (501, "NotImplemented")
+
+
+@pytest.mark.parametrize("single_writer", [False, True])
+@pytest.mark.parametrize("started", [False, True], ids=["first start", "later"])
+def test_a_store_that_refuses_the_condition_is_refused_whatever_the_user_vouches_for(
+    behind: store_servers.Proxy, single_writer: bool, started: bool
+) -> None:
+    """No table version can be committed there: the setting, which would not help, is not advised."""
+    warehouse = Place("s3a://start") / uuid.uuid4().hex
+    if started:
+        stores.check_store(warehouse, single_writer)
+    # Before the first conditional PUT of a first start there is the one that makes the warehouse's folder.
+    behind.plan("PUT", *([] if started else [None]), *[REFUSED] * 99)
+    with pytest.raises(StorageProblem, match="refuses If-None-Match: no table version can be committed") as raised:
+        stores.check_store(warehouse, single_writer)
+    assert not isinstance(raised.value, StoreUnreachable), "another try would not help"
+    assert "NotImplemented" in str(raised.value) and "Use another store" in str(raised.value)
+    assert "single_writer" not in str(raised.value)
+    behind.planned.clear()
+    assert storage.list_names(warehouse / "_trident") == [".warehouse"]
+
+
+def test_a_library_that_sends_no_conditions_is_the_same(
+    behind: store_servers.Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise storage.NotExclusive("conditional puts are disabled")
+
+    monkeypatch.setattr(storage, "is_exclusive", refuse)
+    with pytest.raises(StorageProblem, match="refuses If-None-Match") as raised:
+        stores.check_store(Place("s3a://start/w"), True)
+    assert "single_writer" not in str(raised.value)
+
+
+def session_of(log_store: str | None, missing: str = "") -> Any:
+    """Stands for a user's Spark session, which has this log store for S3, and not the class that is missing."""
+
+    def class_for(name: str, *_: object) -> None:
+        if name == missing:
+            raise RuntimeError(f"java.lang.ClassNotFoundException: {name}")
+
+    session = MagicMock()
+    session.conf.get = ({stores.LOG_STORE_SETTING: log_store} if log_store else {}).get
+    session._jvm.java.lang.Class.forName = class_for
+    session.sparkContext.getConf().getAll.return_value = []
+    session.sparkContext._jsc.hadoopConfiguration().get = settings_of("s3a://start").get
+    return session
+
+
+@pytest.mark.parametrize("log_store", [None, "io.delta.storage.S3SingleDriverLogStore"], ids=["none", "Delta's own"])
+def test_a_session_without_our_log_store_is_refused_before_it_can_write(
+    behind: store_servers.Proxy, log_store: str | None
+) -> None:
+    warehouse = Place("s3a://start") / uuid.uuid4().hex
+    before = list(behind.requests)
+    for single_writer in (False, True):
+        with pytest.raises(SparkSessionProblem, match="two writers could both win a table version") as raised:
+            stores.prepare_store(warehouse, session_of(log_store), {}, single_writer)
+        told = str(raised.value)
+        assert stores.LOG_STORE_SETTING in told and stores.LOG_STORE in told and (log_store or "not set") in told
+    assert behind.requests == before, "nothing was asked for, and nothing made"
+    stores.prepare_store(warehouse, session_of(stores.LOG_STORE), {}, False)
+    assert storage.exists(warehouse / "_trident/.warehouse")
+
+
+@pytest.mark.parametrize("missing", ["org.apache.hadoop.fs.s3a.S3AFileSystem", stores.LOG_STORE])
+def test_a_session_without_the_jars_of_s3_is_refused(behind: store_servers.Proxy, missing: str) -> None:
+    with pytest.raises(SparkSessionProblem, match="has not the jars of S3A on its class path"):
+        stores.configure_by_session(Place("s3a://start/w"), session_of(stores.LOG_STORE, missing))
+
+
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [
@@ -275,8 +350,13 @@ def test_a_name_node_in_safe_mode_says_so() -> None:
     try:
         with pytest.raises(StorageProblem, match="the name node is in safe mode"):
             stores.check_store(warehouse, False)
+        # As behind each start of a name node: one that starts waits.
+        starting = ThreadPoolExecutor(1).submit(stores.check_store, warehouse, False, 120.0)
+        with pytest.raises(TimeoutError):
+            starting.result(3)
     finally:
         cluster.admin("-safemode", "leave")
+    starting.result(60)
 
 
 @pytest.mark.parametrize("url", ["gs://lake/w", "s3://lake/w", "s3a:///w", "hdfs:///w"])

@@ -17,6 +17,7 @@ from trident.running.cluster_probe import look_at_cluster
 from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.executor_look import LIBRARIES, LIBRARIES_OF_COPIES, Found
 from trident.spark.session import make_session, spark_settings
+from trident.spark.stores import configure_by_session
 from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
@@ -99,6 +100,7 @@ def _cluster(report: Report, config: TridentConfig, warehouse: Place) -> None:
     storage.make_warehouse(warehouse)
     spark = make_session("trident doctor", spark_settings(config))
     try:
+        configure_by_session(warehouse, spark)  # what it has of credentials goes with the tasks, as at a start
         looked = look_at_cluster(spark, warehouse, config.python_archive)
         report.say("cluster", f"{spark.sparkContext.master}: {len(looked.executors)} executors answered")
     except EnvironmentProblem as problem:

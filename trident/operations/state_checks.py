@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from trident.states.core.names import check_name
 from trident.states.core.tables import HIDDEN_COLUMNS
 from trident.states.keyed.history_rows import VALID_FROM, VALID_TO
 
+_COLLATED = re.compile(r"\bstring collate \w")
 _SEQUENCES = (DateType, DecimalType, IntegralType, TimestampNTZType, TimestampType)
 
 
@@ -102,6 +104,15 @@ def _check_sequence(state: Any, kind: StateKind, schema: StructType, upsert: Any
 def check_fields(state: Any, kind: StateKind, schema: StructType, keys: Sequence[str]) -> None:
     """Raises FieldError or TopologyError when the state cannot keep values of these fields, by these keys."""
     kind.check_rows(state, schema, keys)
+    for name in keys:
+        kind_of_key = schema[name].dataType.simpleString()
+        if _COLLATED.search(kind_of_key):
+            raise FieldError(
+                f"field {name!r} cannot be a key of state {state.name}",
+                found=kind_of_key,
+                expected="text without a collation: the state's tables tell keys apart by their bytes",
+                action="make the key a field that is the same text where yours is equal, such as lower(…)",
+            )
     for name in schema.names:
         if name.lower() in HIDDEN_COLUMNS or name.lower().startswith("__trident"):
             raise FieldError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Union
 
 from trident.operations.aggregates import AggregateNode
@@ -175,6 +175,22 @@ def _outputs_of(node: Node, window: WindowNode) -> list[tuple[str, str]]:
     assert isinstance(kept, KeptParts)
     parts = dict(zip(map(id, kept.aggregations), names_of(kept.part_fields)))
     return [(one.outputs[0].name, parts[id(one)]) for one in _aggregations_of(node)]
+
+
+def rows_once_more(graph: TopologyGraph, node: Node) -> Node:
+    """The node whose rows one more aggregate takes: a new one where the rows of windows have an aggregate already.
+
+    So each aggregate of one grouping asks for parts of its own, as if it were behind a grouping of its own. The rows of
+    sessions stay one node's: what a session that is stored holds may not change.
+    """
+    if not isinstance(node, WindowRowsNode) or not node.fired or isinstance(node.window.spec, SessionSpec):
+        return node
+    behind = _behind(graph, node)
+    if not behind or not all(map(_aggregations_of, behind)):
+        return node
+    more = replace(node)
+    graph.add(more)
+    return more
 
 
 def _parts_behind(window: WindowNode) -> KeptParts | str:

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from trident.coordinators.errors import ClusterProblem
+from trident.coordinators.errors import ClusterProblem, StoreProblem
 from trident.coordinators.stored_json import Unreadable
 from trident.running.executor_look import DRIVERS, LIBRARIES, LIBRARIES_OF_COPIES, Found, ask
 from trident.running.source_folders import sample, unseen
 from trident.spark.cluster_files import send_framework, send_python, send_user_modules
+from trident.spark.stores import prepare_store
 from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
+from trident.states.core.store_problems import stores_told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +42,7 @@ class Looked:
     executors: list[Found]
     problems: list[ClusterProblem]
     modules: list[str]
+    sees_warehouse: bool
 
 
 def prepare_cluster(
@@ -47,20 +50,43 @@ def prepare_cluster(
     warehouse: Place | None,
     python_archive: str | None = None,
     folders: Mapping[str, str] = MappingProxyType({}),
+    single_writer: bool = False,
 ) -> None:
     """Sends what executors need, and asks them whether they have the rest. Nothing with a local master.
+
+    Where one does not see a warehouse that is in a store, or the driver does not, the store is tried as at the start,
+    and they are asked once more: its name node may have been started again meanwhile.
 
     Args:
         warehouse: the folder that all hosts share; None: it is not used on executors.
         python_archive: as in the settings; of a session that the user has made, too.
         folders: those that tasks read, each with its reader: see ``source_folders.py``.
+        single_writer: as in the settings.
 
     Raises:
         ClusterProblem: an executor lacks something; says which host, what, and what to do.
+        StorageProblem, SparkSessionProblem: as :func:`trident.spark.stores.prepare_store`.
     """
     if is_local_master(spark.sparkContext.master):
         return
-    looked = look_at_cluster(spark, warehouse, python_archive, folders)
+
+    def look() -> Looked:
+        with stores_told():
+            return look_at_cluster(spark, warehouse, python_archive, folders)
+
+    if warehouse is None or warehouse.is_local:
+        looked = look()
+    else:
+        try:
+            looked = look()
+            again = not looked.sees_warehouse
+        except StoreProblem as error:
+            log.warning("%s", error)
+            again = True
+        if again:
+            log.warning("the store of %s failed while the executors were asked: they are asked once more", warehouse)
+            prepare_store(warehouse, spark, {}, single_writer)
+            looked = look()
     if looked.problems:
         first, *more = looked.problems
         if more:
@@ -107,10 +133,12 @@ def look_at_cluster(
         }
         executors: list[Found] = [*ask(spark, task)]
         problems = [problem for one in executors for problem in _problems(one, framework)]
+        apart: list[ClusterProblem] = []
         if folder is not None:
-            problems += _unshared(executors, folder, nonce, warehouse)
+            apart = [*_unshared(executors, folder, nonce, warehouse)]
+            problems += apart
         problems += unseen(executors, sources, folders)
-        return Looked(executors, problems, modules)
+        return Looked(executors, problems, modules, not apart)
     finally:
         if folder is not None:
             storage.try_delete(folder)  # a few bytes in a hidden folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +12,12 @@ from trident.spark.jars import resolved_jars
 from trident.spark.spark_defaults import spark_defaults
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.store_problems import store_problem
+from trident.states.core.store_problems import is_safe_mode, store_problem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
 # Spark's own setting of a session of ours: the scheme of the store that it is for.
 STORE = "spark.trident.store"
 LOG_STORE = "trident.stores.ConditionalLogStore"
@@ -31,6 +34,8 @@ _S3_GROUPS = ("org.apache.hadoop_hadoop-aws", "software.amazon.", "org.reactives
 _HADOOP = "spark.hadoop."
 _SECRETS = ("access.key", "secret.key", "session.token")
 _S3A = ("endpoint", "endpoint.region", "path.style.access", "connection.ssl.enabled", *_SECRETS)
+_SAFE_MODE_SECS = 120.0
+_LOOK_SECS = 1.0
 _HDFS = ("dfs.", "hadoop.security.", "hadoop.rpc.", "fs.defaultFS", "fs.viewfs.")
 
 
@@ -63,32 +68,61 @@ def prepare_store(warehouse: Place, spark: SparkSession | None, conf: Mapping[st
         configure_by_session(warehouse, spark)
     else:
         configure_by(warehouse, {**spark_defaults(), **conf})
-    check_store(warehouse, single_writer)
+    check_store(warehouse, single_writer, _SAFE_MODE_SECS)
 
 
-def check_store(warehouse: Place, single_writer: bool) -> None:
+def check_store(warehouse: Place, single_writer: bool, safe_mode_secs: float = 0.0) -> None:
     """Makes the warehouse's own folder, and looks whether the store keeps two writers apart.
+
+    Args:
+        safe_mode_secs: how long a name node in its safe mode is waited for. Each is in it for a while behind its own
+            start, and a standby that starts just then would end for nothing.
 
     Raises:
         StorageProblem: it does not; or, ``StoreProblem``, it cannot be written.
     """
-    try:
-        storage.make_warehouse(warehouse)
-        exclusive = storage.is_exclusive(warehouse / "_trident")
-    except storage.NotExclusive as error:
-        raise _not_exclusive(warehouse, str(error)) from error
-    except OSError as error:
-        raise store_problem(error, warehouse) from error
+    until = time.monotonic() + safe_mode_secs
+    told = False
+    while True:
+        try:
+            storage.make_warehouse(warehouse)
+            exclusive = storage.is_exclusive(warehouse / "_trident")
+            break
+        except OSError as error:
+            if _refuses_conditions(error):
+                raise _not_exclusive(warehouse, f"{error.strerror or error}", refused=True) from error
+            if not is_safe_mode(error) or time.monotonic() >= until:
+                raise store_problem(error, warehouse) from error
+        if not told:
+            log.warning("the name node of %s is in safe mode; waiting up to %.0f s", warehouse, safe_mode_secs)
+            told = True
+        time.sleep(_LOOK_SECS)
     if not exclusive and not single_writer:
         raise _not_exclusive(warehouse, "two of four writers that made one file at once were both told that they had")
 
 
-def _not_exclusive(warehouse: Place, found: str) -> StorageProblem:
+def _refuses_conditions(error: OSError) -> bool:
+    """Tells whether a store takes no PUT with a condition: by S3's protocol it answers 501, NotImplemented."""
+    if isinstance(error, storage.NotExclusive):
+        return True
+    # Of a conditional PUT alone the outcome is said to be unknown.
+    return (
+        isinstance(error, storage.OutcomeUnknown) and "notimplemented" in str(error.strerror).replace(" ", "").lower()
+    )
+
+
+def _not_exclusive(warehouse: Place, found: str, refused: bool = False) -> StorageProblem:
+    """The problem of a store that ignores the condition, or, ``refused``, takes no PUT that has one."""
+    if refused:
+        what, instead = "refuses If-None-Match: no table version can be committed", ""
+    else:
+        what = "does not honour If-None-Match: two writers could both win a table version"
+        instead = "; or set single_writer, if you vouch for there never being two coordinators at once"
     return StorageProblem(
-        f"the store of {warehouse} does not honour If-None-Match: two writers could both win a table version",
+        f"the store of {warehouse} {what}",
         found=found,
         expected="one writer that wins, as S3 itself has it since 2024",
-        action="use another store; or set single_writer, if you vouch for there never being two coordinators at once",
+        action=f"use another store{instead}",
     )
 
 
@@ -103,8 +137,7 @@ def refuse_secrets(conf: Mapping[str, str]) -> None:
             raise ConfigError(
                 "a topology's settings hold no credentials of a store",
                 found=key,
-                expected="the environment (AWS_ACCESS_KEY_ID and its like), a profile, a role of the machine, or a "
-                "credential provider of Hadoop's",
+                expected="the environment (AWS_ACCESS_KEY_ID and its like), a role of the machine, spark-defaults.conf",
                 action=f"take {key} out of the settings",
             )
 

@@ -50,7 +50,8 @@ class _Ends(RowOperations):
             aggregator: Count(), Sum(), Min(), Max(), or a Combiner, Reducer or Aggregator.
             outputs: the new fields.
         """
-        return self._ungrouped(aggregate(self._node, self._keys, *shifted(inputs, aggregator, outputs)))
+        node = window_nodes.rows_once_more(self._graph, self._node)
+        return self._ungrouped(aggregate(node, self._keys, *shifted(inputs, aggregator, outputs)))
 
     def agg(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN, *more: Any) -> "Stream":
         """``aggregate``; or, as in PySpark, aggregate Columns: ``agg(F.sum("n").alias("total"))``.
@@ -64,7 +65,7 @@ class _Ends(RowOperations):
 
     def chained_agg(self) -> "ChainedAggregation":
         """Several aggregates of the same rows; see :class:`ChainedAggregation`."""
-        return ChainedAggregation(self._graph, self._node, self._keys)
+        return ChainedAggregation(self._graph, window_nodes.rows_once_more(self._graph, self._node), self._keys)
 
     def persistent_aggregate(
         self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN

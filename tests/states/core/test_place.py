@@ -54,6 +54,13 @@ def test_a_place_takes_the_settings_of_its_store_to_another_process() -> None:
     assert done.stdout.decode().strip() == "s3a://sent/w {'fs.s3a.endpoint': 'http://elsewhere'}"
 
 
+def test_a_url_with_credentials_is_refused_and_shows_none() -> None:
+    with pytest.raises(ConfigError, match="holds no credentials") as raised:
+        warehouse_place("s3a://KEY:HIDDEN@lake/w@1")
+    assert "s3a://…@lake" in str(raised.value) and "HIDDEN" not in str(raised.value) and "KEY" not in str(raised.value)
+    assert str(warehouse_place("s3a://lake/w@1")) == "s3a://lake/w@1"
+
+
 @pytest.mark.parametrize("bad", ["gs://lake/w", "s3a:///w", "http://h/w", "hdfs://"])
 def test_a_warehouse_that_cannot_be_is_refused(bad: str) -> None:
     with pytest.raises(ConfigError, match="no place for a warehouse"):

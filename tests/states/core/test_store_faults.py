@@ -5,8 +5,13 @@ A proxy before the server loses requests and answers, cuts bodies, and refuses.
 
 from __future__ import annotations
 
+import random
+import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +20,7 @@ from tests.store_servers import CUT_ANSWER, CUT_BODY, LOSE_ANSWER, LOSE_REQUEST,
 from trident.coordinators.errors import CommitConflict, StoreProblem, StoreUnreachable, TableError
 from trident.spark.slots import FilesSlot
 from trident.states.core import object_storage, storage
+from trident.states.core.object_settings import store_settings
 from trident.states.core.store_problems import told_by_a_store
 from trident.states.delta.log_commit import EntryMayBeLost, draft_of, publish_draft, remove_draft, write_draft
 
@@ -25,6 +31,15 @@ REFUSALS = [
     ((403, "RequestTimeTooSkewed"), "clock is too far from the store's"),
     ((404, "NoSuchBucket"), "the bucket does not exist"),
 ]
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch, timeout_secs: float, retry_secs: float) -> None:
+    """Stores that are configured from now on are given up so soon, in place of 30 and 20 s."""
+
+    def hurried(hadoop: Any, bucket: str = "") -> Any:
+        return replace(store_settings(hadoop, bucket), timeout_secs=timeout_secs, retry_secs=retry_secs)
+
+    monkeypatch.setattr(storage, "store_settings", hurried)
 
 
 @pytest.fixture
@@ -143,6 +158,180 @@ def test_a_commit_that_is_never_answered_is_unknown_and_of_all_that_were_sent_on
     proxy.plan("HEAD", *[LOSE_REQUEST] * 6)
     assert commit(root, b"ours") == "committed", "the second is told that the first has the name, which is ours"
     assert [method for method, _ in proxy.requests].count("PUT") == 2
+
+
+# --- a file that is sent in parts -------------------------------------------------------------------
+
+# The library cuts at five megabytes: two parts.
+LARGE = random.Random(6).randbytes(6 << 20)
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of more than a megabyte is sent in parts, as is one of more than 64."""
+    monkeypatch.setattr(object_storage, "_SPOOL_BYTES", 1 << 20)
+
+
+def write_large(path: str) -> None:
+    """As a task writes: piece by piece, and the file is there once it is closed."""
+    with storage.output(path) as file:
+        for at in range(0, len(LARGE), 1 << 20):
+            file.write(LARGE[at : at + (1 << 20)])
+
+
+def is_whole(path: str) -> bool:
+    with storage.input(path) as file:
+        file.seek(5 << 20)
+        end = file.read()
+    return storage.read(path) == LARGE and LARGE[5 << 20 :] == end and storage.stat(path).size == len(LARGE)
+
+
+def test_a_large_file_is_sent_in_parts_and_is_what_was_written(proxy: Proxy, root: str, in_parts: None) -> None:
+    proxy.requests.clear()
+    write_large(f"{root}/a")
+    assert sorted(method for method, _ in proxy.requests) == ["POST", "POST", "PUT", "PUT"], "begin, two parts, end"
+    assert is_whole(f"{root}/a")
+    write_large(f"{root}/a")
+    assert is_whole(f"{root}/a") and storage.list_names(root) == ["a"]
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=str)
+@pytest.mark.parametrize("method", ["POST", "PUT"], ids=["begin", "part"])
+def test_the_begin_of_a_large_file_and_its_parts_are_sent_again(
+    proxy: Proxy, root: str, in_parts: None, fault: Fault, method: str
+) -> None:
+    proxy.plan(method, fault)
+    if (method, fault) == ("POST", CUT_ANSWER):  # the library takes this one for an answer, which it cannot read
+        with pytest.raises(OSError, match=f"{root}/a"):
+            write_large(f"{root}/a")
+        assert not storage.exists(f"{root}/a")
+        write_large(f"{root}/a")
+    else:
+        write_large(f"{root}/a")
+    assert not proxy.planned[method] and is_whole(f"{root}/a")
+
+
+NOT_COMPLETED = [LOSE_REQUEST, CUT_BODY, (503, "SlowDown"), (500, "InternalError"), (200, "InternalError")]
+
+
+@pytest.mark.parametrize("fault", NOT_COMPLETED, ids=str)
+def test_a_completion_of_a_large_file_that_fails_is_sent_again(
+    proxy: Proxy, root: str, in_parts: None, fault: Fault
+) -> None:
+    proxy.plan("POST", None, fault)
+    write_large(f"{root}/a")
+    assert not proxy.planned["POST"] and is_whole(f"{root}/a")
+    assert [method for method, _ in proxy.requests].count("POST") == 3, "begin, and two completions"
+
+
+@pytest.mark.parametrize(
+    ("faults", "fails"),
+    [
+        ([LOSE_ANSWER], False),
+        ([LOSE_ANSWER, (404, "NoSuchUpload")], True),
+        ([CUT_ANSWER], True),
+    ],
+    ids=["the second is answered as the first", "the second finds no upload", "half an answer"],
+)
+def test_a_large_file_whose_completion_was_done_and_not_answered_is_whole_whatever_is_told(
+    proxy: Proxy, root: str, in_parts: None, faults: list[Fault], fails: bool
+) -> None:
+    """Where an error is told, the attempt fails; the next one writes a file of another name."""
+    proxy.plan("POST", None, *faults)
+    if fails:
+        with pytest.raises(OSError, match=f"{root}/a"):
+            write_large(f"{root}/a")
+    else:
+        write_large(f"{root}/a")
+    assert not proxy.planned["POST"] and is_whole(f"{root}/a"), "never a part of it, and of no other size"
+    write_large(f"{root}/again")
+    assert is_whole(f"{root}/again") and sorted(storage.list_names(root)) == ["a", "again"]
+
+
+def test_a_large_file_whose_completion_is_refused_is_not_there(proxy: Proxy, root: str, in_parts: None) -> None:
+    proxy.plan("POST", None, (403, "AccessDenied"))
+    with pytest.raises(PermissionError, match=f"{root}/a"):
+        write_large(f"{root}/a")
+    assert not storage.exists(f"{root}/a") and storage.list_names(root) == []
+    write_large(f"{root}/a")
+    assert is_whole(f"{root}/a")
+
+
+# --- deletions --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [(403, "AccessDenied"), (500, "InternalError")], ids=str)
+def test_a_deletion_that_is_refused_fails_and_a_later_one_deletes(
+    monkeypatch: pytest.MonkeyPatch, proxy: Proxy, root: str, fault: tuple[int, str]
+) -> None:
+    hurry(monkeypatch, 30.0, 0.2)
+    files = [f"{root}/a", f"{root}/b"]
+    for path in files:
+        storage.write(path, DATA)
+    proxy.answers = {"POST": fault, "DELETE": fault}
+    calls: list[Callable[[], object]] = [
+        lambda: storage.delete(files[0]),
+        lambda: storage.delete(root),
+        lambda: storage.delete_files(files),
+    ]
+    for call in calls:
+        with pytest.raises(OSError) as raised:
+            call()
+        assert isinstance(raised.value, PermissionError) == (fault[0] == 403)
+        assert isinstance(told_by_a_store(raised.value), StoreProblem)
+    storage.try_delete(files[0])  # of what is needed no more: it only costs space
+    proxy.answers = {}
+    assert [storage.read(path) for path in files] == [DATA, DATA]
+    assert storage.delete(files[0]) and storage.list_names(root) == ["b"]
+    assert storage.delete(root) and storage.list_names(root) == []
+
+
+def test_a_deletion_that_was_not_answered_fails_and_a_later_one_finds_nothing(proxy: Proxy, root: str) -> None:
+    for path in (f"{root}/a", f"{root}/b"):
+        storage.write(path, DATA)
+    proxy.plan("POST", LOSE_ANSWER)
+    with pytest.raises(OSError, match=f"{root}/a"):
+        storage.delete(f"{root}/a")
+    assert not proxy.planned["POST"] and not storage.delete(f"{root}/a")
+    storage.delete_files([f"{root}/a", f"{root}/b"])
+    assert storage.list_names(root) == []
+
+
+# --- a server that takes connections and is silent --------------------------------------------------
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Its bucket; a request is given up after half a second, in place of 30."""
+    hurry(monkeypatch, 0.5, 0.3)
+    monkeypatch.setattr(object_storage, "_AGAIN_SECS", (0.01, 0.02))
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        # The system takes the connections, and no process looks at them.
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        storage.configure("s3a://silent", store_servers.s3_settings(endpoint))
+        yield "s3a://silent/w"
+    storage.configure("s3a://silent", {})
+
+
+def test_a_store_that_is_silent_is_given_up_by_every_call(silent: str, in_parts: None) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: storage.read(f"{silent}/a"),
+        lambda: storage.read(f"{silent}/a", 100),
+        lambda: storage.input(f"{silent}/a"),
+        lambda: storage.write(f"{silent}/a", DATA),
+        lambda: storage.create(f"{silent}/a", DATA),
+        lambda: write_large(f"{silent}/a"),
+        lambda: storage.stat(f"{silent}/a"),
+        lambda: storage.list_names(silent),
+        lambda: storage.delete(f"{silent}/a"),
+        lambda: storage.delete_files([f"{silent}/a"]),
+    ]
+    pool = ThreadPoolExecutor(len(calls))
+    for number, asked in enumerate([pool.submit(call) for call in calls]):
+        error = asked.exception(timeout=60)
+        assert isinstance(error, OSError), (number, error)
+        assert isinstance(told_by_a_store(error), StoreUnreachable), (number, error)
+    assert commit(silent, b"ours") == "unknown", "it is not known whether the server has heard it"
 
 
 # --- others -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ HDFS takes part in ``make stores`` only: a name node and two data nodes take hal
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -173,6 +174,116 @@ def test_a_rename_that_was_not_answered_is_ours_by_its_bytes_alone(on_hdfs: tupl
     with pytest.raises(FileExistsError):
         hdfs._rename_to(draft, entry, own, b"ours 1")
     assert storage.read(entry) == b"ours 1" and storage.read(draft) == b"theirs"
+
+
+class LostRename:
+    """Stands in the place of the client's rename: once it raises as where the connection ends.
+
+    Attributes:
+        asked: what the client was asked for.
+    """
+
+    def __init__(self, hdfs: Any, monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
+        self.asked: tuple[str, str] | None = None
+        rename = hdfs._client.rename
+
+        def lost(source: str, target: str, overwrite: bool = False) -> None:
+            if self.asked is not None:
+                rename(source, target, overwrite)
+                return
+            self.asked = source, target
+            if done:
+                rename(source, target, overwrite)
+            raise OSError("Connection reset by peer (os error 104)")
+
+        monkeypatch.setattr(hdfs._client, "rename", lost)
+
+
+def test_a_rename_that_was_done_and_not_answered_is_a_success(
+    on_hdfs: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hdfs, folder = on_hdfs
+    entry = f"{folder}/0.json"
+    lost = LostRename(hdfs, monkeypatch, done=True)
+    own = hdfs.take(entry, b"ours")
+    assert lost.asked is not None and own == storage.stat(entry).signature and storage.read(entry) == b"ours"
+    assert storage.list_names(folder) == ["0.json"], "no draft is left"
+    with pytest.raises(FileExistsError):
+        storage.create(entry, b"another's")
+    assert storage.read(entry) == b"ours"
+
+
+def test_a_rename_that_never_came_fails_and_comes_too_late_afterwards(
+    on_hdfs: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hdfs, folder = on_hdfs
+    entry = f"{folder}/0.json"
+    lost = LostRename(hdfs, monkeypatch, done=False)
+    with pytest.raises(OSError, match="Connection reset") as raised:
+        storage.create(entry, b"ours")
+    assert type(raised.value) is OSError, "it certainly did not happen"
+    assert storage.list_names(folder) == [], "no draft is left"
+    assert lost.asked is not None
+    with pytest.raises(FileNotFoundError):
+        hdfs._client.rename(*lost.asked)  # the request was under way
+    storage.create(entry, b"the next attempt's")
+    assert storage.read(entry) == b"the next attempt's" and storage.list_names(folder) == ["0.json"]
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_rename_behind_which_no_request_is_answered_is_unknown(
+    on_hdfs: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    hdfs, folder = on_hdfs
+
+    def unanswered(*_: object, **__: object) -> bool:
+        raise OSError("Connection refused (os error 111)")
+
+    with monkeypatch.context() as away:
+        LostRename(hdfs, away, done)
+        away.setattr(hdfs._client, "delete", unanswered)
+        with pytest.raises(storage.OutcomeUnknown, match="Connection reset.*; then Connection refused"):
+            storage.create(f"{folder}/0.json", b"ours")
+    assert storage.exists(f"{folder}/0.json") == done
+
+
+def test_a_process_that_a_folder_keeps_out_is_told_that_the_store_refuses_it(on_hdfs: tuple[Any, str]) -> None:
+    """The name node's own AccessControlException, whatever is asked for."""
+    hdfs, folder = on_hdfs
+    storage.write(f"{folder}/a", b"1")
+    hdfs._client.set_permission(hdfs._at(folder), 0o700)
+    asks = (
+        "import json, sys\n"
+        "from trident.states.core import storage\n"
+        "from trident.states.core.store_problems import store_problem\n"
+        "folder, told = sys.argv[1], {}\n"
+        "for name, call in {\n"
+        "    'read': lambda: storage.read(f'{folder}/a'),\n"
+        "    'input': lambda: storage.input(f'{folder}/a'),\n"
+        "    'stat': lambda: storage.stat(f'{folder}/a'),\n"
+        "    'list': lambda: storage.list_names(folder),\n"
+        "    'write': lambda: storage.write(f'{folder}/a', b'2'),\n"
+        "    'create': lambda: storage.create(f'{folder}/b', b'2'),\n"
+        "    'output': lambda: storage.output(f'{folder}/b'),\n"
+        "    'make folder': lambda: storage.make_folder(f'{folder}/b', folder),\n"
+        "    'make warehouse': lambda: storage.make_warehouse(f'{folder}/w'),\n"
+        "    'delete': lambda: storage.delete(f'{folder}/a'),\n"
+        "}.items():\n"
+        "    try:\n"
+        "        told[name] = ['nothing', str(call())]\n"
+        "    except OSError as error:\n"
+        "        told[name] = [type(error).__name__, str(store_problem(error, folder))]\n"
+        "print(json.dumps(told))\n"
+    )
+    environment = {**os.environ, "HADOOP_USER_NAME": "stranger"}
+    asked = subprocess.run([sys.executable, "-c", asks, folder], env=environment, capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    told = json.loads(asked.stdout)
+    assert {name: kind for name, (kind, _) in told.items()} == dict.fromkeys(told, "PermissionError"), told
+    for _, problem in told.values():
+        assert "the store refuses this process" in problem and "AccessControlException" in problem
+        assert "stranger" in problem and "\n" not in problem
+    assert storage.read(f"{folder}/a") == b"1" and storage.list_names(folder) == ["a"]
 
 
 def test_a_process_that_dies_while_it_appends_leaves_no_part(on_hdfs: tuple[Any, str]) -> None:

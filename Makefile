@@ -135,7 +135,7 @@ fork: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_FORK=$(TXIDS) $(BIN)/python -m pytest tests/time_travel/test_fork.py $(PYTEST_ARGS)
 
 stores: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/states/core/test_store_faults.py \
+	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py tests/states/core/test_hdfs_answers.py tests/states/core/test_store_faults.py \
 		tests/states/delta/test_process_races.py tests/whole/test_store_warehouses.py tests/whole/test_store_messages.py tests/whole/test_round_trips.py \
 		$(PYTEST_ARGS)
 

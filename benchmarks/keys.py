@@ -25,10 +25,10 @@ class GatedKeys:
     Args:
         rows: keys in a batch.
         keys: how many keys there are.
-        load: the first batch holds every key once instead: fills the state.
+        load: so many first batches hold every key once instead, together: they fill the state.
     """
 
-    def __init__(self, rows: int, keys: int, load: bool = False) -> None:
+    def __init__(self, rows: int, keys: int, load: int = 0) -> None:
         self._rows, self._keys, self._load = rows, keys, load
         self._allowed = self._begun = 0
         self._lock = threading.Lock()
@@ -68,8 +68,9 @@ class GatedKeys:
             self._begun = max(self._begun, txid)
         if curr_metadata is not None:
             return curr_metadata
-        if self._load and txid == 1:
-            return {"first": 0, "rows": self._keys, "keys": self._keys}
+        if txid <= self._load:
+            first, end = (self._keys * number // self._load for number in (txid - 1, txid))
+            return {"first": first, "rows": end - first, "keys": self._keys}
         return {"first": txid * self._rows, "rows": self._rows, "keys": self._keys}
 
     def is_ready(self, txid: int) -> bool:

@@ -92,10 +92,11 @@ def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: in
         def size(full: int, quick: int) -> int:
             return quick
 
-    # One batch of all keys needs more than what is measured.
+    # A batch of a million keys needs more than what is measured.
     memory = {"spark.driver.memory": "1g"} if measures else {}
     spark = make_session("memory", {"spark.trident.classArchive": "false", **memory})
-    spout = GatedKeys(rows, keys, load=True)
+    loads = max(1, keys // 1_000_000)
+    spout = GatedKeys(rows, keys, load=loads)
     topology = TridentTopology("memory")
     totals = DeltaMapState("totals", merge_every_txids=transactions // 2, merge_interval_secs=1e9)
     stream = topology.new_stream("keys", spout)
@@ -112,7 +113,7 @@ def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: in
     )
     peaks = Peaks()
     try:
-        spout.allow(1)
+        spout.allow(loads)
         query.process_all_available()
         if measures:
             running = Running(Sized(), query, spout, has_copies=True)  # type: ignore[arg-type]

@@ -13,7 +13,9 @@ import posixpath
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, BinaryIO, cast
 
@@ -26,7 +28,8 @@ from trident.states.core.ranged_file import RangedFile
 _READ_BYTES = 4 << 20
 # A name node that is away is tried again for some ten seconds; the library's own 15 tries take three minutes.
 _FEW_TRIES = {"dfs.client.failover.max.attempts": "4"}
-ANSWER_SECS = 30.0
+# How long a name node may take for the first answer, and any server for a later one; for a megabyte a second more.
+ANSWER_SECS, CALL_SECS = 30.0, 60.0
 
 
 class HdfsStorage:
@@ -37,7 +40,7 @@ class HdfsStorage:
         settings: Hadoop's, over those of ``HADOOP_CONF_DIR``.
 
     Raises:
-        OSError: no name node can be reached, or none answers. (One that falls silent later holds its callers up.)
+        OSError: no name node can be reached, or none answers.
     """
 
     keeps_names = True
@@ -46,21 +49,21 @@ class HdfsStorage:
         self._root = root
         with _told(root):
             self._client = Client(root, {**_FEW_TRIES, **settings})
-            _await_answer(self._client, ANSWER_SECS)
+            _bounded(self._client.get_file_info, "/", secs=ANSWER_SECS)
 
     def read(self, path: AnyPath, start: int = 0) -> bytes:
         with _told(path):
-            file = self._client.read(self._at(path))
-            size = len(file)
-            return bytes(file.read_range(start, size - start)) if start < size else b""
+            file = _bounded(self._client.read, self._at(path))
+            count = len(file) - start
+            return bytes(_bounded(file.read_range, start, count, secs=_secs(count))) if count > 0 else b""
 
     def input(self, path: AnyPath) -> BinaryIO:
         with _told(path):
-            file = self._client.read(self._at(path))
+            file = _bounded(self._client.read, self._at(path))
 
         def read_range(start: int, count: int) -> Any:
             with _told(path):
-                return file.read_range(start, count)
+                return _bounded(file.read_range, start, count, secs=_secs(count))
 
         return cast("BinaryIO", io.BufferedReader(RangedFile(len(file), read_range), _READ_BYTES))
 
@@ -71,7 +74,7 @@ class HdfsStorage:
         with _told(path), self._removed_if_it_fails(draft):
             self._create(draft, data, durable)
             try:
-                self._client.rename(draft, at, overwrite=True)
+                _bounded(self._client.rename, draft, at, overwrite=True)
             except FileNotFoundError:
                 # A rename that the client has sent again finds nothing, where the first has done it.
                 if self.read(path) != data:
@@ -127,19 +130,20 @@ class HdfsStorage:
             yield
         except BaseException:
             with suppress(Exception):
-                self._client.delete(draft)
+                _bounded(self._client.delete, draft)
             raise
 
     def _create(self, at: str, data: bytes, durable: bool) -> None:
         # The folder must be there: one that was deleted is not made again.
-        with self._client.create(at, WriteOptions(overwrite=False, create_parent=False)) as file:
-            file.write(data)
-            if durable and data:
-                file.hsync()
+        file = _bounded(self._client.create, at, WriteOptions(overwrite=False, create_parent=False))
+        _bounded(file.write, data, secs=_secs(len(data)))
+        if durable and data:
+            _bounded(file.hsync)
+        _bounded(file.close)  # not where the flush has failed: it would wait for the same data node
 
     def output(self, path: AnyPath, durable: bool = True) -> BinaryIO:
         with _told(path):
-            file = self._client.create(self._at(path), WriteOptions(overwrite=False, create_parent=False))
+            file = _bounded(self._client.create, self._at(path), WriteOptions(overwrite=False, create_parent=False))
         return cast("BinaryIO", _Writer(file, path))
 
     @contextmanager
@@ -159,19 +163,20 @@ class HdfsStorage:
             FileExistsError: it is not.
         """
         with _told(other):
-            self._client.rename(self._at(path), self._at(other), overwrite=False)
+            _bounded(self._client.rename, self._at(path), self._at(other), overwrite=False)
 
     def list(self, folder: AnyPath) -> list[str]:
         try:
             with _told(folder):
-                return [posixpath.basename(each.path) for each in self._client.list_status(self._at(folder))]
+                found = _bounded(lambda: list(self._client.list_status(self._at(folder))))
+                return [posixpath.basename(each.path) for each in found]
         except FileNotFoundError:
             return []
 
     def stat(self, path: AnyPath) -> Stat | None:
         try:
             with _told(path):
-                return _stat(self._client.get_file_info(self._at(path)))
+                return _stat(_bounded(self._client.get_file_info, self._at(path)))
         except FileNotFoundError:
             return None
 
@@ -179,7 +184,7 @@ class HdfsStorage:
 
     def delete(self, path: AnyPath) -> bool:
         with _told(path):
-            return bool(self._client.delete(self._at(path), recursive=True))
+            return bool(_bounded(self._client.delete, self._at(path), recursive=True))
 
     def delete_files(self, paths: Sequence[AnyPath]) -> None:
         for path in paths:
@@ -189,18 +194,18 @@ class HdfsStorage:
         at, above = self._at(folder), self._at(anchor)
         if at == above or above == "/":
             with _told(anchor):
-                self._client.mkdirs(at, create_parent=True)
+                _bounded(self._client.mkdirs, at, create_parent=True)
             return
         with suppress(FileNotFoundError), _told(folder):
             # Mostly the folder above is there, and so is the anchor: one request.
-            self._client.mkdirs(at, create_parent=False)
+            _bounded(self._client.mkdirs, at, create_parent=False)
             return
         with _told(anchor):
-            self._client.get_file_info(above)
+            _bounded(self._client.get_file_info, above)
             below, made = posixpath.relpath(at, above), above
             for part in below.split("/"):
                 made = f"{made}/{part}"
-                self._client.mkdirs(made, create_parent=False)
+                _bounded(self._client.mkdirs, made, create_parent=False)
 
     def flush(self, path: AnyPath) -> None:
         """Nothing: the name node keeps the names, and files were flushed when they were written."""
@@ -270,7 +275,7 @@ class _Writer(io.RawIOBase):
     def write(self, data: Any) -> int:
         count = memoryview(data).nbytes
         with _told(self._path):
-            self._file.write(bytes(data))
+            _bounded(self._file.write, bytes(data), secs=_secs(count))
         self._size += count
         return count
 
@@ -280,8 +285,8 @@ class _Writer(io.RawIOBase):
         try:
             with _told(self._path):
                 if self._size:
-                    self._file.hsync()
-                self._file.close()
+                    _bounded(self._file.hsync)
+                _bounded(self._file.close)
         finally:
             super().close()
 
@@ -292,23 +297,32 @@ def _stat(found: Any) -> Stat:
     return Stat(found.length, found.modification_time * 1_000_000, not found.isdir, found.isdir, signature)
 
 
-def _await_answer(client: Client, secs: float) -> None:
-    """The library waits for ever for a name node that takes a connection and is silent."""
-    raised: list[BaseException] = []
+def _secs(count: int) -> float:
+    return CALL_SECS + count / 1_000_000
 
-    def ask() -> None:
+
+def _bounded(call: Callable[..., Any], *args: Any, secs: float | None = None, **named: Any) -> Any:
+    """What a call of the library gives, or ``TimeoutError`` after so many seconds; ``CALL_SECS`` without any.
+
+    The library waits for ever for a name node that takes a connection and is silent, and for the acknowledgement of a
+    flush by a data node that has died meanwhile. Its call goes on in a thread that nothing waits for.
+    """
+    done: Future[Any] = Future()
+
+    def run() -> None:
         try:
-            client.get_file_info("/")
+            done.set_result(call(*args, **named))
         except BaseException as error:
-            raised.append(error)
+            done.set_exception(error)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(secs)
-    if asking.is_alive():
-        raise TimeoutError(errno.ETIMEDOUT, f"no answer of the name node in {secs:.0f} s")
-    if raised:
-        raise raised[0]
+    threading.Thread(target=run, name="trident-hdfs", daemon=True).start()
+    secs = CALL_SECS if secs is None else secs
+    try:
+        return done.result(secs)
+    except FutureTimeout:
+        if done.done():
+            raise
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer of HDFS in {secs:.0f} s") from None
 
 
 @contextmanager

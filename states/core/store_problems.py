@@ -40,7 +40,7 @@ def store_problem(error: OSError, warehouse: AnyPath | None = None, then: str = 
 
 
 def is_safe_mode(error: OSError) -> bool:
-    """Whether a name node refuses writes since it is in its safe mode, as each is for a while behind its start."""
+    """Tells whether a name node refuses, being in its safe mode, as each is for a while behind its start."""
     return "SafeMode" in f"{error.strerror or error}"
 
 

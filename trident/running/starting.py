@@ -46,6 +46,7 @@ from trident.spark.left_uploads import drop_left_uploads
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.place import Place
+from trident.states.core.store_problems import stores_told
 from trident.states.outside.port import OutsideState
 from trident.states.publishing.dead_letters import check_names_apart
 from trident.states.publishing.outside_publish import check_store
@@ -72,6 +73,7 @@ class Startable(Protocol):
     def identity(self) -> IdentityDict: ...
 
 
+@stores_told()
 def start_topology(
     topology: Startable,
     spark: SparkSession | None = None,
@@ -105,6 +107,7 @@ def start_topology(
         IdentityMismatch: another topology has this name.
         SchemaMismatch: a store outside of the warehouse cannot take the rows.
         StateAway: such a store does not answer, at a first start; later ones wait for it.
+        StorageProblem: the warehouse's store refuses this process, or does not answer.
         TridentError: a query of this topology runs in this process already.
     """
     last_resort.install()

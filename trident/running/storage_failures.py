@@ -40,7 +40,7 @@ _FORBIDDEN = ("permission denied", "operation not permitted", "unable to open da
 # 52 is Spark's exit code of an executor that ran out of heap. Not 137: that is any SIGKILL.
 _MEMORY = re.compile(
     r"java\.lang\.OutOfMemoryError|exited with code 52\b|\bMemoryError\b|\bArrowMemoryError\b"
-    r"|ExecutorLostFailure[^\n]*\bOOM\b"
+    r"|ExecutorLostFailure[^\n]*\bOOM\b|Not enough memory to build and broadcast"
 )
 _OF_A_STORE = re.compile(rf"\[Errno (\d+)\] ([^\n]*?): '((?:{'|'.join(STORES)})://[^'\n]+)'")
 _NEXT = "nothing is lost: the batch is tried again, and after max_attempts it goes on at the next start"
@@ -119,7 +119,7 @@ def _memory(text: str) -> BatchOutOfMemory | None:
     if match is None:
         return None
     return BatchOutOfMemory(
-        "an executor, or a Python worker, has run out of memory",
+        "the driver, an executor, or a Python worker, has run out of memory",
         found=_line_with(text, (match[0].lower(),)),
         action="make batches smaller (max_rows of the spout) or give more memory (spark.executor.memory, "
         f"spark.executor.pyspark.memory, in local mode spark.driver.memory); {_NEXT}",

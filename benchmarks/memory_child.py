@@ -62,10 +62,10 @@ def _now() -> Counter[str]:
             found[DRIVER] += kb
         elif pid == MERGE_PROCESS.pid:
             found[MERGES] += kb
+        elif program.split(b"\0")[0].endswith(b"java"):  # its arguments name the workers' daemon
+            found[JVM] += kb
         elif b"workers.daemon" in program or b"pyspark.daemon" in program:
             found[WORKERS] += kb
-        elif b"java" in program.split(b"\0")[0]:
-            found[JVM] += kb
     return found
 
 

@@ -302,7 +302,7 @@ def _secs(count: int) -> float:
 
 
 def _bounded(call: Callable[..., Any], *args: Any, secs: float | None = None, **named: Any) -> Any:
-    """What a call of the library gives, or ``TimeoutError`` after so many seconds; ``CALL_SECS`` without any.
+    """Returns the result of a call of the library; ``TimeoutError`` after so many seconds, ``CALL_SECS`` without any.
 
     The library waits for ever for a name node that takes a connection and is silent, and for the acknowledgement of a
     flush by a data node that has died meanwhile. Its call goes on in a thread that nothing waits for.

@@ -177,6 +177,6 @@ def test_a_name_node_that_is_not_there_is_told_soon(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("TRIDENT_SPARK_CONF", json.dumps({"spark.hadoop.dfs.client.failover.max.attempts": "1"}))
         found = CliRunner().invoke(main, ["status", "--warehouse", f"{root}/w"])
         assert found.exit_code == 4 and "the store cannot be reached, or fails" in found.output, found.output
-        assert ("no answer of the name node" if silent else "refused") in found.output
+        assert ("no answer of HDFS in" if silent else "refused") in found.output
         with pytest.raises(StoreProblem):
             trident.get(f"{root}/w", "counts", "a")

@@ -293,7 +293,7 @@ def session_of(log_store: str | None, missing: str = "") -> Any:
     session = MagicMock()
     session.conf.get = ({stores.LOG_STORE_SETTING: log_store} if log_store else {}).get
     session._jvm.java.lang.Class.forName = class_for
-    session.sparkContext.getConf().getAll.return_value = []
+    session.sparkContext.getConf().getAll = lambda: []
     session.sparkContext._jsc.hadoopConfiguration().get = settings_of("s3a://start").get
     return session
 

@@ -186,7 +186,8 @@ def is_whole(path: str) -> bool:
     return storage.read(path) == LARGE and LARGE[5 << 20 :] == end and storage.stat(path).size == len(LARGE)
 
 
-def test_a_large_file_is_sent_in_parts_and_is_what_was_written(proxy: Proxy, root: str, in_parts: None) -> None:
+@pytest.mark.usefixtures("in_parts")
+def test_a_large_file_is_sent_in_parts_and_is_what_was_written(proxy: Proxy, root: str) -> None:
     proxy.requests.clear()
     write_large(f"{root}/a")
     assert sorted(method for method, _ in proxy.requests) == ["POST", "POST", "PUT", "PUT"], "begin, two parts, end"
@@ -195,10 +196,11 @@ def test_a_large_file_is_sent_in_parts_and_is_what_was_written(proxy: Proxy, roo
     assert is_whole(f"{root}/a") and storage.list_names(root) == ["a"]
 
 
+@pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("fault", PASSING, ids=str)
 @pytest.mark.parametrize("method", ["POST", "PUT"], ids=["begin", "part"])
 def test_the_begin_of_a_large_file_and_its_parts_are_sent_again(
-    proxy: Proxy, root: str, in_parts: None, fault: Fault, method: str
+    proxy: Proxy, root: str, fault: Fault, method: str
 ) -> None:
     proxy.plan(method, fault)
     if (method, fault) == ("POST", CUT_ANSWER):  # the library takes this one for an answer, which it cannot read
@@ -214,16 +216,16 @@ def test_the_begin_of_a_large_file_and_its_parts_are_sent_again(
 NOT_COMPLETED = [LOSE_REQUEST, CUT_BODY, (503, "SlowDown"), (500, "InternalError"), (200, "InternalError")]
 
 
+@pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("fault", NOT_COMPLETED, ids=str)
-def test_a_completion_of_a_large_file_that_fails_is_sent_again(
-    proxy: Proxy, root: str, in_parts: None, fault: Fault
-) -> None:
+def test_a_completion_of_a_large_file_that_fails_is_sent_again(proxy: Proxy, root: str, fault: Fault) -> None:
     proxy.plan("POST", None, fault)
     write_large(f"{root}/a")
     assert not proxy.planned["POST"] and is_whole(f"{root}/a")
     assert [method for method, _ in proxy.requests].count("POST") == 3, "begin, and two completions"
 
 
+@pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize(
     ("faults", "fails"),
     [
@@ -234,7 +236,7 @@ def test_a_completion_of_a_large_file_that_fails_is_sent_again(
     ids=["the second is answered as the first", "the second finds no upload", "half an answer"],
 )
 def test_a_large_file_whose_completion_was_done_and_not_answered_is_whole_whatever_is_told(
-    proxy: Proxy, root: str, in_parts: None, faults: list[Fault], fails: bool
+    proxy: Proxy, root: str, faults: list[Fault], fails: bool
 ) -> None:
     """Where an error is told, the attempt fails; the next one writes a file of another name."""
     proxy.plan("POST", None, *faults)
@@ -248,7 +250,8 @@ def test_a_large_file_whose_completion_was_done_and_not_answered_is_whole_whatev
     assert is_whole(f"{root}/again") and sorted(storage.list_names(root)) == ["a", "again"]
 
 
-def test_a_large_file_whose_completion_is_refused_is_not_there(proxy: Proxy, root: str, in_parts: None) -> None:
+@pytest.mark.usefixtures("in_parts")
+def test_a_large_file_whose_completion_is_refused_is_not_there(proxy: Proxy, root: str) -> None:
     proxy.plan("POST", None, (403, "AccessDenied"))
     with pytest.raises(PermissionError, match=f"{root}/a"):
         write_large(f"{root}/a")
@@ -313,7 +316,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     storage.configure("s3a://silent", {})
 
 
-def test_a_store_that_is_silent_is_given_up_by_every_call(silent: str, in_parts: None) -> None:
+@pytest.mark.usefixtures("in_parts")
+def test_a_store_that_is_silent_is_given_up_by_every_call(silent: str) -> None:
     calls: list[Callable[[], object]] = [
         lambda: storage.read(f"{silent}/a"),
         lambda: storage.read(f"{silent}/a", 100),

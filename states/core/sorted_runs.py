@@ -11,14 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 # Of so many bytes a run is sorted and written.
-RUN_BYTES = 64 << 20
+RUN_BYTES = 16 << 20
 _SAMPLES = 64
 
 
 def sort_by(batches: Iterable[pa.Table], column: str, folder: Path, run_bytes: int = RUN_BYTES) -> Iterator[pa.Table]:
     """The rows of some tables in the order of a column, in tables of about ``run_bytes`` each.
 
-    Takes two to three times ``run_bytes`` of memory, and where that does not hold all rows, the disk space of them.
+    Takes about four times ``run_bytes`` of memory, however many rows there are, and where one run does not hold them
+    all, the disk space of them.
 
     Args:
         batches: all of one schema.
@@ -49,8 +50,13 @@ def sort_by(batches: Iterable[pa.Table], column: str, folder: Path, run_bytes: i
 
 def _sorted(tables: list[pa.Table], column: str) -> pa.Table:
     whole = pa.concat_tables(tables).combine_chunks()
-    values = whole.column(column).combine_chunks()
-    return whole.take(_order(values))
+    return whole.take(_order(_in_one(whole, column)))
+
+
+def _in_one(table: pa.Table, column: str) -> pa.Array:
+    """A column as one array; a column that is one is not copied, as ``combine_chunks`` would."""
+    chunks = table.column(column).chunks
+    return chunks[0] if len(chunks) == 1 else table.column(column).combine_chunks()
 
 
 def _order(values: pa.LargeBinaryArray) -> pa.Array:
@@ -83,7 +89,7 @@ def _written(table: pa.Table, path: Path) -> Path:
 
 def _merged(runs: list[pa.Table], column: str) -> Iterator[pa.Table]:
     """Ranges of which each has about as many rows as a run."""
-    columns = [run.column(column).combine_chunks() for run in runs]
+    columns = [_in_one(run, column) for run in runs]  # of the mapped files: no memory of the process
     steps = [max(1, len(one) // _SAMPLES) for one in columns]
     samples = sorted(one[n].as_py() for one, step in zip(columns, steps) for n in range(0, len(one), step))
     limits = samples[_SAMPLES::_SAMPLES]

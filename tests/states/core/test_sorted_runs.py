@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,3 +35,23 @@ def test_rows_come_in_the_order_of_their_bytes(tmp_path: Path, rng, kind: str, r
     found = [row for table in sort_by(tables, "name", tmp_path, run_bytes) for row in table.to_pylist()]
     assert [(row["n"], row["name"]) for row in found] == sorted(rows, key=lambda row: row[1])
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_that_of_a_run_however_many_there_are(tmp_path: Path, rng) -> None:
+    run_bytes, runs = 1 << 18, 64
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+
+    def tables() -> Iterator[pa.Table]:
+        for _ in range(runs * 4):
+            yield pa.table(
+                {"name": pa.array([rng.randbytes(16) for _ in range(run_bytes // 4 // 24)], pa.large_binary())}
+            )
+
+    pa.set_memory_pool(pool)
+    try:
+        count = sum(table.num_rows for table in sort_by(tables(), "name", tmp_path, run_bytes))
+    finally:
+        pa.set_memory_pool(before)
+    assert count > runs * run_bytes // 24 * 0.9
+    assert pool.max_memory() < 8 * run_bytes, f"{pool.max_memory() / run_bytes:.1f} runs"

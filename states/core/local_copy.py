@@ -34,10 +34,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.coordinators import faults
 from trident.states.core.copy_rows import BYTES, as_bytes, joined, matrix_array
 from trident.states.core.sorted_runs import RUN_BYTES, sort_by
 from trident.states.core.stale_copy import StaleCopy as StaleCopy
 
+APPLY_PART = faults.register("copy.apply-part", "putting a part of many rows into a local copy")
 # LMDB takes keys of up to 511 bytes; longer ones go by their digest, and stand whole before their value.
 _KEY_BYTES_MAX = 500
 _MARK = b"\x00mark"
@@ -45,8 +47,9 @@ _SHORT, _LONG = b"k", b"l"
 # Entries of the index: the position so that greater ones are greater bytes, then the name of the row's entry.
 _INDEX = b"i"
 _POSITION_BYTES, _HALF = 8, 1 << 63
-# A run is put in so many rows at a time: as Python's bytes they take five times what they take in arrays.
-_PUT_ROWS = 50_000
+# Rows are put so many at a time: as Python's bytes they take five times what they take in arrays, and a page that is
+# written takes 4 kB until the copy is closed.
+PART_ROWS = 20_000
 _READERS_MAX = 1024
 _CHECK_BYTES = 4
 _SUFFIX = ".copy"
@@ -185,8 +188,8 @@ class LocalCopy:
                     raise StaleCopy(f"the copy in {self.folder} is not empty")
             for table in sort_by((_entries(batch) for batch in batches), "name", self.folder, run_bytes):
                 kept = _last_of_each(table) if combine is None else _combined_of_each(self.folder, table, combine)
-                for start in range(0, kept.num_rows, _PUT_ROWS):
-                    part = kept.slice(start, _PUT_ROWS)
+                for start in range(0, kept.num_rows, PART_ROWS):
+                    part = kept.slice(start, PART_ROWS)
                     # In order: each page is filled once, and none is split.
                     with env.begin(write=True) as txn, txn.cursor() as cursor:
                         cursor.putmulti(self._index_of(part))  # below all other entries
@@ -218,21 +221,64 @@ class LocalCopy:
         with _refused(self.folder), self._opened as env, env.begin(write=True) as txn:
             env.reader_check()  # a worker that was killed while it read would keep old pages for ever
             _require(txn, before, self.folder, self._opened.file)
-            changed = dict(rows) if combine is None else self._combined(txn, rows, combine)
-            keys = sorted(changed)  # neighbours share pages
-            gone = [key for key in keys if changed[key] is None]
-            kept = [(key, value) for key in keys if (value := changed[key]) is not None]
-            with txn.cursor() as cursor:
-                if self._order is not None:
-                    moved = gone if self._stays else keys
-                    old = zip(moved, _stored(self.folder, txn, moved))
-                    for name, _ in self._index([(key, value) for key, value in old if value is not None]):
-                        txn.delete(name)
-                    cursor.putmulti(self._index(self._unplaced(txn, kept)))
-                for name in _names(gone):
-                    txn.delete(name)
-                cursor.putmulti(_pairs(kept))
+            self._put(txn, rows, combine)
             txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))
+
+    def apply_many(
+        self,
+        batches: Iterable[CopiedRows],
+        before: CopyMark,
+        after: CopyMark,
+        combine: Combining | None = None,
+        run_bytes: int = RUN_BYTES,
+    ) -> None:
+        """As :meth:`apply`, of more rows than there is memory for: in parts, and not at once.
+
+        The copy has no mark meanwhile, and no reader finds it; behind a failure it has none either, and is to be
+        deleted.
+
+        Args:
+            batches: in the order of their transactions.
+            run_bytes: of so many bytes a part is sorted in memory.
+
+        Raises:
+            StaleCopy: it holds something else, or the disk refused.
+        """
+        with _refused(self.folder), self._opened as env:
+            with env.begin(write=True) as txn:
+                env.reader_check()
+                _require(txn, before, self.folder, self._opened.file)
+                txn.delete(_MARK)
+            # In the order of the keys a part touches few pages: in theirs, every part would touch most.
+            for table in sort_by(map(_as_table, batches), "key", self.folder, run_bytes):
+                for start in range(0, table.num_rows, PART_ROWS):
+                    part = table.slice(start, PART_ROWS)
+                    values = zip(as_bytes(part.column("value")), part.column("gone").to_pylist(), strict=True)
+                    rows = zip(as_bytes(part.column("key")), [None if gone else value for value, gone in values])
+                    with faults.fault_point(APPLY_PART), env.begin(write=True) as txn:
+                        self._put(txn, rows, combine)
+            with env.begin(write=True) as txn:
+                txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))
+        pa.default_memory_pool().release_unused()
+
+    def _put(
+        self, txn: lmdb.Transaction, rows: Iterable[tuple[bytes, bytes | None]], combine: Combining | None
+    ) -> None:
+        """Puts changed rows over what there is."""
+        changed = dict(rows) if combine is None else self._combined(txn, rows, combine)
+        keys = sorted(changed)  # neighbours share pages
+        gone = [key for key in keys if changed[key] is None]
+        kept = [(key, value) for key in keys if (value := changed[key]) is not None]
+        with txn.cursor() as cursor:
+            if self._order is not None:
+                moved = gone if self._stays else keys
+                old = zip(moved, _stored(self.folder, txn, moved))
+                for name, _ in self._index([(key, value) for key, value in old if value is not None]):
+                    txn.delete(name)
+                cursor.putmulti(self._index(self._unplaced(txn, kept)))
+            for name in _names(gone):
+                txn.delete(name)
+            cursor.putmulti(_pairs(kept))
 
     def _unplaced(self, txn: lmdb.Transaction, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
         """Those of some rows whose entry of the index may be lacking: a key that is there, and stays, has its own."""
@@ -433,6 +479,11 @@ def _entries(rows: CopiedRows) -> pa.Table:
         entries = pc.replace_with_mask(entries, is_long, pa.array([entry for _, entry in pairs], BYTES))
     gone = pa.repeat(False, len(keys)) if rows.gone is None else rows.gone
     return pa.table([names, entries, gone], names=["name", "entry", "gone"])
+
+
+def _as_table(rows: CopiedRows) -> pa.Table:
+    gone = pa.repeat(False, len(rows.keys)) if rows.gone is None else rows.gone
+    return pa.table([rows.keys, rows.values, gone], names=["key", "value", "gone"])
 
 
 def _named(entries: pa.Table) -> Iterator[tuple[bytes, bytes]]:

@@ -304,12 +304,6 @@ def _key_hash(keys: Sequence[str], side: str | None = None) -> "Column":
     return F.xxhash64(*[quoted(key, side) for key in keys])
 
 
-def broadcast_if_small(frame: "DataFrame", bytes_max: int) -> "DataFrame":
-    """The frame with the hint that it be sent to every task, unless Spark knows that it is larger."""
-    # Spark says of a frame of unknown size that it is huge beyond any disk.
-    return frame if bytes_max < _size_bytes(frame) < 1 << 50 else F.broadcast(frame)
-
-
 def _size_bytes(frame: "DataFrame") -> int:
     """Of the files that the frame reads, after skipping by statistics; runs no job."""
     return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))

@@ -2,9 +2,8 @@
 
 The result is that of ``trident.states.keyed.reading`` for the same transaction, but of a few
 keys, and at a price that a transaction can pay: no table is loaded anew and no
-folder listed, the files come from the log entries (``trident.states.delta.table_files``); the
-keys that are asked go to every task, and neither table nor log is moved (unless
-this many are asked that most of the table is wanted anyway).
+folder listed, the files come from the log entries (``trident.states.delta.table_files``); and
+where the keys that are asked are few, they go to every task, and neither table nor log is moved.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.table_files import PATHS_PER_SCAN, NotFollowed, TableFiles, scan
 from trident.states.delta.whole_files import require_whole
 from trident.states.keyed import reading
-from trident.states.keyed.log_merge import broadcast_if_small, log_rows, quoted, same_key, shown, table_rows
+from trident.states.keyed.log_merge import log_rows, quoted, same_key, shown, table_rows
 from trident.states.keyed.pinning import load_state
 from trident.states.keyed.snapshot import Stored
 from trident.states.keyed.tables import check_own, greatest_txid
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _TRIES = 5
-# Keys in this many bytes, as far as Spark can tell, are sent to every task; of more both sides are moved.
-_KEYS_BYTES_MAX = 64 << 20
 
 
 class StatePins:
@@ -126,8 +123,9 @@ def base_of(
 
     Args:
         keys_frame: the keys that are asked, with the state's key columns by
-            name. Nulls are keys, and one may occur several times. None for all,
-            and for a state without keys.
+            name. Nulls are keys, and one may occur several times. With the hint
+            "broadcast" where they are few; else both sides of a join are moved.
+            None for all, and for a state without keys.
         aggregator: the state's, when that is a Python combiner.
         pins: what an earlier call has found.
 
@@ -150,7 +148,7 @@ def base_of(
     base, rows = stored.base, stored.rows
     if keys_frame is None or not state.keys:
         return stored.frame(aggregator)
-    asked = broadcast_if_small(keys_frame.select(*[quoted(key) for key in state.keys]), _KEYS_BYTES_MAX).alias("s")
+    asked = keys_frame.select(*[quoted(key) for key in state.keys]).alias("s")
     base = base.alias("t").join(asked, same_key(state.keys, "t", "s"), "left_semi")
     if rows is None:
         return shown(state, base)

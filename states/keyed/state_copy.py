@@ -27,7 +27,16 @@ from trident.states.core.binding import LAST
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.copy_rows import RowCodec, as_bytes
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy, StaleCopy, copies_in, new_folder
+from trident.states.core.local_copy import (
+    PART_ROWS,
+    CopiedRows,
+    CopyAsOf,
+    CopyMark,
+    LocalCopy,
+    StaleCopy,
+    copies_in,
+    new_folder,
+)
 from trident.states.core.place import Place
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta import history, log_entries
@@ -206,6 +215,8 @@ class StateCopy:
                 mark = held  # the transactions in between have changed nothing
             elif held.txid >= mark.txid or self._log.control.floor > held.txid:
                 return None
+            elif _is_many(self._behind(held, self._log)):
+                return None  # there would be no copy for a while, and a reader would wait in vain
             return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
 
     def bring_on(self, txid: int) -> None:
@@ -369,12 +380,16 @@ class StateCopy:
         if logged.control.floor > held.txid:
             return False
         assert self._copy is not None
-        files = [file for file in logged.files.values() if greatest_txid(file) > held.txid]
+        files = self._behind(held, logged)
         with self._counted():
             self._apply(self._copy, logged.path, files, held, mark)
         self._failures = 0
         logged.files = {}  # they are applied, and not looked at again
         return True
+
+    def _behind(self, held: CopyMark, logged: TableFiles) -> list[LiveFile]:
+        """The files of the log with rows behind what is held."""
+        return [file for file in logged.files.values() if greatest_txid(file) > held.txid]
 
     def _tables(self, txid: int | None) -> tuple[TableFiles | None, TableFiles, int]:
         """The plain table if it was made, the log with all that is not merged, and the transaction merged last."""
@@ -450,6 +465,9 @@ class StateCopy:
     def _apply(self, copy: LocalCopy, path: str, files: Sequence[LiveFile], held: CopyMark, mark: CopyMark) -> None:
         rows = self._logged_rows(path, files, held.txid, mark.txid)
         with faults.fault_point(APPLY):
+            if _is_many(files):
+                copy.apply_many(rows, held, mark, self._combining)
+                return
             copy.apply(chain.from_iterable(map(_changes, rows)), held, mark, self._combining)
 
     def _combined(self, combine: Combine, stored: list[bytes | None], parts: list[list[bytes]]) -> list[bytes]:
@@ -483,6 +501,11 @@ def digest_of(state: StateDescriptor, boot: str) -> str:
     if state.ordered_by:
         facts.append(state.ordered_by)
     return sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _is_many(files: Sequence[LiveFile]) -> bool:
+    """Tells whether the rows of some files are more than are put into a copy at once."""
+    return sum(file.size if file.num_records is None else file.num_records for file in files) > PART_ROWS
 
 
 def _changes(rows: CopiedRows) -> Iterator[tuple[bytes, bytes | None]]:

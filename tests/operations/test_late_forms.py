@@ -42,6 +42,7 @@ from trident import (
     Upsert,
 )
 from trident.coordinators.transactions import TransactionAttempt
+from trident.operations import state_lookups
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy, new_folder
@@ -225,6 +226,14 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
+@contextmanager
+def as_if_many() -> Iterator[None]:
+    """As if each batch had so many rows that its rows and the values that it looks up are moved."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(state_lookups, "_FEW_ROWS", -1)
+        yield
+
+
 # --- the tests -----------------------------------------------------------------------------
 
 
@@ -244,6 +253,9 @@ def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs:
     except Exception as error:
         assert "OVERFLOW" in str(error) or "OUT_OF_RANGE" in str(error)
         oracle = {}
+    else:
+        with as_if_many():
+            assert shown(by_spark(spark, group, inputs, stored, None)) == oracle
     with copied(folder, group, stored) as copies:
         try:
             one_pass = shown(by_spark(spark, group, inputs, stored, copies))
@@ -392,6 +404,41 @@ def test_users_code_stays_parallel_before_a_step_that_needs_all_rows(spark: Spar
     with copied(tmp_path, group, stored) as copies:
         found = by_spark(spark, group, inputs, stored, copies)
     assert found["tasks0"].num_rows == 4 and found["tasks1"].num_rows >= 4
+
+
+def test_rows_that_are_moved_to_the_values_they_look_up_come_back_to_their_places(spark: SparkSession) -> None:
+    """To code behind the look-up each row is in the task in which it was, and behind the row that was before it."""
+    made = TridentTopology("late")
+    rows = made.new_stream("rows", RowsSpout("k string, v bigint"))
+    kept = rows.group_by("k").persistent_aggregate(DeltaMapState("kept"), Count(), "n")
+    asked = rows.state_query(kept, "k", MapGet(), "old").state_query(kept, "k", MapGet(), "again")
+    asked.each("v", task_of, "task int").partition_persist(DeltaAppend("tasks"))
+    (group,) = plan(made.graph)
+    (boundary,) = group.lowered.boundaries.values()
+    (binding,) = [one for one in group.bindings if one.name == "kept"]
+    schema = StructType(list(boundary.fields))
+    given = [{"k": f"k{n * 7 % 40}" if n % 9 else None, "v": n} for n in range(200)]
+    frame = spark.createDataFrame(spark.sparkContext.parallelize(given, 5), schema).localCheckpoint()
+    stored = spark.createDataFrame([(f"k{n}" if n else None, n) for n in range(0, 40, 2)], binding.schema)
+    hints: list[str] = []
+
+    def look_up(_: Any, keys: Any) -> Any:
+        hints.append(str(keys._jdf.queryExecution().analyzed()))
+        return stored
+
+    def found() -> list[Any]:
+        with group.build_late({boundary.name: frame}, BatchInfo(ATTEMPT), look_up) as late:
+            return late["tasks"].collect()
+
+    few = found()
+    with as_if_many():
+        many = found()
+    assert many == few and len({row.task for row in few}) == 5 and [row.v for row in few] == list(range(200))
+    assert few[14].old == few[14].again == 18 and few[18].old == 0 and few[1].old is None
+    assert [("strategy=broadcast" in hint, "strategy=merge" in hint) for hint in hints] == [
+        *[(True, False)] * 2,
+        *[(False, True)] * 2,
+    ]
 
 
 def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: SparkSession, tmp_path: Path) -> None:

@@ -431,6 +431,12 @@ PLANTED: dict[str, Caught] = {
         "local_copy.py::test_a_copy_is_filled_in_runs_that_come_in_any_order[None-1]",
         "local_copy.py::test_a_copy_is_filled_in_runs_that_come_in_any_order[None-1048576]",
     ),
+    "261-a-copy-keeps-its-mark-between-parts": pure(
+        "assert ", "local_copy.py::test_many_rows_that_fail_in_the_middle_leave_no_copy"
+    ),
+    "262-moved-rows-come-back-in-another-order": spark(
+        "assert ", "late_forms.py::test_rows_that_are_moved_to_the_values_they_look_up_come_back_to_their_places"
+    ),
     "128-copy-from-the-middle-of-a-repair": spark(
         "assert",
         "state_copy.py::test_copies_that_were_built_in_the_middle_of_a_repair_are_not_used[leads]",

@@ -302,6 +302,7 @@ def test_a_copy_that_fails_at_any_point_costs_no_exactness(start, tmp_path, monk
         # One copy, which is built once.
         *((f"{point}do_then_die:1", "one job") for point in _POINTS),
         ("copy.apply:do_then_die:2", "one job"),
+        *((f"copy.apply-part:do_then_die:{nth}", "in parts") for nth in (1, 2)),
     ],
 )
 def test_a_leader_that_dies_at_a_copy_is_gone_on_from(start, tmp_path, zk_server, zk_root, fault, form):  # noqa: F811
@@ -309,6 +310,9 @@ def test_a_leader_that_dies_at_a_copy_is_gone_on_from(start, tmp_path, zk_server
     if form == "one job":
         code = code.replace("test_local_copies import", "test_late_at_once import sums as")
         code = code.replace("settings = {", 'settings = {"max_spout_pending": 1, ')
+    if form == "in parts":
+        code = code.replace("topology().start", "state_copy.PART_ROWS = local_copy.PART_ROWS = 1\ntopology().start")
+        code = f"from trident.states.core import local_copy\nfrom trident.states.keyed import state_copy\n{code}"
     command = [sys.executable, "-c", code, str(tmp_path / "warehouse"), zk_server, zk_root]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault}
     died = subprocess.run(command, cwd=ROOT, env=environment, start_new_session=True, timeout=WAIT_SECS)

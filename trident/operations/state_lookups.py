@@ -15,7 +15,15 @@ from trident.operations.aggregators import own_name
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node
 from trident.planning.operation import MARKER, Operation, PyOp, arrow_op, arrow_types
-from trident.planning.session_frames import Batch, SessionFrames, Transform, column, column_list
+from trident.planning.session_frames import (
+    Batch,
+    SessionFrames,
+    Transform,
+    bytes_read,
+    column,
+    column_list,
+    partitions_of,
+)
 from trident.states.core.binding import StateBinding
 from trident.states.keyed.copy_combine import combine_of, why_no_copy
 from trident.workers.look_up import LookUp
@@ -26,6 +34,11 @@ if TYPE_CHECKING:
 
 FOUND = "__trident_found"
 _STORED_PREFIX = "__trident_stored_"
+# So many rows are looked up by sending the values to every task; of more, both are moved, and may spill.
+_FEW_ROWS = 250_000
+# Files of so few bytes are not asked how many rows they have.
+_FEW_BYTES = 1 << 20
+_PARTITION, _AT = "__trident_was_in", "__trident_was_at"
 
 
 @dataclass(frozen=True)
@@ -53,25 +66,36 @@ class JoinStateOp(Operation):
         keys = [] if self.every else list(zip(self.inputs, self.binding.keys))
         added = [new for _, new in self.columns] + ([self.found] if self.found else [])
         carried = [field.name for field in self.fields if field.name not in added]
+        place = [F.spark_partition_id().alias(_PARTITION), F.monotonically_increasing_id().alias(_AT)]
 
         def transform(frame: "DataFrame", batch: Batch) -> "DataFrame":
             assert batch.stored is not None and batch.once is not None, "states are read by late segments only"
+            rows = 0
             if self.materialise:
                 # The keys that are asked and the rows beside which the answers are put must be the same.
-                frame = batch.once(frame)
+                frame, rows = batch.once(frame)
+            elif keys and bytes_read(frame) > _FEW_BYTES:
+                rows = frame.count()
+            hint = "merge" if keys and rows > _FEW_ROWS else "broadcast"
             asked = None
             if keys:
-                asked = frame.select(*[column(name).alias(key) for name, key in keys]).distinct()
+                asked = frame.select(*[column(name).alias(key) for name, key in keys]).distinct().hint(hint)
             stored = batch.stored(self.binding, asked)
             columns = [column(key).alias(f"__trident_k{n}") for n, (_, key) in enumerate(keys)]
             columns += [column(name).alias(new) for name, new in self.columns]
             if self.found:
                 columns.append(F.lit(True).alias(self.found))
-            right = F.broadcast(stored.select(*columns))
+            right = stored.select(*columns).hint(hint)
             same = [column(name).eqNullSafe(F.col(f"__trident_k{n}")) for n, (name, _) in enumerate(keys)]
             condition = reduce(lambda a, b: a & b, same) if same else F.lit(True)
-            joined = frame.join(right, condition, "inner" if self.every else "left")
-            return joined.select(*column_list((*carried, *added)))
+            fields = column_list((*carried, *added))
+            if hint == "broadcast":
+                return frame.join(right, condition, "inner" if self.every else "left").select(*fields)
+            count = partitions_of(frame)
+            placed = frame.select(*column_list(carried), *place).join(right, condition, "left")
+            # What comes behind may count on where a row is, and behind which.
+            back = placed.repartitionById(count, F.col(_PARTITION)).sortWithinPartitions(_AT)
+            return back.select(*fields)
 
         return transform
 

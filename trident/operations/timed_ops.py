@@ -206,7 +206,7 @@ class _Gather:
         op = self._op
         assert batch.stored is not None and batch.once is not None, "states are read by late segments only"
         if op.materialise:
-            new = batch.once(new)
+            new, _ = batch.once(new)
         stored = batch.stored(op.binding, None)
         before, now = self._turn(stored, new)
         least_before, least_now = op.spec.watermark(before), op.spec.watermark(now)

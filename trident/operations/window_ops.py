@@ -198,7 +198,7 @@ class _Windows:
         if not self._op.materialise and is_single(frame):
             return self._place(frame), None
         # Each Spark partition must know how many rows are before it.
-        placed = batch.once(self._place(frame))
+        placed, _ = batch.once(self._place(frame))
         of = f"shiftright({_PLACE}, {_PLACE_BITS})"
         counts = {row[0]: row[1] for row in placed.selectExpr(f"{of} as of").groupBy("of").count().collect()}
         before, ahead = 0, []

@@ -282,7 +282,7 @@ class OpenWindowsOp(Operation):
         def transform(frame: "DataFrame", batch: Batch) -> "DataFrame":
             assert batch.stored is not None and batch.once is not None, "states are read by late segments only"
             if self.materialise:
-                frame = batch.once(frame)
+                frame, _ = batch.once(frame)
             stored = batch.stored(self.binding, None)
             turn = _turn(kept, stored, frame)
             constants = {BEFORE: turn["before"], NOW: turn["now"]}

@@ -17,7 +17,16 @@ from trident.planning.basic_operations import CoalesceOp, GatherOp
 from trident.planning.nodes import Node, SourceNode, is_source
 from trident.planning.operation import MultiInputOp, Operation, PyOp, arrow_types, names_of
 from trident.planning.segments import Lowered, Segment
-from trident.planning.session_frames import Batch, Join, SessionFrames, Transform, compute_once, free, is_single
+from trident.planning.session_frames import (
+    Batch,
+    Join,
+    SessionFrames,
+    Transform,
+    compute_and_count,
+    compute_once,
+    free,
+    is_single,
+)
 from trident.states.core.place import reached_stores
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.anchors import ANCHORS
@@ -112,7 +121,7 @@ class CompiledGroup:
 
     def _build(self, segments: Sequence[_Compiled], frames: dict[Node, "DataFrame"], batch: Batch) -> BuiltBatch:
         built = BuiltBatch({}, [])
-        batch = replace(batch, once=partial(compute_once, kept=built.checkpoints))
+        batch = replace(batch, once=partial(compute_and_count, kept=built.checkpoints))
         try:
             for compiled in segments:
                 self._deliver(compiled.segment, compiled.build(frames, batch), frames, built)

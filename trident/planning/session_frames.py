@@ -44,13 +44,13 @@ class Batch:
         info: for user code.
         stored: (state, frame of its keys or None) → its keys and values as of the
             transaction before; for late segments.
-        once: computes a frame now, so that it can be used twice.
+        once: computes a frame now, so that it can be used twice; and tells how many rows it has.
         copies: state name → its local copy as of the transaction before; for late segments that look up in copies.
     """
 
     info: BatchInfo
     stored: Callable[[StateBinding, "DataFrame | None"], "DataFrame"] | None = None
-    once: Callable[["DataFrame"], "DataFrame"] | None = None
+    once: Callable[["DataFrame"], tuple["DataFrame", int]] | None = None
     copies: Mapping[str, CopyOfState] | None = None
 
 
@@ -135,6 +135,11 @@ def is_single(frame: Any) -> bool:
     return last.nodeName() in ("Repartition", "RepartitionByExpression") and last.numPartitions() == 1
 
 
+def partitions_of(frame: Any) -> int:
+    """The number of Spark partitions of a frame that moves no rows: of one that does, that would take a job."""
+    return int(frame._jdf.queryExecution().toRdd().getNumPartitions())
+
+
 def bytes_read(frame: Any) -> int:
     """Of the files that are read, as far as Spark can tell without a job."""
     return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
@@ -148,11 +153,15 @@ def rows_max(frame: Any) -> int | None:
 
 def compute_once(frame: Any, kept: list["DataFrame"]) -> "DataFrame":
     """Computes the frame now, in a checkpoint that is put into ``kept`` first: a failure's blocks are freed too."""
+    return compute_and_count(frame, kept)[0]
+
+
+def compute_and_count(frame: Any, kept: list["DataFrame"]) -> tuple["DataFrame", int]:
+    """As :func:`compute_once`; and the number of its rows."""
     with faults.fault_point(KEEP):
         checkpoint: ClassicDataFrame = frame.localCheckpoint(eager=False)
         kept.append(checkpoint)
-        checkpoint._jdf.queryExecution().analyzed().rdd().count()
-        return checkpoint
+        return checkpoint, int(checkpoint._jdf.queryExecution().analyzed().rdd().count())
 
 
 def free(kept: list["DataFrame"]) -> None:

@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trident.coordinators import faults
+from trident.states.core import local_copy
 from trident.states.core.local_copy import CopiedRows, CopyMark, LocalCopy, StaleCopy, in_order, look_up
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,6 +45,14 @@ def arrays(pairs: Iterable[tuple[bytes, bytes | None]]) -> CopiedRows:
 
 def joining(stored: list[bytes | None], parts: list[list[bytes]]) -> list[bytes]:
     return [b"".join([before or b"", *ours]) for before, ours in zip(stored, parts)]
+
+
+def by_first_word_or_none(keys: Sequence[bytes], values: Sequence[bytes]) -> list[int | None]:
+    return [None if value.endswith(b"0") else int(value) for value in values]
+
+
+def added(stored: list[bytes | None], parts: list[list[bytes]]) -> list[bytes]:
+    return [b"%d" % sum(map(int, [before or b"0", *ours])) for before, ours in zip(stored, parts)]
 
 
 def filled(copy: LocalCopy, **pairs: bytes) -> LocalCopy:
@@ -113,6 +123,45 @@ def test_what_fails_in_the_middle_changes_nothing(copy):
     with pytest.raises(ValueError, match="in the middle"):
         copy.apply(rows(), mark(1), mark(2))
     assert copy.get([b"a"], mark(1)) == [b"1"]
+
+
+@pytest.mark.parametrize("order", [None, by_first_word_or_none])
+@pytest.mark.parametrize("combine", [None, added])
+@pytest.mark.parametrize("run_bytes", [1, 1 << 20])
+def test_many_rows_that_come_in_parts_do_what_they_do_at_once(tmp_path, rng, monkeypatch, order, combine, run_bytes):
+    """In parts of three rows, which cut keys in two."""
+    monkeypatch.setattr(local_copy, "PART_ROWS", 3)
+    at_once, in_parts = (LocalCopy(tmp_path / name, BYTES_MAX, order) for name in ("at once", "in parts"))
+    keys = [b"", LONG, LONG + b"x", *(b"%d" % n for n in range(40))]
+    first = [(key, b"%d" % n) for n, key in enumerate(keys[::2])]
+    changes = [(rng.choice(keys), b"%d" % rng.randrange(99)) for _ in range(100)]
+    if combine is None:
+        changes = [(key, value if rng.random() < 0.7 else None) for key, value in changes]
+    for copy in (at_once, in_parts):
+        copy.fill([arrays(first)], mark(1))
+    at_once.apply(changes, mark(1), mark(2), combine)
+    in_parts.apply_many((arrays(changes[n : n + 7]) for n in range(0, 100, 7)), mark(1), mark(2), combine, run_bytes)
+    assert in_parts.get(keys, mark(2)) == at_once.get(keys, mark(2))
+    assert in_parts.in_order(mark(2)) == at_once.in_order(mark(2))
+    assert sorted(os.listdir(in_parts.folder)) == ["data.mdb", "lock.mdb", "owner.lock"]
+    for copy in (at_once, in_parts):
+        copy.close()
+
+
+def test_many_rows_that_fail_in_the_middle_leave_no_copy(copy, monkeypatch):
+    monkeypatch.setattr(local_copy, "PART_ROWS", 1)
+    filled(copy, a=b"1", b=b"2")
+    rows = [arrays([(b"a", b"3"), (b"b", b"4")])]
+    with pytest.raises(StaleCopy, match="holds something else"):
+        copy.apply_many(rows, mark(0), mark(2))
+    assert copy.get([b"a"], mark(1)) == [b"1"]
+    faults.arm("copy.apply-part:fail_before:2")
+    with pytest.raises(faults.InjectedFault):
+        copy.apply_many(rows, mark(1), mark(2))
+    assert copy.mark is None
+    for asked in (mark(1), mark(2)):
+        with pytest.raises(StaleCopy, match="holds something else"):
+            copy.get([b"a"], asked)
 
 
 def test_of_two_processes_one_writes(copy):

@@ -372,7 +372,7 @@ def test_reads_ask_for_the_wanted_keys_only_a_lookup_moves_neither_table_nor_log
 
     asked = frame_of(group, "s", [("a",), ("b",), ("c",), ("d",)])
     monkeypatch.setattr(stored, "SMALL_BYTES", 0)
-    frame = base_of(spark, engine, tmp_path, "s", asked, 2)
+    frame = base_of(spark, engine, tmp_path, "s", F.broadcast(asked), 2)
     tree = frame._jdf.queryExecution().executedPlan().toString()
     assert tree.count("FileScan parquet") == tree.count("LeftSemi, BuildRight") == 2, tree
     assert tree.count("Exchange hashpartitioning") == 1 and "SortMergeJoin" not in tree, tree

@@ -13,10 +13,13 @@ import pyarrow as pa
 import pytest
 
 from tests.keyed_helpers import Group, Native, as_map, keyed
+from trident.coordinators import faults
 from trident.coordinators.errors import TableError
+from trident.states.core import local_copy
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import StaleCopy, in_order, look_up, wait_for
 from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed import state_copy
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.copies import StateCopies, forget_copies, last_repair
 from trident.states.keyed.reading import read_state
@@ -35,6 +38,14 @@ def engine(spark):
 def group(spark, engine, tmp_path):
     """A state that is combined, and one that keeps the last value of a key."""
     return Group(spark, engine, tmp_path, keyed(), keyed("last", "word string, v double", merging="last"))
+
+
+@pytest.fixture
+def in_parts(request, monkeypatch):
+    """Whether a row more than one is more than are put into a copy at once."""
+    if request.param:
+        monkeypatch.setattr(state_copy, "PART_ROWS", 1)
+        monkeypatch.setattr(local_copy, "PART_ROWS", 1)
 
 
 def publish(group, txids):
@@ -68,7 +79,9 @@ def merge(group, name, upto):
     merging.merge_once(upto, force=True)
 
 
+@pytest.mark.parametrize("in_parts", [False, True], indirect=True, ids=["at once", "in parts"])
 @pytest.mark.parametrize("name", ["counts", "last"])
+@pytest.mark.usefixtures("in_parts")
 def test_it_follows_the_transactions_over_merges_and_restarts(group, tmp_path, name):
     copy = copy_of(group, name, tmp_path)
     publish(group, [1])
@@ -192,6 +205,23 @@ def test_a_promise_is_the_mark_that_the_copy_is_brought_to_and_none_reads_before
     assert copy.promised(5) is None
 
 
+@pytest.mark.parametrize("in_parts", [True], indirect=True)
+@pytest.mark.usefixtures("in_parts")
+def test_many_rows_are_not_promised_and_a_failure_between_two_parts_makes_the_copy_anew(group, tmp_path, monkeypatch):
+    monkeypatch.setattr(state_copy, "_OFF_SECS_MAX", 0.0)
+    copy = copy_of(group, "last", tmp_path)
+    publish(group, [1])
+    copy.as_of(1)
+    publish(group, [2])
+    assert copy.promised(2) is None and copy.as_of(1).mark.txid == 1
+    faults.arm("copy.apply-part:do_then_fail:2")
+    with pytest.raises(faults.InjectedFault):
+        copy.as_of(2)
+    assert not faults.unfired() and copy.promised(2) is None
+    assert held(group, "last", copy, 2) == group.expected("last", 2) and copy.health().builds == 2
+    copy.close()
+
+
 @pytest.mark.parametrize("harm", ["deleted", "cut", "foreign", "another boot", "another form"])
 def test_a_copy_in_doubt_is_built_again(group, tmp_path, harm):
     publish(group, [1, 2])
@@ -286,7 +316,9 @@ def test_a_sum_that_does_not_fit_is_left_to_spark(spark, engine, tmp_path):
     copy.close()
 
 
+@pytest.mark.parametrize("in_parts", [False, True], indirect=True, ids=["at once", "in parts"])
 @pytest.mark.parametrize("merging", ["last", "combine"])
+@pytest.mark.usefixtures("in_parts")
 def test_what_is_due_is_a_range_of_it_over_merges_and_restarts(spark, engine, tmp_path, merging):
     binding = keyed("open", "word string, n bigint", aggregator=Native("sum"), merging=merging, ordered_by="n")
     group = Group(spark, engine, tmp_path, binding)

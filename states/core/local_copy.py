@@ -234,8 +234,8 @@ class LocalCopy:
     ) -> None:
         """As :meth:`apply`, of more rows than there is memory for: in parts, and not at once.
 
-        The copy has no mark meanwhile, and no reader finds it; behind a failure it has none either, and is to be
-        deleted.
+        From the first part to the last the copy has no mark, and no reader finds it; behind a failure it has none
+        either, and is to be deleted. Until the first part, while the rows are read and sorted, nothing has changed.
 
         Args:
             batches: in the order of their transactions.
@@ -248,14 +248,16 @@ class LocalCopy:
             with env.begin(write=True) as txn:
                 env.reader_check()
                 _require(txn, before, self.folder, self._opened.file)
-                txn.delete(_MARK)
+            # An index has pages of its own, which the rows of a part do not share.
+            count = PART_ROWS if self._order is None else max(1, PART_ROWS // 4)
             # In the order of the keys a part touches few pages: in theirs, every part would touch most.
             for table in sort_by(map(_as_table, batches), "key", self.folder, run_bytes):
-                for start in range(0, table.num_rows, PART_ROWS):
-                    part = table.slice(start, PART_ROWS)
+                for start in range(0, table.num_rows, count):
+                    part = table.slice(start, count)
                     values = zip(as_bytes(part.column("value")), part.column("gone").to_pylist(), strict=True)
                     rows = zip(as_bytes(part.column("key")), [None if gone else value for value, gone in values])
                     with faults.fault_point(APPLY_PART), env.begin(write=True) as txn:
+                        txn.delete(_MARK)  # with the first part
                         self._put(txn, rows, combine)
             with env.begin(write=True) as txn:
                 txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))

@@ -31,11 +31,13 @@ def sort_by(batches: Iterable[pa.Table], column: str, folder: Path, run_bytes: i
     """
     waiting: list[pa.Table] = []
     paths: list[Path] = []
+    size = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(one.nbytes for one in waiting) >= run_bytes:
+        size += batch.nbytes
+        if size >= run_bytes:
             paths.append(_written(_sorted(waiting, column), folder / f"run-{len(paths)}.arrow"))
-            waiting = []
+            waiting, size = [], 0
     if not paths:
         if waiting:
             yield _sorted(waiting, column)
@@ -91,7 +93,12 @@ def _merged(runs: list[pa.Table], column: str) -> Iterator[pa.Table]:
     """Ranges of which each has about as many rows as a run."""
     columns = [_in_one(run, column) for run in runs]  # of the mapped files: no memory of the process
     steps = [max(1, len(one) // _SAMPLES) for one in columns]
-    samples = sorted(one[n].as_py() for one, step in zip(columns, steps) for n in range(0, len(one), step))
+    # Runs of alike rows have alike values in the same places: each run gives those of other places.
+    samples = sorted(
+        one[n].as_py()
+        for number, (one, step) in enumerate(zip(columns, steps))
+        for n in range(number * step // len(runs), len(one), step)
+    )
     limits = samples[_SAMPLES::_SAMPLES]
     ends = [[0, *(_below(one, limit) for limit in limits), len(one)] for one in columns]
     for part in range(len(limits) + 1):

@@ -33,7 +33,7 @@ from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.copies import copies_folder, own_folder
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.sent_copy import SentCopy
-from trident.states.keyed.state_copy import LogIsPast, NotNow, StateCopy, digest_of
+from trident.states.keyed.state_copy import LogIsPast, NotNow, StateCopy, TooMuchBehind, digest_of
 
 log = logging.getLogger(__name__)
 HOST = faults.register("copy.host", "taking the lock of a state's copies on an executor's host")
@@ -131,8 +131,10 @@ class _Bringer:
             return self._thread
 
     def check(self, sent: SentCopy) -> None:
-        """Raises why the thread could not bring up this one."""
+        """Raises why the thread could not bring up this one; what takes long is left to a process."""
         failed, self._error = self._error, None
+        if failed is not None and isinstance(failed[1], TooMuchBehind):
+            raise self.leave_to_a_process(sent)
         if failed is not None and failed[0] == sent:
             raise StaleCopy(
                 f"there is no copy of {sent.state.name} on {self._place.host}", found=failed[1]
@@ -186,7 +188,7 @@ class _Bringer:
             if self.ready(sent) is not None:
                 return
             try:
-                self._copy.as_of(sent.txid, sent.commit)
+                self._copy.as_of(sent.txid, sent.commit, in_parts=in_a_process)
             except LogIsPast:
                 if not in_a_process:
                     raise

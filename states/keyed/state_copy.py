@@ -38,6 +38,7 @@ from trident.states.core.local_copy import (
     new_folder,
 )
 from trident.states.core.place import Place
+from trident.states.core.sorted_runs import RUN_BYTES
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta import history, log_entries
 from trident.states.delta.file_rows import rows_of
@@ -54,12 +55,18 @@ BUILD = faults.register("copy.build", "filling a local copy from the state's tab
 APPLY = faults.register("copy.apply", "bringing a local copy on by the files of the log")
 
 _FORM = 2
+# So many rows are put at once where a half that was put would be lost with its process, in up to 4 kB of memory each.
+_AT_ONCE_MAX = 100_000
 _TRIES = 5
 _OFF_SECS_MAX = 60.0
 
 
 class NotNow(StaleCopy):
     """There is no copy as of the transaction that is asked for; what there is may be asked for again."""
+
+
+class TooMuchBehind(NotNow):
+    """More rows are behind the copy than are put at once, and it may not be brought on in parts."""
 
 
 class LogIsPast(NotNow):
@@ -140,15 +147,18 @@ class StateCopy:
         """Whose copy it is."""
         return self._state
 
-    def as_of(self, txid: int | None, commit: str | None = None) -> CopyAsOf:
+    def as_of(self, txid: int | None, commit: str | None = None, in_parts: bool = True) -> CopyAsOf:
         """The copy as of a transaction that has advanced, or is known to have committed nothing.
 
         Args:
             txid: None: the last one that the state's log has. It is decided, and can only be followed by others.
             commit: the last one of the state's log up to it, where another host knows: this one may see the log as it
                 was a while ago, and must not take that for the whole.
+            in_parts: whether many rows may be put in parts. A process that ends amid them leaves no copy: one that
+                may end soon is not to begin.
 
         Raises:
+            TooMuchBehind: they may not, and there are many.
             StaleCopy: there is none, for whatever reason; nothing is wrong with the state.
             TableError: a file of the state's tables is gone or not whole.
             ForeignTable: a table is not the state's.
@@ -160,7 +170,7 @@ class StateCopy:
                 if self._copy is None:
                     with faults.fault_point(OPEN):
                         self._copy = self._found()
-                mark = self._bring_to(txid, commit)
+                mark = self._bring_to(txid, commit, in_parts)
             except NotNow:
                 raise
             except (NotFollowed, TableMissing, Uncombinable) as error:
@@ -215,7 +225,7 @@ class StateCopy:
                 mark = held  # the transactions in between have changed nothing
             elif held.txid >= mark.txid or self._log.control.floor > held.txid:
                 return None
-            elif _is_many(self._behind(held, self._log)):
+            elif _is_many(self._behind(held, self._log), PART_ROWS):
                 return None  # there would be no copy for a while, and a reader would wait in vain
             return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
 
@@ -283,7 +293,7 @@ class StateCopy:
                 copy.delete()
         return found
 
-    def _bring_to(self, txid: int | None, commit: str | None) -> CopyMark:
+    def _bring_to(self, txid: int | None, commit: str | None, in_parts: bool) -> CopyMark:
         held = None if self._copy is None else self._copy.mark
         if held is not None and self._is_followed(held) and self._log is not None:
             if held.txid == txid and commit in (None, held.commit):
@@ -293,7 +303,7 @@ class StateCopy:
                 if commit is None:
                     return held  # the transactions in between have changed nothing
                 raise NotNow(f"the copy of state {self._state.name} is as of transaction {held.txid} already")
-            if held.txid < mark.txid and self._follow(held, mark, self._log):
+            if held.txid < mark.txid and self._follow(held, mark, self._log, in_parts):
                 return mark
         self._drop()
         plain, logged, merged = self._tables(txid)
@@ -375,14 +385,21 @@ class StateCopy:
             self._reason = str(error)
             raise
 
-    def _follow(self, held: CopyMark, mark: CopyMark, logged: TableFiles) -> bool:
+    def _follow(self, held: CopyMark, mark: CopyMark, logged: TableFiles, in_parts: bool) -> bool:
         """Applies the log's rows behind what is held; False where the log no longer has them all."""
         if logged.control.floor > held.txid:
             return False
         assert self._copy is not None
         files = self._behind(held, logged)
-        with self._counted():
-            self._apply(self._copy, logged.path, files, held, mark)
+        many = _is_many(files, PART_ROWS if in_parts else max(PART_ROWS, _AT_ONCE_MAX))
+        if many and not in_parts:
+            raise TooMuchBehind(f"the copy of state {self._state.name} is far behind transaction {mark.txid}")
+        rows = self._logged_rows(logged.path, files, held.txid, mark.txid)
+        with self._counted(), faults.fault_point(APPLY):
+            if many:
+                self._copy.apply_many(rows, held, mark, self._combining)
+            else:
+                self._copy.apply(chain.from_iterable(map(_changes, rows)), held, mark, self._combining)
         self._failures = 0
         logged.files = {}  # they are applied, and not looked at again
         return True
@@ -462,14 +479,6 @@ class StateCopy:
             gone = pc.fill_null(batch.column(DELETED_COLUMN), False)
         return CopiedRows(self._codec.key_array(batch), self._codec.value_array(batch), gone)
 
-    def _apply(self, copy: LocalCopy, path: str, files: Sequence[LiveFile], held: CopyMark, mark: CopyMark) -> None:
-        rows = self._logged_rows(path, files, held.txid, mark.txid)
-        with faults.fault_point(APPLY):
-            if _is_many(files):
-                copy.apply_many(rows, held, mark, self._combining)
-                return
-            copy.apply(chain.from_iterable(map(_changes, rows)), held, mark, self._combining)
-
     def _combined(self, combine: Combine, stored: list[bytes | None], parts: list[list[bytes]]) -> list[bytes]:
         codec = self._codec
         given = iter(codec.plain_values([part for one in parts for part in one]))
@@ -503,9 +512,11 @@ def digest_of(state: StateDescriptor, boot: str) -> str:
     return sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _is_many(files: Sequence[LiveFile]) -> bool:
-    """Tells whether the rows of some files are more than are put into a copy at once."""
-    return sum(file.size if file.num_records is None else file.num_records for file in files) > PART_ROWS
+def _is_many(files: Sequence[LiveFile], rows_max: int) -> bool:
+    """Tells whether the rows of some files are more than so many, or large."""
+    if sum(file.size for file in files) > RUN_BYTES:
+        return True
+    return sum(file.size if file.num_records is None else file.num_records for file in files) > rows_max
 
 
 def _changes(rows: CopiedRows) -> Iterator[tuple[bytes, bytes | None]]:

@@ -50,6 +50,7 @@ from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.reports import SPARKS, LeftToSpark, find_report
 
 EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 3)  # make random: 200
+NESTED = "struct<a: bigint, b: array<string>>"
 NAN, UTC = float("nan"), dt.timezone.utc
 VALUES: dict[str, list[Any]] = {
     "bigint": [None, 0, 1, -1, 7, 2**63 - 1, -(2**63)],
@@ -231,6 +232,7 @@ def as_if_many() -> Iterator[None]:
     """As if each batch had so many rows that its rows and the values that it looks up are moved."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(state_lookups, "_FEW_ROWS", -1)
+        patched.setattr(state_lookups, "_ASKED_ROWS_MAX", -1)
         yield
 
 
@@ -238,8 +240,12 @@ def as_if_many() -> Iterator[None]:
 
 
 def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs: Any, driver: bool) -> bool:
-    """The forms agree; False where Spark refuses the rows, as it must then in each form."""
-    stored = expected_state(group, pairs)
+    """The forms agree; False where Spark refuses the rows, as it must then in each form.
+
+    Args:
+        pairs: (key, value) of what the states hold; or state → all that it holds.
+    """
+    stored = pairs if isinstance(pairs, Mapping) else expected_state(group, pairs)
     try:
         before = early(spark, group, rows)
     except Exception:  # Spark refuses them before the late part
@@ -369,6 +375,87 @@ def test_a_class_below_a_built_in_aggregator_is_run_by_spark(
 ) -> None:
     rows = [("a b", 1.5), ("b", None), ("a b", None)]
     assert agree(spark, tmp_path, topology_below(stored, asked), rows, [("a b", 2), ("b", 1)], driver=False)
+
+
+class Widest:
+    """A combiner of the user's."""
+
+    def init(self, value: Any) -> int:
+        return len(repr(value))
+
+    def combine(self, a: int, b: int) -> int:
+        return max(a, b)
+
+    def zero(self) -> int:
+        return 0
+
+
+def test_several_aggregates_of_the_users_at_once_have_one_pass(spark: SparkSession, tmp_path: Path) -> None:
+    made = TridentTopology("late")
+    rows = made.new_stream("rows", RowsSpout("k string, v double"))
+    kept = rows.group_by("k").persistent_aggregate(DeltaMapState("kept"), "v", Sum(), "total")
+    asked = rows.state_query(kept, "k", MapGet(), "old")
+    for n, stream in enumerate((asked, asked.group_by("k"))):
+        chain = stream.chained_agg().aggregate("old", Widest(), "w long").aggregate("v", Max(), "m").chain_end()
+        chain.partition_persist(DeltaAppend(f"chained{n}"))
+        one = stream.chained_agg().aggregate("old", Widest(), "w long").aggregate(Count(), "n").chain_end()
+        one.project("w").partition_persist(DeltaAppend(f"projected{n}"))
+    (group,) = plan(made.graph)
+    assert group.late_on_arrow is not None and group.late_in_driver is None
+    given = [("a", 1.5), (None, NAN), ("a", None), ("b", -0.0)]
+    assert agree(spark, tmp_path, group, given, [("a", 2.0), (None, 1.0)], driver=False)
+
+
+def topology_of_two_keys(with_columns: bool) -> GroupPlan:
+    """Two keys, one of them null at times; nested values; several aggregates at once, of Trident's or of PySpark's."""
+    made = TridentTopology("late")
+    rows = made.new_stream("rows", RowsSpout(f"k string, j bigint, v double, inner {NESTED}"))
+    last = rows.partition_persist(DeltaMapState("last"), None, Upsert(("k", "j")))
+    sums = rows.group_by("k", "j").persistent_aggregate(DeltaMapState("sums"), "v", Sum(), "total")
+    sums.new_values_stream().partition_persist(DeltaAppend("news"))
+    asked = rows.state_query(last, "k, j", MapGet(), "old, before").state_query(sums, "k, j", MapGet(), "total")
+    asked.partition_persist(DeltaAppend("asked"))
+    grouped = asked.group_by("k", "j").chained_agg()
+    grouped.aggregate(Count(), "n").aggregate("old", Max(), "most").aggregate(
+        "total", Sum(), "s"
+    ).chain_end().partition_persist(DeltaAppend("chained"))
+    asked.chained_agg().aggregate("old", Min(), "least").aggregate(Count(), "n").chain_end().partition_persist(
+        DeltaAppend("whole")
+    )
+    if with_columns:
+        columns = [F.sum("v").alias("s"), F.max("before.a").alias("a"), F.count_if(F.col("old").isNull()).alias("new")]
+        asked.group_by("k").agg(*columns).partition_persist(DeltaAppend("columns"))
+        asked.agg(F.max(F.size("before.b")).alias("longest")).partition_persist(DeltaAppend("one"))
+        asked.where("before.a > 1 or k is null").partition_persist(DeltaAppend("chosen"))
+    (group,) = plan(made.graph)
+    return group
+
+
+@pytest.mark.parametrize("with_columns", [False, True], ids=["built-in aggregators", "columns"])
+def test_the_forms_agree_on_two_keys_nested_values_and_several_aggregates_at_once(
+    spark: SparkSession, tmp_path: Path, with_columns: bool
+) -> None:
+    group = topology_of_two_keys(with_columns)
+    kinds = {one.name: to_arrow_schema(one.schema, timezone="UTC") for one in group.bindings}
+    assert {"last", "sums"} <= group.lowered.copied_states
+
+    def inner(a: int | None, *b: str | None) -> dict[str, Any]:
+        return {"a": a, "b": list(b)}
+
+    last = [("x", 1, 0.5, inner(7, "p", None)), ("x", 2, NAN, None), (None, None, -0.0, inner(None))]
+    stored = {
+        "last": pa.table(dict(zip(kinds["last"].names, zip(*last))), kinds["last"]),
+        "sums": pa.table({"k": ["x", None], "j": [1, 1], "total": [2.0, None]}, kinds["sums"]),
+    }
+    rows = [
+        ("x", 1, 1.5, inner(1)),
+        ("x", 2, None, None),
+        (None, None, 0.0, inner(2, "q")),
+        (None, 1, NAN, inner(3)),
+        ("y", None, -0.0, inner(4, "r", "s")),
+        ("x", 1, 2.5, inner(None, "t")),
+    ]
+    assert agree(spark, tmp_path, group, rows, stored, driver=not with_columns)
 
 
 def test_a_sum_that_does_not_fit_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:

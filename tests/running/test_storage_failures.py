@@ -95,6 +95,7 @@ def test_a_folder_that_may_not_be_written_is_named_and_a_refusal_by_others_is_no
         "ExecutorLostFailure (executor 0 exited caused by one of the tasks) Reason: Command exited with code 52",
         "Lost task 0.0: java.lang.OutOfMemoryError: Java heap space",
         "org.apache.spark.SparkException: Not enough memory to build and broadcast the table to all worker nodes.",
+        "Total size of serialized results of 9 tasks (1.1 GiB) is bigger than spark.driver.maxResultSize (1024.0 MiB)",
         "pyarrow.lib.ArrowMemoryError: malloc of size 1099511627776 failed",
     ],
 )

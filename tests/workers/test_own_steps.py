@@ -28,10 +28,12 @@ from trident.workers.reports import LeftToSpark
 # Read each line of a step before you add it: it calls no function, state or map of the user's.
 OWN = {
     "Aggregated",
+    "AggregatedBeside",
     "AsTheyAre",
     "Columns",
     "CombineStored",
     "CountRows",
+    "Expanded",
     "GatherFromCopy",
     "Gathered",
     "Given",
@@ -54,6 +56,7 @@ OWN = {
 # as TimedStep and CountRows, need those of a key or none.
 NEED_ALL = {
     "Aggregated",
+    "AggregatedBeside",
     "AsTheyAre",
     "BestOfBatch",
     "FirstRows",
@@ -67,6 +70,7 @@ NEED_ALL = {
 
 # The types of fields that are data, or name an object of the framework's in their own module.
 DATA = {"str", "int", "bool", "tuple", "None", "pa.DataType", "pa.Schema", "pa.StructType", "Typed"} | {
+    "Aggregated",
     "Condition",
     "CopyOfState",
     "Label",

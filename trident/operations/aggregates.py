@@ -260,22 +260,35 @@ class NativeAggregateOp(GroupingOp):
 
     @property
     def on_arrow(self) -> PyOp | None:
-        output, name = self.fields[-1], own_name(self.aggregator)
+        output = self.fields[-1]
         keys = tuple(field for field in self.fields if field.name in self.keys)
         if output.name == ANCHORS or len(keys) + 1 != len(self.fields) or (self.merges and not keys):
             return None
-        if why_not_copied(StructType([*keys, output]), self.keys or (output.name,)) is not None:
-            return None
-        schema = pa.schema(list(zip(names_of(self.fields), arrow_types(self.fields))))
-        if combine_of(name, schema.field(output.name).type) is None:
-            return None
-        given = "" if name == "count" and not self.merges else self.inputs[0]
-        step = Aggregated(schema, self.keys, given, output.name, name, self.merges)
-        return arrow_op(self.fields, step, (*self.keys, *filter(None, (given,))))
+        step = aggregated(self.fields, self.keys, self.inputs, self.aggregator, self.merges)
+        return None if step is None else arrow_op(self.fields, step, (*self.keys, *filter(None, (step.input,))))
 
     def describe(self) -> str:
         verb = "merge" if self.merges else "partial"
         return f"{verb} {self.aggregator!r}{self.by_keys} -> {self.fields[-1].name}"
+
+
+def aggregated(
+    fields: Fields, keys: tuple[str, ...], inputs: tuple[str, ...], aggregator: Any, merges: bool
+) -> Aggregated | None:
+    """A built-in aggregate as a step over Arrow; None: Spark alone can do it.
+
+    Args:
+        fields: the keys, and the result behind them.
+        merges: the input is partial values.
+    """
+    output, name = fields[-1], own_name(aggregator)
+    if why_not_copied(StructType(list(fields)), keys or (output.name,)) is not None:
+        return None
+    schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
+    if combine_of(name, schema.field(output.name).type) is None:
+        return None
+    given = "" if name == "count" and not merges else inputs[0]
+    return Aggregated(schema, keys, given, output.name, name, merges)
 
 
 def partial_value(aggregator: Any, inputs: Sequence[Any], output: StructField) -> Any:

@@ -10,19 +10,20 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError
-from trident.operations.aggregates import groups_step, lower_aggregation, partial_value
+from trident.operations.aggregates import aggregated, groups_step, lower_aggregation, partial_value
 from trident.operations.aggregation import Aggregation, aggregator_class, read_aggregation
 from trident.operations.repartitioning import AtLeastOneOp, PlaceOp
 from trident.planning.builder import SegmentBuilder
 from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import GroupingNode, Node, is_source, picked
-from trident.planning.operation import MARKER_FIELD, GroupingOp, Operation
+from trident.planning.operation import MARKER_FIELD, GroupingOp, Operation, PyOp, arrow_op, names_of
 from trident.planning.partition_hints import partitioner_of
 from trident.planning.session_frames import SessionFrames, Transform, column_list
 from trident.states.core.names import backquoted
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
 from trident.workers.groups import MODES
+from trident.workers.own_steps import AggregatedBeside, Expanded
 from trident.workers.user_objects import AnyChain, CombinerChain
 
 _CHAIN = "__trident_chain"
@@ -183,6 +184,16 @@ class NativeChainOp(GroupingOp):
             values.append(partial_value(link.aggregator, column_list(link.inputs), output).alias(output.name))
         return frames.aggregate(self.keys, *values)
 
+    @property
+    def on_arrow(self) -> PyOp | None:
+        keys = tuple(field for field in self.fields if field.name in self.keys)
+        links = [aggregated((*keys, *one.outputs), self.keys, one.inputs, one.aggregator, False) for one in self.links]
+        given = tuple(link for link in links if link is not None)
+        if len(given) < len(links) or len(keys) + len(links) != len(self.fields):
+            return None  # Spark alone can do one of them; or anchors go on
+        step = AggregatedBeside(given, names_of(self.fields))
+        return arrow_op(self.fields, step, (*self.keys, *filter(None, (link.input for link in given))))
+
     def describe(self) -> str:
         values = ", ".join(f"{link.aggregator!r} -> {link.outputs[0].name}" for link in self.links)
         return f"{values}{self.by_keys}"
@@ -233,6 +244,13 @@ class ExpandOp(Operation):
         places = {name: f"{_CHAIN}.{place}" for name, place in self.values.items()}
         columns = [F.col(places.get(field.name, backquoted(field.name))).alias(field.name) for field in self.fields]
         return frames.select(columns)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        names = names_of(self.fields)
+        values = tuple((name, place) for name, place in self.values.items() if name in names)
+        kept = tuple(name for name in names if name not in self.values)
+        return arrow_op(self.fields, Expanded(names, _CHAIN, values), (*kept, _CHAIN))
 
     def describe(self) -> str:
         return f"select {', '.join(field.name for field in self.fields)}"

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 FOUND = "__trident_found"
 _STORED_PREFIX = "__trident_stored_"
-# So many rows are looked up by sending the values to every task; of more, both are moved, and may spill.
-_FEW_ROWS = 250_000
-# Files of so few bytes are not asked how many rows they have.
-_FEW_BYTES = 1 << 20
+# The values of so few rows are sent to every task; of more, rows and values are moved to each other, and may spill.
+_FEW_ROWS = 50_000
+# The keys of so many rows, in so many bytes of files, are sent to every task; for more the state is moved.
+_ASKED_ROWS_MAX, _ASKED_BYTES_MAX = 1_000_000, 32 << 20
+_SENT, _MOVED = "broadcast", "merge"
 _PARTITION, _AT = "__trident_was_in", "__trident_was_at"
 
 
@@ -51,6 +52,7 @@ class JoinStateOp(Operation):
         found: the name of a boolean field that is true where the state has the key; None: not needed.
         every: all entries of the state beside each row, instead of those of its key.
         materialise: the rows must be computed once before.
+        in_place: what comes behind counts on the Spark partition in which a row is, and on their order.
     """
 
     reads_state = True
@@ -61,6 +63,7 @@ class JoinStateOp(Operation):
     found: str | None
     every: bool
     materialise: bool
+    in_place: bool = True
 
     def transform(self, frames: SessionFrames) -> Transform:
         keys = [] if self.every else list(zip(self.inputs, self.binding.keys))
@@ -70,26 +73,24 @@ class JoinStateOp(Operation):
 
         def transform(frame: "DataFrame", batch: Batch) -> "DataFrame":
             assert batch.stored is not None and batch.once is not None, "states are read by late segments only"
-            rows = 0
+            rows = batch.rows or 0  # what is cheap to repeat gives no more
             if self.materialise:
                 # The keys that are asked and the rows beside which the answers are put must be the same.
                 frame, rows = batch.once(frame)
-            elif keys and bytes_read(frame) > _FEW_BYTES:
-                rows = frame.count()
-            hint = "merge" if keys and rows > _FEW_ROWS else "broadcast"
-            asked = None
+            moves, asked = bool(keys) and rows > _FEW_ROWS, None
             if keys:
-                asked = frame.select(*[column(name).alias(key) for name, key in keys]).distinct().hint(hint)
+                asked = frame.select(*[column(name).alias(key) for name, key in keys]).distinct()
+                asked = asked.hint(_MOVED if moves and _are_many(asked, rows) else _SENT)
             stored = batch.stored(self.binding, asked)
             columns = [column(key).alias(f"__trident_k{n}") for n, (_, key) in enumerate(keys)]
             columns += [column(name).alias(new) for name, new in self.columns]
             if self.found:
                 columns.append(F.lit(True).alias(self.found))
-            right = stored.select(*columns).hint(hint)
+            right = stored.select(*columns).hint(_MOVED if moves else _SENT)
             same = [column(name).eqNullSafe(F.col(f"__trident_k{n}")) for n, (name, _) in enumerate(keys)]
             condition = reduce(lambda a, b: a & b, same) if same else F.lit(True)
             fields = column_list((*carried, *added))
-            if hint == "broadcast":
+            if not moves or not self.in_place:
                 return frame.join(right, condition, "inner" if self.every else "left").select(*fields)
             count = partitions_of(frame)
             placed = frame.select(*column_list(carried), *place).join(right, condition, "left")
@@ -116,8 +117,17 @@ class JoinStateOp(Operation):
         return f"look up {', '.join(self.inputs) or 'everything'} in {self.binding.name}{place}"
 
 
+def _are_many(asked: "DataFrame", rows: int) -> bool:
+    """Tells whether keys are too many, or too large, to be sent to every task."""
+    # Spark says of a frame of unknown size that it is huge beyond any disk.
+    return rows > _ASKED_ROWS_MAX or _ASKED_BYTES_MAX < bytes_read(asked) < 1 << 50
+
+
 def join_stored(builder: SegmentBuilder, binding: StateBinding) -> tuple[str, ...]:
-    """Puts the stored values beside each row, and into FOUND whether there are any; returns their names."""
+    """Puts the stored values beside each row, and into FOUND whether there are any; returns their names.
+
+    The caller's duty: what it pushes behind this does not count on the place of a row.
+    """
     fields = tuple(
         StructField(_STORED_PREFIX + str(number), binding.schema[name].dataType, True)
         for number, name in enumerate(binding.value_fields)
@@ -125,7 +135,7 @@ def join_stored(builder: SegmentBuilder, binding: StateBinding) -> tuple[str, ..
     names = tuple(field.name for field in fields)
     columns = tuple(zip(binding.value_fields, names))
     made = (*builder.fields, *fields, StructField(FOUND, BooleanType(), True))
-    builder.push(JoinStateOp(made, binding, binding.keys, columns, FOUND, False, builder.computed))
+    builder.push(JoinStateOp(made, binding, binding.keys, columns, FOUND, False, builder.computed, in_place=False))
     return names
 
 

@@ -85,6 +85,7 @@ class GroupPlan(LoweredPlan):
         info: BatchInfo,
         stored: Stored,
         copies: Mapping[str, CopyOfState] | None = None,
+        rows: int | None = None,
     ) -> BuiltBatch:
         """The rows to stage for states that are read in the transaction's turn, and for those behind them.
 
@@ -93,9 +94,10 @@ class GroupPlan(LoweredPlan):
             stored: gives a state's keys and values as of the transaction before.
             copies: the local copies of ``lowered.copied_states`` as of that transaction; None: states are only read
                 from their tables.
+            rows: how many there are in all inputs; None: few.
         """
         session = next(iter(inputs.values())).sparkSession
-        return self.compiled(session).build_late(inputs, Batch(info, stored, copies=copies))
+        return self.compiled(session).build_late(inputs, Batch(info, stored, copies=copies, rows=rows))
 
     @cached_property
     def late_in_driver(self) -> OwnPlan | None:

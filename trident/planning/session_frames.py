@@ -46,12 +46,14 @@ class Batch:
             transaction before; for late segments.
         once: computes a frame now, so that it can be used twice; and tells how many rows it has.
         copies: state name → its local copy as of the transaction before; for late segments that look up in copies.
+        rows: how many rows come into its late segments; None: few.
     """
 
     info: BatchInfo
     stored: Callable[[StateBinding, "DataFrame | None"], "DataFrame"] | None = None
     once: Callable[["DataFrame"], tuple["DataFrame", int]] | None = None
     copies: Mapping[str, CopyOfState] | None = None
+    rows: int | None = None
 
 
 # A transform of a classic DataFrame: the session was checked to be classic when the topology started.

@@ -10,7 +10,7 @@ from trident.planning.groups import GroupPlan, Stored, nodes_above
 from trident.planning.lowering import lower
 from trident.planning.nodes import Node
 from trident.planning.results import result_of
-from trident.planning.session_frames import Batch, compute_once
+from trident.planning.session_frames import Batch, compute_and_count
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.user_tasks import BatchInfo
 
@@ -71,11 +71,11 @@ def build_whole(plan: LoweredPlan, inputs: Mapping[str, "DataFrame"], info: Batc
     if not lowered.late_segments:
         return built
     try:
-        between = {
-            boundary.name: _kept(built.pop(boundary.name), built.checkpoints)
-            for boundary in lowered.boundaries.values()
-        }
-        late = compiled.build_late(between, Batch(info, stored))
+        between, rows = dict[str, "DataFrame"](), 0
+        for boundary in lowered.boundaries.values():
+            between[boundary.name], count = _kept(built.pop(boundary.name), built.checkpoints)
+            rows += count
+        late = compiled.build_late(between, Batch(info, stored, rows=rows))
         built.checkpoints += late.checkpoints
         built.update({one.name: between[one.name] for one in lowered.boundaries.values() if not one.own})
         built.update(late)
@@ -85,7 +85,7 @@ def build_whole(plan: LoweredPlan, inputs: Mapping[str, "DataFrame"], info: Batc
     return built
 
 
-def _kept(rows: "DataFrame", kept: list["DataFrame"]) -> "DataFrame":
-    """The rows between the parts, computed once; few of them in one Spark partition."""
-    checkpoint = compute_once(rows, kept)
-    return checkpoint.coalesce(1) if checkpoint.count() <= _SMALL_ROWS else checkpoint
+def _kept(rows: "DataFrame", kept: list["DataFrame"]) -> tuple["DataFrame", int]:
+    """The rows between the parts, computed once, few of them in one Spark partition; and how many there are."""
+    checkpoint, count = compute_and_count(rows, kept)
+    return checkpoint.coalesce(1) if count <= _SMALL_ROWS else checkpoint, count

@@ -276,7 +276,8 @@ class LateForms:
         ordered = self._plan.lowered.late_order
         inputs = {one.name: one.frame(self._spark, staged[one.name], ordered) for one in self._boundaries}
         stored = partial(self._reader, txid=attempt.txid - 1)
-        with self._plan.build_late(inputs, info, stored, copies) as frames, faults.fault_point(RESOLVE):
+        rows = sum(file.num_records for one in self._boundaries for file in staged[one.name])
+        with self._plan.build_late(inputs, info, stored, copies, rows) as frames, faults.fault_point(RESOLVE):
             return stage(frames, self._targets, self._incarnation, attempt, self._codec)
 
 

@@ -41,6 +41,7 @@ _FORBIDDEN = ("permission denied", "operation not permitted", "unable to open da
 _MEMORY = re.compile(
     r"java\.lang\.OutOfMemoryError|exited with code 52\b|\bMemoryError\b|\bArrowMemoryError\b"
     r"|ExecutorLostFailure[^\n]*\bOOM\b|Not enough memory to build and broadcast"
+    r"|is bigger than spark\.driver\.maxResultSize"
 )
 _OF_A_STORE = re.compile(rf"\[Errno (\d+)\] ([^\n]*?): '((?:{'|'.join(STORES)})://[^'\n]+)'")
 _NEXT = "nothing is lost: the batch is tried again, and after max_attempts it goes on at the next start"

@@ -42,6 +42,35 @@ class Columns(Step):
 
 
 @dataclass(frozen=True)
+class Expanded(Step):
+    """Some columns in an order, and fields of one that holds structs beside them.
+
+    Attributes:
+        values: a new column → its field of the struct.
+    """
+
+    own = True
+
+    keep: tuple[str, ...]
+    struct: str
+    values: tuple[tuple[str, str], ...]
+
+    @property
+    def text(self) -> str:
+        return f"select {', '.join(self.keep)}"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        fields = dict(self.values)
+        for frame in frames:
+            columns = frame.only(tuple(name for name in self.keep if name not in fields))
+            if fields:
+                structs = frame.array(self.struct)
+                parts = dict(zip([field.name for field in structs.type], structs.flatten()))
+                columns = {**columns, **{name: parts[field] for name, field in fields.items()}}
+            yield Frame({name: columns[name] for name in self.keep}, frame.length, frame.meter)
+
+
+@dataclass(frozen=True)
 class AsTheyAre(Step):
     """The rows, which are together already."""
 
@@ -360,6 +389,35 @@ class Aggregated(Step):
         if self.input:
             return plain_values(frame.array(self.input), self._kind)
         return [1] * frame.length
+
+
+@dataclass(frozen=True)
+class AggregatedBeside(Step):
+    """Several built-in aggregates of the same rows, by the same fields, side by side.
+
+    Attributes:
+        links: each alone; one or more.
+        keep: the grouping fields and the results, in the order in which they leave.
+    """
+
+    own = True
+    needs_all = True
+
+    links: tuple[Aggregated, ...]
+    keep: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "; ".join(link.text for link in self.links)
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        given = list(frames)
+        # Each gives the groups in the order in which they come.
+        for made in zip(*(link.run(iter(given)) for link in self.links), strict=True):
+            columns: dict[str, pa.Array] = {}
+            for link, one in zip(self.links, made):
+                columns |= one.only(link.schema.names)
+            yield Frame({name: columns[name] for name in self.keep}, made[0].length, made[0].meter)
 
 
 def _from_zero(combine: Combine, kind: pa.DataType) -> Combine:

@@ -38,7 +38,7 @@ def test_rows_come_in_the_order_of_their_bytes(tmp_path: Path, rng, kind: str, r
 
 
 def test_memory_is_that_of_a_run_however_many_there_are(tmp_path: Path, rng) -> None:
-    run_bytes, runs = 1 << 18, 64
+    run_bytes, runs = 1 << 16, 256
     before = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(before)
 

@@ -42,9 +42,10 @@ def group(spark, engine, tmp_path):
 
 @pytest.fixture
 def in_parts(request, monkeypatch):
-    """Whether a row more than one is more than are put into a copy at once."""
+    """Whether a row more than one, or each file, is more than is put into a copy at once."""
     if request.param:
-        monkeypatch.setattr(state_copy, "PART_ROWS", 1)
+        limit = ("RUN_BYTES", 0) if request.param == "of bytes" else ("PART_ROWS", 1)
+        monkeypatch.setattr(state_copy, *limit)
         monkeypatch.setattr(local_copy, "PART_ROWS", 1)
 
 
@@ -205,7 +206,7 @@ def test_a_promise_is_the_mark_that_the_copy_is_brought_to_and_none_reads_before
     assert copy.promised(5) is None
 
 
-@pytest.mark.parametrize("in_parts", [True], indirect=True)
+@pytest.mark.parametrize("in_parts", ["of rows", "of bytes"], indirect=True)
 @pytest.mark.usefixtures("in_parts")
 def test_many_rows_are_not_promised_and_a_failure_between_two_parts_makes_the_copy_anew(group, tmp_path, monkeypatch):
     monkeypatch.setattr(state_copy, "_OFF_SECS_MAX", 0.0)

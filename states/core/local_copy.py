@@ -3,7 +3,8 @@
 It is disposable. The Delta tables are the truth; nothing here is ever flushed, and a copy of which anything is doubted
 is thrown away and built again. Its *mark* says of which incarnation of the topology it is, of which state in which
 form, and as of which transaction. Values and mark change in one LMDB transaction, so a process that dies in the middle
-leaves the values of the mark, and a reader finds the values of the mark that it asks for, or none at all.
+leaves the values of the mark, and a reader finds the values of the mark that it asks for, or none at all. While it is
+filled, or many rows are put in part by part, a copy has no mark.
 
 Beside its values a copy may keep its keys in the *order* of a position that each row has, such as a time: what is due
 is a range of it. Entries of this index change in the same LMDB transaction as values and mark.
@@ -152,7 +153,7 @@ class LocalCopy:
 
     @property
     def mark(self) -> CopyMark | None:
-        """The mark of its content; None where it is empty, or was being filled when its writer died."""
+        """The mark of its content; None where it is empty, or its writer died while it put many rows."""
         with _refused(self.folder), self._opened as env, env.begin() as txn:
             return _mark(txn, self._opened.file)
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,9 @@ from trident.operations.window_spec import Unit, WindowSpec
 from trident.operations.windows import windows_with_rows
 from trident.states.core.descriptor import StateDescriptor
 from trident.streams.stream import Stream
-from trident.workers.open_windows import DUE, PANE, SESSIONS, Store
+from trident.workers.failures import Label, UserCodeFailed
+from trident.workers.open_windows import DUE, PANE, SESSIONS, Store, UsersPart
+from trident.workers.reports import ERROR, find_report
 
 SECOND = 10**6
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -128,6 +131,19 @@ class Longest:
         return max(so_far, word, key=len)
 
 
+class Gathered:
+    """A combiner of lists."""
+
+    def init(self, word):
+        return [word]
+
+    def combine(self, a, b):
+        return a + b
+
+    def zero(self):
+        return []
+
+
 def both(windowed: Any) -> None:
     windowed.group_by("word").aggregate(Count(), "rows").partition_persist(DeltaAppend("a"))
     windowed.group_by("word").aggregate("n", Sum(), "total").partition_persist(DeltaAppend("b"))
@@ -162,6 +178,17 @@ def persisted(stream: Stream) -> None:
             "rows: values of Known() of type bigint are combined by Spark alone",
         ),
         (lambda w: persisted(w.aggregate("word", Longest(), "l")), "rows: aggregate(Longest) needs them"),
+        (
+            lambda w: (
+                both(w),
+                w.group_by("word").aggregate("n", Squares(), "squares long").partition_persist(DeltaAppend("c")),
+            ),
+            "parts, not rows, per pane of 30 minutes and word: Count() -> rows, Sum() -> total, Squares -> squares",
+        ),
+        (
+            lambda w: persisted(w.aggregate("word", Gathered(), "words array<string>")),
+            "rows: Gathered makes values of type array<string>",
+        ),
         (lambda w: persisted(w.group_by("word").agg(expr("max(n) as m"))), "rows: agg"),
         (
             lambda w: (both(w), w.aggregate(Count(), "c").partition_persist(DeltaAppend("c"))),
@@ -198,6 +225,66 @@ def test_sessions_of_which_one_grouping_has_several_uses_keep_lists_of_rows() ->
     grouped = stream.session_window("1 hour").group_by("word")
     grouped.aggregate(Count(), "rows").partition_persist(DeltaAppend("b"))
     grouped.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("c"))
+    assert "note: stores lists of rows, per session and word" in topology_of(stream).explain()
+
+
+class Answers:
+    """A combiner that gives what it was made with, or raises it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def combine(self, a: Any, b: Any) -> Any:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "said"),
+    [
+        (pa.int64(), ZeroDivisionError("no"), "ZeroDivisionError: no"),
+        (pa.int64(), SystemExit("out"), "SystemExit: out"),
+        (pa.int64(), 0.5, "0.5"),
+        (pa.int64(), True, "True"),
+        (pa.int64(), 1 << 63, str(1 << 63)),
+        (pa.int32(), 1 << 31, str(1 << 31)),
+        (pa.string(), b"text", "text"),
+        (pa.float64(), "1", "'1'"),
+    ],
+)
+def test_what_a_combiner_raises_and_a_value_of_another_type_is_told_with_its_line(
+    kind: pa.DataType, answer: Any, said: str
+) -> None:
+    part = UsersPart("_part0", kind, "", Answers(answer), Label("aggregate(Answers)", "here.py:1"), "best")
+    with pytest.raises(UserCodeFailed) as caught:
+        part.combine(1, 2)
+    report = find_report(caught.value, ERROR)
+    assert report is not None and report["operation"] == "aggregate(Answers)"
+    assert said in f"{report['error']} {report.get('found')}"
+    assert isinstance(answer, BaseException) or "output 'best'" in report["error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (pa.int64(), None),
+        (pa.int64(), -(1 << 63)),
+        (pa.int16(), (1 << 15) - 1),
+        (pa.string(), ""),
+        (pa.binary(), b"\x00"),
+        (pa.float64(), -0.0),
+        (pa.bool_(), False),
+    ],
+)
+def test_values_of_the_type_are_taken_as_they_are(kind: pa.DataType, answer: Any) -> None:
+    made = UsersPart("_part0", kind, "", Answers(answer), Label("", ""), "").combine(1, 2)
+    assert made == answer and type(made) is type(answer)
+
+
+def test_sessions_with_a_combiner_of_the_users_keep_lists_of_rows() -> None:
+    stream = marked()
+    persisted(stream.session_window("1 hour").group_by("word").aggregate("n", Squares(), "squares long"))
     assert "note: stores lists of rows, per session and word" in topology_of(stream).explain()
 
 
@@ -314,10 +401,42 @@ def visits(batches: list, own: bool) -> TridentTopology:
         whole.rows().project("window", "user", "n").partition_persist(DeltaAppend("texts"))
     else:
         whole.group_by("user").aggregate("n", Numbers(), "numbers string").partition_persist(DeltaAppend("texts"))
+        mine = stream.sliding_window("20 seconds", "15 seconds", "mine")
+        mine.group_by("user").aggregate("n", Squares(), "squares long").partition_persist(DeltaAppend("squares"))
+        mine.group_by("user").aggregate(Count(), "rows").partition_persist(DeltaAppend("squares_rows"))
+        rows = stream.sliding_window("20 seconds", "15 seconds", "joined_panes")
+        rows.group_by("user").aggregate("user, n", Joined(), "joined string").partition_persist(DeltaAppend("joined"))
+        rows.late_rows().project("user", "n").partition_persist(DeltaAppend("joined_late"))
     panes = stream.sliding_window("20 seconds", "15 seconds", "panes").group_by("user")
     panes.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("panes_out"))
     panes.aggregate(Count(), "rows").partition_persist(DeltaAppend("panes_rows"))
     return topology
+
+
+class Squares:
+    """A combiner: what counts twice, or not at all, is seen."""
+
+    def init(self, n: int | None) -> int:
+        return (n or 0) ** 2
+
+    def combine(self, a: int, b: int) -> int:
+        return a + b
+
+    def zero(self) -> int:
+        return 0
+
+
+class Joined:
+    """A combiner of texts; null where a row has no number."""
+
+    def init(self, user: str | None, n: int | None) -> str | None:
+        return None if n is None else f"{user}{n} "
+
+    def combine(self, a: str | None, b: str | None) -> str | None:
+        return "".join(sorted((a or "") + (b or "")))
+
+    def zero(self) -> str:
+        return ""
 
 
 class Numbers(Aggregator):
@@ -334,11 +453,12 @@ class Numbers(Aggregator):
 
 
 TABLES = ("counts", "late", "texts", "panes_out", "panes_rows")
+OF_COMBINERS = ("squares", "squares_rows", "joined", "joined_late")
 
 
 def expected_of(batches: list, own: bool) -> dict[str, Counter]:
     marks = event_marks(batches, DELAY)
-    found: dict[str, Counter] = {name: Counter() for name in TABLES}
+    found: dict[str, Counter] = {name: Counter() for name in (TABLES if own else TABLES + OF_COMBINERS)}
     for fired, late in sessions([[(r[0], r[1], r) for r in rows] for rows in batches], marks, GAP):
         found["late"].update(late)
         for start, end, (user, rows) in fired:
@@ -350,15 +470,24 @@ def expected_of(batches: list, own: bool) -> dict[str, Counter]:
     if own:  # sessions of all users together
         for fired, _ in sessions([[(r[0], None, r) for r in rows] for rows in batches], marks, GAP):
             found["texts"].update(((start, end), row[1], row[2]) for start, end, (_, rows) in fired for row in rows)
-    for fired, _ in windows([[(r[0], r) for r in rows] for rows in batches], marks, 20, 15):
+    for fired, late in windows([[(r[0], r) for r in rows] for rows in batches], marks, 20, 15):
+        if not own:
+            found["joined_late"].update(row[1:] for row in late)
         for start, end, user in {(start, end, row[1]) for start, end, row in fired}:
             numbers = [row[2] for s, _, row in fired if (s, row[1]) == (start, user)]
             found["panes_out"][(start, end), user, sum(n for n in numbers if n is not None)] += 1
             found["panes_rows"][(start, end), user, len(numbers)] += 1
+            if not own:
+                found["squares"][(start, end), user, sum((n or 0) ** 2 for n in numbers)] += 1
+                found["squares_rows"][(start, end), user, len(numbers)] += 1
+                known = [f"{user}{n} " for n in numbers if n is not None]
+                joined = None if len(numbers) == 1 and not known else "".join(sorted("".join(known)))
+                joined = known[0] if len(numbers) == len(known) == 1 else joined
+                found["joined"][(start, end), user, joined] += 1
     return found
 
 
-def found_in(folder: Path) -> dict[str, Counter]:
+def found_in(folder: Path, own: bool) -> dict[str, Counter]:
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return plain(value["start"]), plain(value["end"])
@@ -369,7 +498,7 @@ def found_in(folder: Path) -> dict[str, Counter]:
             tuple(plain(value) for field, value in row.items() if field != "txid")
             for row in Table.read(folder / "warehouse" / name).rows()
         )
-        for name in TABLES
+        for name in (TABLES if own else TABLES + OF_COMBINERS)
     }
 
 
@@ -404,7 +533,7 @@ def test_exactly_once_over_crashes(
     assert f"resolve_by_{form}" in {name for one in query.recent_progress for name in one["duration_ms"]}
     # The first batch has no state yet; the deposed coordinator has no copy of a log that went on.
     assert uses.count(True) >= len(batches) - 1 if form != "tables" else not any(uses)
-    found, expected = found_in(tmp_path), expected_of(batches, own)
+    found, expected = found_in(tmp_path, own), expected_of(batches, own)
     for name in expected:
         assert found[name] == expected[name], name
     (about,) = query.snapshot("counted").where("_pane is null").collect()

@@ -18,6 +18,7 @@ import pytest
 from trident.coordinators.errors import TridentError
 from trident.running.status import (
     AttemptStatus,
+    CopyStatus,
     GroupStatus,
     StatusWriter,
     TopologyStatus,
@@ -73,6 +74,25 @@ def test_many_updates_are_one_writing_per_interval_and_the_last_one_is_on_disk(t
     writer.flush()
     writer.close()
     assert clock.writings == 2, "the file is another leader's"
+
+
+def test_local_copies_are_shown_with_where_they_are_and_why_one_is_not():
+    copies = (
+        CopyStatus("counts", "following", 7, 1_500_000, 64 << 30, 1),
+        CopyStatus("open", "off", None, 0, 64 << 30, 7, "MDB_MAP_FULL"),
+        CopyStatus("last", "following", 6, on_executors=True),
+        CopyStatus("seen", "waiting", on_executors=True, reason="no disk"),
+    )
+    text = format_status(replace(make(copies=copies), written_at=200.0), now=200.0)
+    shown = text.splitlines()
+    first = next(n for n, line in enumerate(shown) if "local copies" in line)
+    assert shown[first : first + 5] == [
+        "    local copies 2 of 4 follow, 1.5 MB on this host's disk",
+        "      counts: following transaction 7, 1.5 MB of at most 69 GB, built once",
+        "      open: off, built 7 times: MDB_MAP_FULL",
+        "      last: following transaction 6, on the executors' hosts",
+        "      seen: waiting, on the executors' hosts: no disk",
+    ]
 
 
 def test_without_a_change_nothing_is_written(tmp_path):

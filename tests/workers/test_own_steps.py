@@ -64,6 +64,7 @@ NEED_ALL = {
     "Gathered",
     "NewRows",
     "OpenWindows",
+    "UsersWindows",
     "WithConstant",
     "WithMarker",
 }

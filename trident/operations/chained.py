@@ -26,7 +26,7 @@ from trident.workers.groups import MODES
 from trident.workers.own_steps import AggregatedBeside, Expanded
 from trident.workers.user_objects import AnyChain, CombinerChain
 
-_CHAIN = "__trident_chain"
+CHAIN = "__trident_chain"
 
 
 # --- per partition -----------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _chain(parent: Node, keys: tuple[str, ...], links: tuple[Aggregation, ...], 
         return NativeChainNode(**about, members=links)
     if kinds <= {"native", "combiner"} and not per_partition:
         parts = StructType([StructField(f"f{place}", field.dataType, True) for place, field in enumerate(outputs)])
-        made = (StructField(_CHAIN, parts, True),)
+        made = (StructField(CHAIN, parts, True),)
         whole = Aggregation(aggregator=CombinerChain(links, inputs), kind="combiner", outputs=made, **asked)
         return CombinerChainNode(**about, whole=whole)
     whole = Aggregation(aggregator=AnyChain(links, inputs), kind="aggregator", outputs=outputs, many=True, **asked)
@@ -241,7 +241,7 @@ class ExpandOp(Operation):
     values: Mapping[str, str]
 
     def transform(self, frames: SessionFrames) -> Transform:
-        places = {name: f"{_CHAIN}.{place}" for name, place in self.values.items()}
+        places = {name: f"{CHAIN}.{place}" for name, place in self.values.items()}
         columns = [F.col(places.get(field.name, backquoted(field.name))).alias(field.name) for field in self.fields]
         return frames.select(columns)
 
@@ -250,7 +250,7 @@ class ExpandOp(Operation):
         names = names_of(self.fields)
         values = tuple((name, place) for name, place in self.values.items() if name in names)
         kept = tuple(name for name in names if name not in self.values)
-        return arrow_op(self.fields, Expanded(names, _CHAIN, values), (*kept, _CHAIN))
+        return arrow_op(self.fields, Expanded(names, CHAIN, values), (*kept, CHAIN))
 
     def describe(self) -> str:
         return f"select {', '.join(field.name for field in self.fields)}"

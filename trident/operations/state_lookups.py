@@ -94,7 +94,7 @@ class JoinStateOp(Operation):
                 return frame.join(right, condition, "inner" if self.every else "left").select(*fields)
             count = partitions_of(frame)
             placed = frame.select(*column_list(carried), *place).join(right, condition, "left")
-            # What comes behind may count on where a row is, and behind which.
+            # An operation behind may count on where a row is, and behind which.
             back = placed.repartitionById(count, F.col(_PARTITION)).sortWithinPartitions(_AT)
             return back.select(*fields)
 

@@ -12,6 +12,7 @@ from trident.operations.aggregation import Aggregation
 from trident.operations.chained import NativeChainNode
 from trident.operations.state_writes import PersistNode
 from trident.operations.window_changes import SessionSpec
+from trident.operations.window_combiners import push_parts
 from trident.operations.window_ops import TaggedOp, WindowOp, of_state, window_fields
 from trident.operations.window_parts import KeptParts, OpenWindowsOp, PanesOp, of_fired, of_late, why_no_parts
 from trident.operations.window_spec import Unit, WindowSpec
@@ -102,6 +103,15 @@ class PanesNode(Node):
         assert isinstance(window, WindowNode)
         return window.kept
 
+    @property
+    def calls_user(self) -> bool:
+        kept = self._kept
+        return not isinstance(kept, str) and kept.calls_user
+
+    @property
+    def repeatable(self) -> bool:
+        return not self.calls_user
+
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         kept = self._kept
         return frozenset(parent.names) if isinstance(kept, str) else kept.reads
@@ -112,7 +122,11 @@ class PanesNode(Node):
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         kept = self._kept
-        if not isinstance(kept, str):
+        if isinstance(kept, str):
+            return
+        if kept.calls_user:
+            push_parts(builder, kept, self)
+        else:
             builder.push(PanesOp(kept.pane_fields, kept))
 
 
@@ -163,8 +177,8 @@ def _behind(graph: TopologyGraph, node: Node) -> list[Node]:
 
 
 def _aggregations_of(node: Node) -> tuple[Aggregation, ...]:
-    """The native aggregates that a node makes; none where it makes others, or something else."""
-    if isinstance(node, AggregateNode) and node.aggregation.kind == "native":
+    """The native aggregates and combiners that a node makes; none where it makes others, or something else."""
+    if isinstance(node, AggregateNode) and node.aggregation.kind in ("native", "combiner"):
         return (node.aggregation,)
     return node.members if isinstance(node, NativeChainNode) else ()
 
@@ -228,4 +242,6 @@ def _parts_behind(window: WindowNode) -> KeptParts | str:
     if session is not None and set(keys) != set(session.keys):
         return rows
     kept = KeptParts(spec, tuple(fields[key] for key in keys), aggregations, (), raws)
+    if session is not None and kept.calls_user:
+        return rows  # as those that are stored
     return rows if session is not None and why_no_parts(kept) is not None else kept

@@ -12,18 +12,19 @@ from pyspark.sql.types import ArrayType, BooleanType, DataType, IntegerType, Lon
 
 from trident.coordinators.errors import OutputTypeError
 from trident.operations.aggregates import partial_value
-from trident.operations.aggregation import Aggregation
+from trident.operations.aggregation import Aggregation, aggregator_class
 from trident.operations.aggregators import own_name
 from trident.operations.window_changes import END_FIELD, START_FIELD, PaneRules, SessionRules, SessionSpec
 from trident.operations.window_spec import WindowSpec, duration_text, sql_position
-from trident.planning.operation import Fields, Operation, PyOp, arrow_op, arrow_type, arrow_types, names_of
+from trident.planning.operation import Fields, Operation, PyOp, arrow_op, arrow_type, arrow_types, names_of, users_op
 from trident.planning.session_frames import Batch, SessionFrames, Transform, bytes_read, column, column_list
-from trident.states.core.binding import LAST, StateBinding
+from trident.states.core.binding import LAST, StateBinding, aggregator_name
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.names import backquoted
 from trident.states.keyed.copy_combine import arrow_schema, combine_of
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
 from trident.workers.chain import Chain
+from trident.workers.failures import Label
 from trident.workers.open_windows import (
     AT,
     BEFORE,
@@ -46,6 +47,9 @@ from trident.workers.open_windows import (
     Given,
     OpenWindows,
     Part,
+    UsersPart,
+    UsersWindows,
+    may_be_combined,
 )
 
 if TYPE_CHECKING:
@@ -87,6 +91,11 @@ class KeptParts:
         return tuple(StructField(f"{_RAW}{n}", field.dataType, True) for n, field in enumerate(self.raws))
 
     @property
+    def calls_user(self) -> bool:
+        """Tells whether a combiner of the user's makes one of the parts."""
+        return any(one.kind != "native" for one in self.aggregations)
+
+    @property
     def rules(self) -> Union[PaneRules, SessionRules]:
         names = names_of(self.part_fields)
         return PaneRules(self.spec, names) if isinstance(self.spec, WindowSpec) else SessionRules(self.spec, names)
@@ -105,7 +114,7 @@ class KeptParts:
     @property
     def native_name(self) -> str:
         """Names the state's contents in its descriptor; they are part of the topology's identity."""
-        values = [f"{one.aggregator.native_name}({', '.join(one.inputs)})" for one in self.aggregations]
+        values = [f"{aggregator_name(one.aggregator)}({', '.join(one.inputs)})" for one in self.aggregations]
         values += ["rows"] if self.rows else []
         spec = self.spec
         if isinstance(spec, SessionSpec):
@@ -148,11 +157,13 @@ class KeptParts:
     def step(self, state: str, looks_up: bool) -> OpenWindows:
         """The step on the worker."""
         kinds, raws = arrow_types(self.part_fields), self.raw_fields
-        natives = [own_name(one.aggregator) for one in self.aggregations] + ([""] if self.rows else [])
-        parts = tuple(Part(*one) for one in zip(names_of(self.part_fields), kinds, natives))
+        parts = [_part(*one) for one in zip(names_of(self.part_fields), kinds, self.aggregations)]
+        if self.rows:
+            parts.append(Part(self.part_fields[-1].name, kinds[-1], ""))
         keys = (PANE, *names_of(self.keys))
         late = tuple(zip(names_of(raws), arrow_types(raws)))
-        return OpenWindows(state, self.rules, arrow_schema(self.schema), keys, parts, late, looks_up)
+        made = UsersWindows if self.calls_user else OpenWindows
+        return made(state, self.rules, arrow_schema(self.schema), keys, tuple(parts), late, looks_up)
 
     @property
     def text(self) -> str:
@@ -162,13 +173,27 @@ class KeptParts:
         if isinstance(self.rules, PaneRules):
             of = f"pane of {duration_text(self.rules.pane)}"
         values = "lists of rows" if self.rows else "parts, not rows"
-        made = ", ".join(f"{one.aggregator!r} -> {one.outputs[0].name}" for one in self.aggregations)
+        made = ", ".join(f"{_shown(one)} -> {one.outputs[0].name}" for one in self.aggregations)
         return f"stores {values}, per {of}{by}{': ' if made else ''}{made}"
+
+
+def _shown(one: Aggregation) -> str:
+    return repr(one.aggregator) if one.kind == "native" else aggregator_class(one.aggregator)
+
+
+def _part(name: str, kind: pa.DataType, one: Aggregation) -> Part:
+    if one.kind == "native":
+        return Part(name, kind, own_name(one.aggregator))
+    label = Label(f"aggregate({aggregator_class(one.aggregator)})", one.location)
+    return UsersPart(name, kind, "", one.aggregator, label, one.outputs[0].name)
 
 
 def why_no_parts(kept: KeptParts) -> str | None:
     """Tells why the parts cannot be kept by a window; None when they can."""
-    taken = [name for name in names_of(kept.keys) if name.lower() in RESERVED or name.lower().startswith(_PART)]
+    of_users = [name for one in kept.aggregations if one.kind != "native" for name in one.inputs]
+    taken = [
+        name for name in (*names_of(kept.keys), *of_users) if name.lower() in RESERVED or name.lower().startswith(_PART)
+    ]
     if taken:
         return f"field {taken[0]!r} has a name that parts use"
     try:
@@ -180,6 +205,10 @@ def why_no_parts(kept: KeptParts) -> str | None:
         return found
     for one in kept.aggregations:
         (output,) = one.outputs
+        if one.kind != "native":
+            if not may_be_combined(arrow_type(output.dataType)):
+                return f"{aggregator_class(one.aggregator)} makes values of type {output.dataType.simpleString()}"
+            continue
         if combine_of(own_name(one.aggregator), arrow_type(output.dataType)) is None:
             return f"values of {one.aggregator!r} of type {output.dataType.simpleString()} are combined by Spark alone"
     return None
@@ -208,14 +237,11 @@ class PanesOp(Operation):
 
     def transform(self, frames: SessionFrames) -> Transform:
         kept = self.kept
-        micros = sql_position(kept.time)
-        rules = kept.rules
-        at = f"({micros} - pmod({micros}, {rules.pane}L))" if isinstance(rules, PaneRules) else micros
         parts = [field.name for field in kept.part_fields]
-        placed = [F.expr(at).alias(AT), F.expr(micros).alias(NEWEST), F.expr("*")]
+        placed = [*time_columns(kept), F.expr("*")]
         chosen = column_list(names_of(kept.pane_fields))
         if not self._grouped:
-            values = [_of_row(one).alias(name) for one, name in zip(kept.aggregations, parts)]
+            values = [part_of_row(one).alias(name) for one, name in zip(kept.aggregations, parts)]
             if kept.rows:
                 values.append(F.array(F.struct(*column_list(names_of(kept.rows)))).alias(parts[-1]))
             raws = [column(a.name).alias(b.name) for a, b in zip(kept.raws, kept.raw_fields)]
@@ -238,8 +264,15 @@ class PanesOp(Operation):
         return f"parts of {of}{by}: {values}"
 
 
-def _of_row(aggregation: Aggregation) -> Any:
-    """The part of one row."""
+def time_columns(kept: KeptParts) -> list[Any]:
+    """Of a row its pane, or of sessions its time; and its time."""
+    micros, rules = sql_position(kept.time), kept.rules
+    at = f"({micros} - pmod({micros}, {rules.pane}L))" if isinstance(rules, PaneRules) else micros
+    return [F.expr(at).alias(AT), F.expr(micros).alias(NEWEST)]
+
+
+def part_of_row(aggregation: Aggregation) -> Any:
+    """The part of one row, of an aggregate of Spark."""
     kind = aggregation.outputs[0].dataType
     if own_name(aggregation.aggregator) == "count":
         return F.lit(1).cast("long")
@@ -260,8 +293,9 @@ class OpenWindowsOp(Operation):
 
     @property
     def on_arrow(self) -> PyOp | None:
-        name = self.binding.name
-        return arrow_op(self.fields, self.kept.step(name, looks_up=True), names_of(self.kept.pane_fields), name)
+        name, takes = self.binding.name, names_of(self.kept.pane_fields)
+        step = self.kept.step(name, looks_up=True)
+        return arrow_op(self.fields, step, takes, name) if step.own else users_op(self.fields, step, takes, name)
 
     def describe(self) -> str:
         place = f" (of few rows in the local copy of {self.binding.name}, without moving them)"

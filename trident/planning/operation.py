@@ -138,6 +138,15 @@ def arrow_op(fields: Fields, step: Step, takes: Iterable[str], looks_up: str = "
     return PyOp(fields, step, frozenset(takes), bool(looks_up), looks_up)
 
 
+def users_op(fields: Fields, step: Step, takes: Iterable[str], looks_up: str) -> PyOp | None:
+    """As :func:`arrow_op`, of a step that calls code of the user's: it runs on workers alone."""
+    try:
+        arrow_types(fields)
+    except OutputTypeError:
+        return None
+    return PyOp(fields, step, frozenset(takes), bool(looks_up), looks_up)
+
+
 @dataclass(frozen=True)
 class GroupingOp(Operation):
     """An aggregate by Spark over the batch, or over each group of it.

@@ -15,8 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.workers.chain import Frame, Meter, Step
+from trident.workers.failures import Label, fail
+from trident.workers.lifecycle import Several
 from trident.workers.look_up import check_due, copy_here, due_entries, entries_of, told
 from trident.workers.reports import left_to_spark
+from trident.workers.values import WrongValue, to_arrow
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec
@@ -69,6 +72,63 @@ class Part:
         found = combine_of(self.aggregator, self.kind)
         assert found is not None, "the plan has asked"
         return found
+
+
+@dataclass(frozen=True)
+class UsersPart(Part):
+    """A part that a combiner of the user's makes of two; of a type whose values Python has as they are stored.
+
+    Attributes:
+        users: the combiner.
+        label: where it comes from.
+        output: the user's name of the value.
+    """
+
+    users: Any
+    label: Label
+    output: str
+
+    @property
+    def combine(self) -> Combine:
+        """As of :class:`Part`; what the combiner raises, and a value of another type, is reported as the user's."""
+        combine, label, kind = self.users.combine, self.label, self.kind
+        exact, limit = _exact(kind), 1 << kind.bit_width - 1 if pa.types.is_integer(kind) else None
+
+        def made(a: Any, b: Any) -> Any:
+            try:
+                value = combine(a, b)
+            except (Exception, SystemExit) as error:
+                fail(label, error, {"a": a, "b": b})
+            if value is None or (type(value) is exact and (limit is None or -limit <= value < limit)):
+                return value
+            try:
+                return to_arrow([value], kind, self.output)[0].to_pylist()[0]
+            except WrongValue as error:
+                fail(label, error, {"a": a, "b": b}, **error.details)
+
+        return made
+
+
+def _exact(kind: pa.DataType) -> type:
+    for is_it, exact in _PLAIN:
+        if is_it(kind):
+            return exact
+    raise AssertionError(f"a window keeps no parts of {kind} that a user's code combines")
+
+
+# Python has their values as they are stored, and none of them can be changed in its place.
+_PLAIN: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
+    (pa.types.is_integer, int),
+    (pa.types.is_float64, float),
+    (pa.types.is_boolean, bool),
+    (pa.types.is_string, str),
+    (pa.types.is_binary, bytes),
+)
+
+
+def may_be_combined(kind: pa.DataType) -> bool:
+    """Tells whether windows keep parts of a type that a combiner of the user's makes."""
+    return any(is_it(kind) for is_it, _ in _PLAIN)
 
 
 @dataclass
@@ -284,6 +344,22 @@ class OpenWindows(Step):
             name: _one(columns[name]) if name in columns else pa.nulls(length, kind) for name, kind in kinds.items()
         }
         return Frame({**made, TAG: pa.array([tag] * length, pa.int32())}, length, Meter())
+
+
+@dataclass(frozen=True)
+class UsersWindows(OpenWindows):
+    """The same with parts that combiners of the user's make: on the workers alone."""
+
+    own = False
+
+    @property
+    def user(self) -> Any:
+        return _Combiners([part.users for part in self.parts if isinstance(part, UsersPart)])
+
+
+class _Combiners(Several):
+    def __init__(self, users: Sequence[Any]) -> None:
+        self.users = users
 
 
 @dataclass(frozen=True)

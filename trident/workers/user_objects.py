@@ -41,6 +41,16 @@ def _struct(values: Iterable[Any]) -> dict[str, Any]:
     return {f"f{place}": value for place, value in enumerate(values)}
 
 
+class FirstValue:
+    """A combiner as a function of a row: its value of that row alone."""
+
+    def __init__(self, combiner: Any) -> None:
+        self.__wrapped__ = combiner  # its prepare and cleanup are called
+
+    def __call__(self, *values: Any) -> Any:
+        return self.__wrapped__.init(*values)
+
+
 class AnyChain(_Links):
     """Aggregates of any kind side by side; their rows are combined in every way."""
 

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructField
 
 from tests.stream_helpers import ATTEMPT, batch, collect, raised, run, stream_like, stream_of
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
@@ -26,10 +27,12 @@ from trident.operations.aggregators import (
     is_ordered,
 )
 from trident.planning.groups import plan
+from trident.planning.operation import arrow_types
 from trident.states.core.native import NATIVE
 from trident.states.maps.memory_map import MemoryMapState
 from trident.udf.signatures import translate_failure
 from trident.udf.types import parse_type
+from trident.workers.values import WrongValue, to_arrow
 
 NAN = float("nan")
 
@@ -116,6 +119,39 @@ def test_built_in_combiners_obey_the_laws_of_combiners(aggregator: Any) -> None:
             assert aggregator.combine(aggregator.zero(), aggregator.combine(*parts)) == whole
     assert aggregator.native_name in NATIVE
     assert aggregator == type(aggregator)() and aggregator != Longest()
+
+
+def test_sums_of_decimals_are_exact_in_python_too() -> None:
+    """Python's own context would round to 28 digits."""
+    a, b = Decimal("12345678901.123456789012345678"), Decimal("1.000000000000000001")
+    assert Sum().combine(a, b) == Decimal("12345678902.123456789012345679")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "is_right"),
+    [
+        ("bigint", 0.5, False),
+        ("bigint", True, False),
+        ("bigint", 2, True),
+        ("double", True, False),
+        ("double", 2, True),
+        ("string", b"ab", False),
+        ("binary", "x", False),
+        ("struct<n: bigint>", {"n": 0.5}, False),
+        ("struct<n: bigint>", {"n": None}, True),
+        ("struct<n: bigint>", {}, True),
+        ("struct<n: bigint>", None, True),
+    ],
+)
+def test_a_field_of_a_struct_is_looked_at_as_a_column_is(kind: str, value: Any, is_right: bool) -> None:
+    (whole,) = arrow_types((StructField("s", parse_type(f"struct<f: {kind}, g: bigint>"), True),))
+    values = [None, {"f": value, "g": 1}]
+    if is_right:
+        assert to_arrow(values, whole, "s")[0].to_pylist()[1]["g"] == 1
+        return
+    with pytest.raises(WrongValue, match="output 's'") as caught:
+        to_arrow(values, whole, "s")
+    assert caught.value.position == 1
 
 
 def test_result_types() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,21 @@ from trident.operations.window_spec import Unit, WindowSpec
 from trident.operations.windows import windows_with_rows
 from trident.states.core.descriptor import StateDescriptor
 from trident.streams.stream import Stream
+from trident.workers.chain import Frame, Meter
 from trident.workers.failures import Label, UserCodeFailed
-from trident.workers.open_windows import DUE, PANE, SESSIONS, Store, UsersPart
+from trident.workers.lifecycle import prepared
+from trident.workers.open_windows import (
+    AT,
+    DUE,
+    NEWEST,
+    PANE,
+    ROWS,
+    SESSIONS,
+    Part,
+    PartsOfPanes,
+    Store,
+    UsersPart,
+)
 from trident.workers.reports import ERROR, find_report
 
 SECOND = 10**6
@@ -282,6 +296,32 @@ def test_values_of_the_type_are_taken_as_they_are(kind: pa.DataType, answer: Any
     assert made == answer and type(made) is type(answer)
 
 
+def test_parts_that_meet_become_one_and_those_that_python_cannot_combine_stay_as_they_are() -> None:
+    users = UsersPart("_part0", pa.int64(), "", Squares(), Label("", ""), "")
+    native = Part("_part1", pa.decimal128(6, 0), "sum")
+    step = PartsOfPanes((("word", pa.string()),), (users, native))
+
+    def run(*rows: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        names = (AT, "word", "_part0", "_part1", ROWS, NEWEST)
+        kinds = (pa.int64(), pa.string(), pa.int64(), pa.decimal128(6, 0), pa.int64(), pa.int64())
+        columns = {name: pa.array(values, kind) for name, values, kind in zip(names, zip(*rows), kinds)}
+        with prepared([step]):
+            (made,) = step.run(iter([Frame(columns, len(rows), Meter())]))
+        return list(zip(*[made.array(name).to_pylist() for name in names]))
+
+    most, one = Decimal(999_999), Decimal(1)
+    assert run(
+        (0, "a", 1, one, 1, 5), (0, "b", 2, one, 1, 4), (0, "a", 3, most - 1, 2, 3), (None, "a", 4, None, 1, None)
+    ) == [
+        (0, "a", 4, most, 3, 5),
+        (0, "b", 2, one, 1, 4),
+        (None, "a", 4, None, 1, None),
+    ]
+    too_much = [(0, "a", 1, most, 1, 5), (0, "a", 2, one, 1, 4)]
+    assert run(*too_much) == too_much
+    assert set(map(id, step.user.users)) == {id(users.users)} and isinstance(step.label, Label)
+
+
 def test_sessions_with_a_combiner_of_the_users_keep_lists_of_rows() -> None:
     stream = marked()
     persisted(stream.session_window("1 hour").group_by("word").aggregate("n", Squares(), "squares long"))
@@ -403,7 +443,9 @@ def visits(batches: list, own: bool) -> TridentTopology:
         whole.group_by("user").aggregate("n", Numbers(), "numbers string").partition_persist(DeltaAppend("texts"))
         mine = stream.sliding_window("20 seconds", "15 seconds", "mine")
         mine.group_by("user").aggregate("n", Squares(), "squares long").partition_persist(DeltaAppend("squares"))
-        mine.group_by("user").aggregate(Count(), "rows").partition_persist(DeltaAppend("squares_rows"))
+        for name, aggregator in (("rows", Count()), ("last", Max())):
+            given = ("n",) if name == "last" else ()
+            mine.group_by("user").aggregate(*given, aggregator, name).partition_persist(DeltaAppend(f"squares_{name}"))
         rows = stream.sliding_window("20 seconds", "15 seconds", "joined_panes")
         rows.group_by("user").aggregate("user, n", Joined(), "joined string").partition_persist(DeltaAppend("joined"))
         rows.late_rows().project("user", "n").partition_persist(DeltaAppend("joined_late"))
@@ -414,12 +456,22 @@ def visits(batches: list, own: bool) -> TridentTopology:
 
 
 class Squares:
-    """A combiner: what counts twice, or not at all, is seen."""
+    """A combiner: what counts twice, or not at all, is seen. Its hooks must have been called where it is."""
+
+    prepared = False
+
+    def prepare(self, context: Any) -> None:
+        self.prepared = True
+
+    def cleanup(self) -> None:
+        self.prepared = False
 
     def init(self, n: int | None) -> int:
+        assert self.prepared
         return (n or 0) ** 2
 
     def combine(self, a: int, b: int) -> int:
+        assert self.prepared
         return a + b
 
     def zero(self) -> int:
@@ -453,7 +505,7 @@ class Numbers(Aggregator):
 
 
 TABLES = ("counts", "late", "texts", "panes_out", "panes_rows")
-OF_COMBINERS = ("squares", "squares_rows", "joined", "joined_late")
+OF_COMBINERS = ("squares", "squares_rows", "squares_last", "joined", "joined_late")
 
 
 def expected_of(batches: list, own: bool) -> dict[str, Counter]:
@@ -480,6 +532,7 @@ def expected_of(batches: list, own: bool) -> dict[str, Counter]:
             if not own:
                 found["squares"][(start, end), user, sum((n or 0) ** 2 for n in numbers)] += 1
                 found["squares_rows"][(start, end), user, len(numbers)] += 1
+                found["squares_last"][(start, end), user, max((n for n in numbers if n is not None), default=None)] += 1
                 known = [f"{user}{n} " for n in numbers if n is not None]
                 joined = None if len(numbers) == 1 and not known else "".join(sorted("".join(known)))
                 joined = known[0] if len(numbers) == len(known) == 1 else joined
@@ -539,6 +592,27 @@ def test_exactly_once_over_crashes(
     (about,) = query.snapshot("counted").where("_pane is null").collect()
     rows = sum(map(len, batches))
     assert (about._next, about._late) == (rows, sum(expected["late"].values()))
+
+
+def test_a_combiner_of_the_users_has_one_job(start: Starter, tmp_path: Path, rng: Any) -> None:
+    """Both parts of a batch in one job; the time of a window, which only the framework reads, is no hindrance."""
+    batches = random_batches(rng, 6)
+    topology = TridentTopology("one-job")
+    source = FixedBatchSpout("at timestamp, user string, n long", stamped(batches))
+    stream = topology.new_stream("visits", source).with_watermark("at", f"{DELAY} seconds")
+    mine = stream.sliding_window("20 seconds", "15 seconds", "mine").group_by("user")
+    mine.aggregate("n", Squares(), "squares long").partition_persist(DeltaAppend("squares"))
+    start._settings["max_spout_pending"] = 1
+    query = start.run(topology)
+    assert any("resolve_by_one_job" in one["duration_ms"] for one in query.recent_progress)
+    found = Table.read(tmp_path / "warehouse" / "squares").rows()
+    assert (
+        Counter(
+            ((row["window"]["start"].timestamp(), row["window"]["end"].timestamp()), row["user"], row["squares"])
+            for row in found
+        )
+        == expected_of(batches, own=False)["squares"]
+    )
 
 
 def test_sessions_are_those_of_spark(start: Starter, spark: Any, tmp_path: Path, rng: Any) -> None:

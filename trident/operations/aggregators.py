@@ -7,6 +7,7 @@ is moved, and its results can be persisted. A **reducer** folds row by row. An
 
 from __future__ import annotations
 
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pyspark.sql import functions as F
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from trident.states.core.native import NativeMerge
+
+
+# Wider than two decimals of Spark's; Python's own context rounds to 28 digits.
+_EXACT = Context(prec=80)
 
 
 @runtime_checkable
@@ -163,7 +168,7 @@ class Sum(_Native):
     def combine(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
             return b if a is None else a
-        return a + b
+        return _EXACT.add(a, b) if isinstance(a, Decimal) and isinstance(b, Decimal) else a + b
 
     def zero(self) -> int:
         return 0

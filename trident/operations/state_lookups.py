@@ -38,6 +38,8 @@ _STORED_PREFIX = "__trident_stored_"
 _FEW_ROWS = 50_000
 # The keys of so many rows, in so many bytes of files, are sent to every task; for more the state is moved.
 _ASKED_ROWS_MAX, _ASKED_BYTES_MAX = 1_000_000, 32 << 20
+# The same where Spark does not know the bytes.
+_UNKNOWN_ROWS_MAX = 250_000
 _SENT, _MOVED = "broadcast", "merge"
 _PARTITION, _AT = "__trident_was_in", "__trident_was_at"
 
@@ -119,8 +121,9 @@ class JoinStateOp(Operation):
 
 def _are_many(asked: "DataFrame", rows: int) -> bool:
     """Tells whether keys are too many, or too large, to be sent to every task."""
+    size = bytes_read(asked)
     # Spark says of a frame of unknown size that it is huge beyond any disk.
-    return rows > _ASKED_ROWS_MAX or _ASKED_BYTES_MAX < bytes_read(asked) < 1 << 50
+    return rows > (_ASKED_ROWS_MAX if size < 1 << 50 else _UNKNOWN_ROWS_MAX) or _ASKED_BYTES_MAX < size < 1 << 50
 
 
 def join_stored(builder: SegmentBuilder, binding: StateBinding) -> tuple[str, ...]:

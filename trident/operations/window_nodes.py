@@ -125,7 +125,7 @@ class PanesNode(Node):
         if isinstance(kept, str):
             return
         if kept.calls_user:
-            push_parts(builder, kept, self)
+            push_parts(builder, kept)
         else:
             builder.push(PanesOp(kept.pane_fields, kept))
 

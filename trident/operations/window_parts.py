@@ -47,6 +47,7 @@ from trident.workers.open_windows import (
     Given,
     OpenWindows,
     Part,
+    PartsOfPanes,
     UsersPart,
     UsersWindows,
     may_be_combined,
@@ -114,7 +115,7 @@ class KeptParts:
     @property
     def native_name(self) -> str:
         """Names the state's contents in its descriptor; they are part of the topology's identity."""
-        values = [f"{aggregator_name(one.aggregator)}({', '.join(one.inputs)})" for one in self.aggregations]
+        values = [_named(one) for one in self.aggregations]
         values += ["rows"] if self.rows else []
         spec = self.spec
         if isinstance(spec, SessionSpec):
@@ -157,13 +158,23 @@ class KeptParts:
     def step(self, state: str, looks_up: bool) -> OpenWindows:
         """The step on the worker."""
         kinds, raws = arrow_types(self.part_fields), self.raw_fields
-        parts = [_part(*one) for one in zip(names_of(self.part_fields), kinds, self.aggregations)]
+        parts = self._parts
         if self.rows:
             parts.append(Part(self.part_fields[-1].name, kinds[-1], ""))
         keys = (PANE, *names_of(self.keys))
         late = tuple(zip(names_of(raws), arrow_types(raws)))
         made = UsersWindows if self.calls_user else OpenWindows
         return made(state, self.rules, arrow_schema(self.schema), keys, tuple(parts), late, looks_up)
+
+    @property
+    def _parts(self) -> list[Part]:
+        """Those of aggregates."""
+        kinds = arrow_types(self.part_fields)
+        return [_part(*one) for one in zip(names_of(self.part_fields), kinds, self.aggregations)]
+
+    def panes_step(self) -> PartsOfPanes:
+        """The step that makes one row of the rows of a pane and group which meet on a worker."""
+        return PartsOfPanes(tuple(zip(names_of(self.keys), arrow_types(self.keys))), tuple(self._parts))
 
     @property
     def text(self) -> str:
@@ -184,8 +195,18 @@ def _shown(one: Aggregation) -> str:
 def _part(name: str, kind: pa.DataType, one: Aggregation) -> Part:
     if one.kind == "native":
         return Part(name, kind, own_name(one.aggregator))
-    label = Label(f"aggregate({aggregator_class(one.aggregator)})", one.location)
-    return UsersPart(name, kind, "", one.aggregator, label, one.outputs[0].name)
+    return UsersPart(name, kind, "", one.aggregator, label_of(one), one.outputs[0].name)
+
+
+def label_of(one: Aggregation) -> Label:
+    """Where a combiner of the user's comes from."""
+    return Label(f"aggregate({aggregator_class(one.aggregator)})", one.location)
+
+
+def _named(one: Aggregation) -> str:
+    """An aggregate in the identity; two combiners of one class, which may differ, are told by the user's names."""
+    name = f"{aggregator_name(one.aggregator)}({', '.join(one.inputs)})"
+    return name if one.kind == "native" else f"{name} -> {one.outputs[0].name}"
 
 
 def why_no_parts(kept: KeptParts) -> str | None:

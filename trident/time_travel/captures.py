@@ -15,6 +15,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import TableError, TopologyError
 from trident.coordinators.stored_json import Unreadable, parse_stored
 from trident.coordinators.transactions import TransactionAttempt
+from trident.operations.windows import SEQ
 from trident.planning.groups import GroupPlan, plan
 from trident.planning.nodes import sources
 from trident.spark.rows import to_dataframe
@@ -78,6 +79,8 @@ class Capture:
             TopologyError: the code has other streams than the capture, or reads a state that the capture lacks.
             UserFunctionError, FailedException: a function of the topology raised.
         """
+        tables = {**self.states, **self.expected}
+        topology.graph.kept_rows |= {name for name, rows in tables.items() if SEQ in rows.column_names}
         chosen = group_of(plan(topology.graph, tracking=False), topology.name, self.group)
         if set(chosen.spouts) != set(self.inputs):
             raise TopologyError(

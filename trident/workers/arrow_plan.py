@@ -92,18 +92,24 @@ class ArrowPlan:
         return OwnPlan(self.segments, self.outputs) if self.is_own else None
 
     def has_times(self, schemas: Iterable[pa.Schema]) -> bool:
-        """Tells whether there are times in the rows that it begins with, or between its segments.
+        """Tells whether there are times in the rows that it begins with, or around a segment with code of the user's.
 
         Args:
             schemas: of the rows that it begins with.
         """
-        between = [*schemas, *(segment.chain.schema for segment in self.segments)]
+        users = [one for one in self.segments if not _is_own(one)]
+        around = {name for one in users for name in (*one.begins, one.ends)}
+        between = [*schemas, *(segment.chain.schema for segment in self.segments if segment.ends in around)]
         return any("timestamp" in str(field.type) for schema in between for field in schema)
 
     @property
     def is_own(self) -> bool:
         """Tells whether each step says that it is the framework's own."""
-        return all(isinstance(step, Step) and step.own for one in self.segments for step in one.chain.steps)
+        return all(map(_is_own, self.segments))
+
+
+def _is_own(segment: ArrowSegment) -> bool:
+    return all(isinstance(step, Step) and step.own for step in segment.chain.steps)
 
 
 @dataclass(frozen=True)

@@ -353,13 +353,83 @@ class UsersWindows(OpenWindows):
     own = False
 
     @property
+    def label(self) -> Label:  # type: ignore[override]
+        return _label(self.parts)
+
+    @property
     def user(self) -> Any:
-        return _Combiners([part.users for part in self.parts if isinstance(part, UsersPart)])
+        return _Combiners(self.parts)
+
+
+@dataclass(frozen=True)
+class PartsOfPanes(Step):
+    """Makes one row of the rows of a pane and group that come together, so that fewer leave the worker.
+
+    Attributes:
+        keys: the grouping fields with their types.
+        parts: as of OpenWindows; combiners of the user's among them.
+    """
+
+    keys: tuple[tuple[str, pa.DataType], ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def label(self) -> Label:  # type: ignore[override]
+        return _label(self.parts)
+
+    @property
+    def user(self) -> Any:
+        return _Combiners(self.parts)
+
+    @property
+    def text(self) -> str:
+        return "combine the parts of each pane"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        from trident.states.core.copy_rows import RowCodec  # it needs numpy
+
+        names = (AT, *(name for name, _ in self.keys))
+        codec = RowCodec(pa.schema([(AT, pa.int64()), *self.keys]), list(names))
+        each = [part.combine for part in self.parts]
+        for frame in frames:
+            if not frame.length:
+                continue
+            try:
+                yield self._combined(frame, codec, names, each)
+            except (ArithmeticError, ValueError):  # of a built-in aggregate: Spark says later what becomes of them
+                given = frame.only((*names, *(part.name for part in self.parts), ROWS, NEWEST))
+                yield Frame(given, frame.length, frame.meter)
+
+    def _combined(self, frame: Frame, codec: RowCodec, names: tuple[str, ...], each: Sequence[Combine]) -> Frame:
+        keys = codec.encode_keys(pa.table(frame.only(names)))
+        parts = [_plain(frame.array(part.name), part.kind) for part in self.parts]
+        rows, newest = frame.array(ROWS).to_pylist(), frame.array(NEWEST).to_pylist()
+        groups: dict[bytes, list[Any]] = {}
+        for at, (key, count, time, *values) in enumerate(zip(keys, rows, newest, *parts)):
+            held = groups.get(key)
+            if held is None:
+                groups[key] = [at, count, time, *values]
+                continue
+            held[1] += count
+            held[2] = time if held[2] is None else held[2] if time is None else max(held[2], time)
+            for number, combine in enumerate(each, start=3):
+                held[number] = combine(held[number], values[number - 3])
+        first, *made = zip(*groups.values())
+        columns = frame.only(names, list(first))
+        for part, column in zip(self.parts, made[2:]):
+            columns[part.name] = _array(column, part.kind)
+        columns |= {ROWS: pa.array(made[0], pa.int64()), NEWEST: pa.array(made[1], pa.int64())}
+        return Frame(columns, len(first), frame.meter)
 
 
 class _Combiners(Several):
-    def __init__(self, users: Sequence[Any]) -> None:
-        self.users = users
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.users = [part.users for part in parts if isinstance(part, UsersPart)]
+
+
+def _label(parts: Sequence[Part]) -> Label:
+    labels = [part.label for part in parts if isinstance(part, UsersPart)]
+    return Label(", ".join(dict.fromkeys(label.operation for label in labels)), labels[0].location)
 
 
 @dataclass(frozen=True)

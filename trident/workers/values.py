@@ -56,6 +56,8 @@ def to_arrow(values: Sequence[Any], kind: pa.DataType, name: str) -> tuple[pa.Ar
         WrongValue: one is not of the type.
     """
     kinds = set(map(type, values))
+    if pa.types.is_struct(kind) and dict in kinds and _has_wrong_field(values, kind):
+        raise _first_wrong(values, kind, name)
     refused = _refused(kind)
     if refused and any(issubclass(found, refused) and not issubclass(found, _exact(kind)) for found in kinds):
         raise _first_wrong(values, kind, name)
@@ -98,6 +100,18 @@ def _refused(kind: pa.DataType) -> tuple[type, ...]:
     return ()
 
 
+def _has_wrong_field(values: Sequence[Any], kind: pa.DataType) -> bool:
+    """Tells whether a dict among the values has one that Arrow would convert by mistake, in a field of a struct."""
+    for field in kind:
+        given = [value.get(field.name) for value in values if isinstance(value, dict)]
+        refused, exact = _refused(field.type), _exact(field.type)
+        if refused and any(issubclass(one, refused) and not issubclass(one, exact) for one in set(map(type, given))):
+            return True
+        if pa.types.is_struct(field.type) and _has_wrong_field(given, field.type):
+            return True
+    return False
+
+
 def _mixes_zones(values: Sequence[Any], kind: pa.DataType) -> bool:
     aware = kind.tz is not None
     return any(isinstance(value, datetime.datetime) and (value.tzinfo is not None) is not aware for value in values)
@@ -116,6 +130,8 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
     if isinstance(value, _refused(kind)) and type(value) not in _exact(kind):
         return False
     if pa.types.is_timestamp(kind) and _mixes_zones([value], kind):
+        return False
+    if pa.types.is_struct(kind) and _has_wrong_field([value], kind):
         return False
     try:
         pa.array([value], type=kind)

@@ -40,7 +40,7 @@ from trident.states.core.copy_rows import BYTES, as_bytes, joined, matrix_array
 from trident.states.core.sorted_runs import RUN_BYTES, sort_by
 from trident.states.core.stale_copy import StaleCopy as StaleCopy
 
-APPLY_PART = faults.register("copy.apply-part", "putting a part of many rows into a local copy")
+APPLY_PART = faults.register("copy.apply_part", "putting a part of many rows into a local copy")
 # LMDB takes keys of up to 511 bytes; longer ones go by their digest, and stand whole before their value.
 _KEY_BYTES_MAX = 500
 _MARK = b"\x00mark"

@@ -233,6 +233,7 @@ def as_if_many() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(state_lookups, "_FEW_ROWS", -1)
         patched.setattr(state_lookups, "_ASKED_ROWS_MAX", -1)
+        patched.setattr(state_lookups, "_UNKNOWN_ROWS_MAX", -1)
         yield
 
 

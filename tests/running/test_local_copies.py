@@ -302,7 +302,7 @@ def test_a_copy_that_fails_at_any_point_costs_no_exactness(start, tmp_path, monk
         # One copy, which is built once.
         *((f"{point}do_then_die:1", "one job") for point in _POINTS),
         ("copy.apply:do_then_die:2", "one job"),
-        *((f"copy.apply-part:do_then_die:{nth}", "in parts") for nth in (1, 2)),
+        *((f"copy.apply_part:do_then_die:{nth}", "in parts") for nth in (1, 2)),
     ],
 )
 def test_a_leader_that_dies_at_a_copy_is_gone_on_from(start, tmp_path, zk_server, zk_root, fault, form):  # noqa: F811

@@ -317,6 +317,7 @@ ELSEWHERE = {
     "compact.view": "test_views.py",
     "copy.build": "test_local_copies.py",
     "copy.apply": "test_local_copies.py",
+    "copy.apply_part": "test_local_copies.py",
     "copy.host": "test_host_copy.py",
     "spout.ledger": "test_file_ledger.py",
     "queue.put": "test_queue_spout.py",

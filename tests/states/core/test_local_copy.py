@@ -155,7 +155,7 @@ def test_many_rows_that_fail_in_the_middle_leave_no_copy(copy, monkeypatch):
     with pytest.raises(StaleCopy, match="holds something else"):
         copy.apply_many(rows, mark(0), mark(2))
     assert copy.get([b"a"], mark(1)) == [b"1"]
-    faults.arm("copy.apply-part:fail_before:2")
+    faults.arm("copy.apply_part:fail_before:2")
     with pytest.raises(faults.InjectedFault):
         copy.apply_many(rows, mark(1), mark(2))
     assert copy.mark is None

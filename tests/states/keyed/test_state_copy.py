@@ -215,7 +215,7 @@ def test_many_rows_are_not_promised_and_a_failure_between_two_parts_makes_the_co
     copy.as_of(1)
     publish(group, [2])
     assert copy.promised(2) is None and copy.as_of(1).mark.txid == 1
-    faults.arm("copy.apply-part:do_then_fail:2")
+    faults.arm("copy.apply_part:do_then_fail:2")
     with pytest.raises(faults.InjectedFault):
         copy.as_of(2)
     assert not faults.unfired() and copy.promised(2) is None

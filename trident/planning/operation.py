@@ -131,11 +131,7 @@ def arrow_op(fields: Fields, step: Step, takes: Iterable[str], looks_up: str = "
         looks_up: the state whose local copy the step asks.
     """
     assert step.own, f"{type(step).__name__} does not say that it is the framework's own"
-    try:
-        arrow_types(fields)
-    except OutputTypeError:
-        return None
-    return PyOp(fields, step, frozenset(takes), bool(looks_up), looks_up)
+    return users_op(fields, step, takes, looks_up)
 
 
 def users_op(fields: Fields, step: Step, takes: Iterable[str], looks_up: str) -> PyOp | None:

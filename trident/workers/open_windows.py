@@ -346,15 +346,15 @@ class OpenWindows(Step):
         return Frame({**made, TAG: pa.array([tag] * length, pa.int32())}, length, Meter())
 
 
-@dataclass(frozen=True)
-class UsersWindows(OpenWindows):
-    """The same with parts that combiners of the user's make: on the workers alone."""
+class _OfCombiners(Step):
+    """A step that combines parts by combiners of the user's, each with its own hooks."""
 
-    own = False
+    parts: tuple[Part, ...]
 
     @property
     def label(self) -> Label:  # type: ignore[override]
-        return _label(self.parts)
+        labels = [part.label for part in self.parts if isinstance(part, UsersPart)]
+        return Label(", ".join(dict.fromkeys(label.operation for label in labels)), labels[0].location)
 
     @property
     def user(self) -> Any:
@@ -362,7 +362,14 @@ class UsersWindows(OpenWindows):
 
 
 @dataclass(frozen=True)
-class PartsOfPanes(Step):
+class UsersWindows(_OfCombiners, OpenWindows):
+    """The same with parts that combiners of the user's make: on the workers alone."""
+
+    own = False
+
+
+@dataclass(frozen=True)
+class PartsOfPanes(_OfCombiners):
     """Makes one row of the rows of a pane and group that come together, so that fewer leave the worker.
 
     Attributes:
@@ -372,14 +379,6 @@ class PartsOfPanes(Step):
 
     keys: tuple[tuple[str, pa.DataType], ...]
     parts: tuple[Part, ...]
-
-    @property
-    def label(self) -> Label:  # type: ignore[override]
-        return _label(self.parts)
-
-    @property
-    def user(self) -> Any:
-        return _Combiners(self.parts)
 
     @property
     def text(self) -> str:
@@ -425,11 +424,6 @@ class PartsOfPanes(Step):
 class _Combiners(Several):
     def __init__(self, parts: Sequence[Part]) -> None:
         self.users = [part.users for part in parts if isinstance(part, UsersPart)]
-
-
-def _label(parts: Sequence[Part]) -> Label:
-    labels = [part.label for part in parts if isinstance(part, UsersPart)]
-    return Label(", ".join(dict.fromkeys(label.operation for label in labels)), labels[0].location)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,20 @@ class PostgresServer:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """SIGSTOP to all of its processes: connections stay, the system takes new ones, and none is answered."""
+        assert self._process is not None
+        pids = [str(self._process.pid)]
+        pids += subprocess.run(["pgrep", "-P", pids[0]], capture_output=True, text=True).stdout.split()
+        for pid in pids:
+            os.kill(int(pid), signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(int(pid), signal.SIGCONT)
 
     def execute(self, statement: str, *values: Any) -> list[tuple]:
         import psycopg

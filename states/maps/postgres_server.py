@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, ForeignTable, StateAway, TridentError
@@ -27,6 +29,9 @@ _DEFAULTS: dict[str, Any] = {
 }
 _IDLE_MAX = 4
 _IDLE_SECS = 1.0
+# libpq waits without end for an answer. After the first time a second connection asks what the server is doing for
+# this one, and again after each of the second.
+_FIRST_CHECK_SECS, _NEXT_CHECK_SECS = 30.0, 10.0
 # Classes and codes of SQLSTATE that may pass by themselves: connections, resources, operators, the system; rollbacks of
 # serialization and deadlocks; a lock that is held; a standby, which is read-only until it is promoted; our own pause.
 _MAY_PASS = ("08", "53", "57", "58", "40", "55P03", "25006", "25P03")
@@ -86,8 +91,9 @@ def connection_to(url: str, user: str, failure: str) -> Iterator[Any]:
     connection = None
     try:
         try:
-            connection = _take(psycopg, url)
-            yield connection
+            with _watched(psycopg, url) as watched:
+                connection = _take(psycopg, url, watched)
+                yield connection
         except psycopg.Error as error:
             kind = StateAway if _may_pass(psycopg, error) else TridentError
             # Without its cause, which may quote the url.
@@ -122,13 +128,70 @@ def _told(error: Any) -> str:
     return f"{primary}{names} (SQLSTATE {error.sqlstate})"
 
 
-def _take(psycopg: Any, url: str) -> Any:
+@dataclass
+class _Watched:
+    """The connection that a caller uses now; ``done`` once it does not any more."""
+
+    connection: Any = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@contextmanager
+def _watched(psycopg: Any, url: str) -> Iterator[_Watched]:
+    """Fails a call that would wait for ever: it ends the connection of a server that is silent or has lost the request.
+
+    A statement that the server works on may take as long as it needs.
+    """
+    watched = _Watched()
+    threading.Thread(
+        target=_end_if_lost, args=(psycopg, url, watched), name="trident-postgres-watch", daemon=True
+    ).start()
+    try:
+        yield watched
+    finally:
+        watched.done.set()
+
+
+def _end_if_lost(psycopg: Any, url: str, watched: _Watched) -> None:
+    before, wait_secs = None, _FIRST_CHECK_SECS
+    while not watched.done.wait(wait_secs):
+        connection, wait_secs = watched.connection, _NEXT_CHECK_SECS
+        found = _unanswered(psycopg, url, connection)
+        if found is not None and found == before and watched.connection is connection and not watched.done.is_set():
+            # libpq's next look at the socket finds it closed.
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.pgconn.socket)) as end:
+                end.shutdown(socket.SHUT_RDWR)
+            return
+        before = found
+
+
+def _unanswered(psycopg: Any, url: str, connection: Any) -> Any:
+    """What says that no answer will come; None if one may. Twice the same: none has come meanwhile."""
+    try:
+        if connection is None or connection.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
+            return None
+        info = connection.info
+        with (
+            _watched(psycopg, url) as second,
+            _connect(psycopg, url, host=info.host, port=info.port) as asking,
+        ):
+            second.connection = asking
+            # A pooler's process id is not the server's: then nothing is found, and nothing is known.
+            query = "SELECT state, state_change FROM pg_stat_activity WHERE pid = %s AND state <> 'active'"
+            return asking.execute(query, (info.backend_pid,)).fetchone()
+    except psycopg.Error as error:
+        return "no answer" if error.sqlstate is None else None
+
+
+def _take(psycopg: Any, url: str, watched: _Watched) -> Any:
     at = (os.getpid(), url)
     while True:
         with _lock:
             since, connection = _idle[at].pop() if _idle.get(at) else (0.0, None)
         if connection is None:
-            return _connect(psycopg, url)
+            connection = watched.connection = _connect(psycopg, url)
+            return connection
+        watched.connection = connection
         try:
             if time.monotonic() - since > _IDLE_SECS:
                 connection.execute("SELECT 1")  # the server may have been restarted
@@ -148,7 +211,7 @@ def _give_back(url: str, connection: Any) -> None:
     connection.close()
 
 
-def _connect(psycopg: Any, url: str) -> Any:
+def _connect(psycopg: Any, url: str, **instead: Any) -> Any:
     try:
         given = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -157,7 +220,8 @@ def _connect(psycopg: Any, url: str) -> Any:
             expected="a query of libpq's connection parameters",
         ) from None
     # Nothing is prepared: a pooler between us and the server may change connections from transaction to transaction.
-    return psycopg.connect(**{**_DEFAULTS, **given, "client_encoding": "utf8"}, autocommit=True, prepare_threshold=None)
+    parameters = {**_DEFAULTS, **given, **instead, "client_encoding": "utf8"}
+    return psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from trident import (
 from trident.coordinators import faults
 from trident.coordinators.errors import ForeignMarks, SchemaMismatch, StaleEpoch, StateAway, StateBehind, TridentError
 from trident.states.core.tables import DELETED_COLUMN
+from trident.states.maps import postgres_server
 from trident.states.maps.postgres_server import connection_to, durable_transaction
 from trident.udf.schemas import as_schema
 
@@ -45,6 +46,13 @@ def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
     postgres_server.execute("CREATE TABLE words (word text PRIMARY KEY, n bigint, at timestamptz DEFAULT now())")
     yield postgres_server
     faults.disarm()
+
+
+@pytest.fixture
+def checks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits is looked after within a quarter of a second."""
+    monkeypatch.setattr(postgres_server, "_FIRST_CHECK_SECS", 0.2)
+    monkeypatch.setattr(postgres_server, "_NEXT_CHECK_SECS", 0.05)
 
 
 @pytest.fixture
@@ -140,13 +148,13 @@ def test_a_server_that_lost_a_transaction_takes_no_later_one(server, state) -> N
 
 
 class _Proxy:
-    """Stands before the server; loses the answer to a COMMIT when told to: the connection ends behind it."""
+    """Stands before the server; loses the answer to a COMMIT when asked to: then the connection ends, or stays."""
 
     def __init__(self, port: int) -> None:
         self._to = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self.loses = self.lost = False
+        self.loses = self.lost = self.stays = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -167,6 +175,9 @@ class _Proxy:
                     committing.set()
                 if not asks and committing.is_set():
                     self.loses, self.lost = False, True  # the server has committed
+                    committing.clear()
+                    if self.stays:
+                        continue
                     break
                 target.sendall(data)
         except OSError:
@@ -179,11 +190,13 @@ class _Proxy:
         self._listener.close()
 
 
-def test_a_lost_answer_of_commit_is_looked_up_and_not_repeated(server, state) -> None:
+@pytest.mark.usefixtures("checks_soon")
+@pytest.mark.parametrize("stays", [False, True], ids=["the connection ends", "the connection stays"])
+def test_a_lost_answer_of_commit_is_looked_up_and_not_repeated(server, state, stays: bool) -> None:
     proxy = _Proxy(server.port)
     through = replace(state, url=server.url.replace(str(server.port), str(proxy.port)))
     through.publish(part(1), rows("a"))
-    proxy.loses = True
+    proxy.loses, proxy.stays = True, stays
     with pytest.raises(StateAway):
         through.publish(part(2), rows("b"))
     assert proxy.lost and stored(server) == ["a", "b"]
@@ -400,6 +413,18 @@ def test_a_row_that_the_table_refuses_is_a_refusal_and_nothing_of_its_part_is_wr
     assert not isinstance(caught.value, StateAway) and stored(server) == []
     state.publish(part(1), rows("a"))
     assert stored(server) == ["a"]
+
+
+@pytest.mark.usefixtures("checks_soon")
+def test_a_server_that_is_stopped_is_away_and_a_slow_one_is_waited_for(server, state) -> None:
+    with connection_to(server.url, "a test", "no") as connection:
+        assert connection.execute("SELECT pg_sleep(1), 7").fetchone()[1] == 7
+    quick = replace(state, url=f"{server.url}?connect_timeout=2")
+    quick.publish(part(1), rows("a"))
+    with server.stopped(), pytest.raises(StateAway):
+        quick.publish(part(2), rows("b"))
+    quick.publish(part(3), rows("c"))
+    assert stored(server) == ["a", "c"]
 
 
 # --- the map

@@ -2,6 +2,9 @@
 # make check   lint, format, order of imports, dead code, types: seconds; the first thing that make test does
 # make test    the tests, 25 to 50 minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
 # make long    the tests that make test leaves out because they take long: tests/long_tests.py
+# make proof   all of the long targets below, one after the other, about ten hours; what has passed on this code is not run
+#              again; docs/proof.md is the record. SUITES="sweep fork" only these; ARGS="--minutes 40 --rotate" and others
+# make proof-status  which of them are older than the code that they cover
 # make demo    a word count that survives kill -9
 # make bench   the benchmarks
 # make matrix  every spout kind with six kinds of state under every fault, one state at a time
@@ -55,12 +58,19 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test long demo bench matrix random kills sweep simulate failover handover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
+.PHONY: check test long proof proof-status demo bench matrix random kills sweep simulate failover handover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) -m 'not long' $(PYTEST_ARGS)"
 	@$(BIN)/python -m pytest $(PYTEST) -m 'not long' $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.proof --status
+
+proof: check-java $(STAMP) $(CLASSES)
+	@$(BIN)/python -m tests.proof $(SUITES) $(ARGS)
+
+proof-status: $(STAMP)
+	@$(BIN)/python -m tests.proof --status
 
 long: check-java $(STAMP) $(CLASSES)
 	@$(BIN)/python -m pytest $(PYTEST) -m long $(PYTEST_ARGS)

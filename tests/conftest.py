@@ -36,11 +36,19 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(seed)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--share", default="1/1", help="K/N: every N-th test only, from the K-th on: tests/proof")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: left to `make long`; tests/long_tests.py lists them")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    share, shares = map(int, config.getoption("--share").split("/"))
+    left = [item for number, item in enumerate(items) if number % shares != share - 1]
+    items[:] = items[share - 1 :: shares]
+    config.hook.pytest_deselected(items=left)
     for item in items:
         if is_long(item.path.relative_to(TESTS).as_posix(), item.name):
             item.add_marker("long")

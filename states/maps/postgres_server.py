@@ -166,7 +166,7 @@ def _end_if_lost(psycopg: Any, url: str, watched: _Watched) -> None:
 
 
 def _unanswered(psycopg: Any, url: str, connection: Any) -> Any:
-    """What says that no answer will come; None if one may. Twice the same: none has come meanwhile."""
+    """Returns a sign that no answer will come, None if one may; the same sign twice: none has come meanwhile."""
     try:
         if connection is None or connection.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
             return None

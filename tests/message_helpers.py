@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from trident import RichSpout
+from trident import Backlog, RichSpout
 
 
 class Messages(RichSpout):
@@ -44,6 +44,9 @@ class Messages(RichSpout):
             if self._waiting:
                 message_id = self._waiting.popleft()
                 self.collector.emit_many(self.kept[message_id], message_id)
+
+    def backlog(self) -> Backlog:
+        return Backlog(rows=sum(len(self.kept[message_id]) for message_id in self._waiting))
 
     def ack(self, message_id: Any) -> None:
         if self.unread:

@@ -450,6 +450,20 @@ def test_a_success_is_told_between_two_looks_at_what_is_open(make, monkeypatch: 
     assert len(given) == 3 and max(given) < 9_000 < executor.backlog().rows
 
 
+def test_the_backlog_is_what_waits_at_the_spout_too_and_unknown_where_the_spout_does_not_count(make) -> None:
+    messages = {n: (n,) for n in range(100)}
+    executor = make(Messages("n int", messages.items()), max_pending_messages=10)
+    assert executor.is_ready(1) and executor.backlog().rows == 100
+    taken = len(ids(executor, begin(executor, 1)))
+    assert 0 < taken < 10 and executor.backlog().rows == 100 - taken, "some wait in the executor"
+
+    class Counts(Messages):
+        backlog = None
+
+    executor = make(Counts("n int", messages.items()), max_pending_messages=10)
+    assert executor.is_ready(1) and executor.backlog() is None
+
+
 def test_what_a_spout_gave_before_it_raised_is_taken(make) -> None:
     class Breaks(Messages):
         def next_tuple(self) -> None:

@@ -33,7 +33,7 @@ from trident.messages.ledger import Failure
 from trident.messages.replays import ReplayRequests
 from trident.messages.table import ACKED, DEAD, FAILED, Settled, settled_messages
 from trident.spark.rows import arrow_rows
-from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext
+from trident.spouts.contracts import Backlog, Emitted, Json, ReportsBacklog, SpoutContext
 from trident.spouts.executors import BeginContext
 from trident.spouts.rich import Given, Message, RichSpout, SpoutCollector, message_key
 from trident.states.core.place import Place
@@ -291,9 +291,14 @@ class MessageSpoutExecutor:
         """The spout is asked each time; replay requests are looked for at once."""
         self._requests.look_again()
 
-    def backlog(self) -> Backlog:
+    def backlog(self) -> Backlog | None:
+        """Not known unless the spout counts what it has not handed out: it may hand out so many and no more."""
+        if not isinstance(self._spout, ReportsBacklog):
+            return None
+        found = self._spout.backlog()  # without the lock: it may hang
         with self._lock:
-            return Backlog(rows=sum(int(held.counts.sum()) for held in self._waiting))
+            waiting = sum(int(held.counts.sum()) for held in self._waiting)
+        return replace(found, rows=None if found.rows is None else found.rows + waiting)
 
     def counts(self) -> tuple[int, int]:
         """Messages that were handed out so far, and those of them that are not settled: in no batch, in one, or waiting

@@ -26,6 +26,7 @@ from trident.running.standby_notes import StandbyNote
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
 from trident.running.warm_up import WarmUp
 from trident.spark.class_archive import make_later
+from trident.spouts.host import added
 from trident.states.keyed.background_compactor import VIEWS
 from trident.watching.events import (
     Advanced,
@@ -279,18 +280,16 @@ class Reporter:
     def ask_backlogs(self) -> None:
         """A thread: the spouts' hosts ask how much waits. A spout may hang here, and keeps no other thread waiting."""
         while not self.supervisor.ended.is_set():
+            began = time.monotonic()
             for group in list(self.supervisor.groups):
                 for text in group.parts.spouts.ask_backlog():
                     self.errors[group.name] = (text, time.time())
                     log.info(text)
-            self.supervisor.ended.wait(_POLL_SECS)
+            # Counting may take long: at most a tenth of the time goes to it.
+            self.supervisor.ended.wait(max(_POLL_SECS, 9 * (time.monotonic() - began)))
 
     def _backlog(self) -> dict[str, int]:
-        total: dict[str, int] = {}
-        for group in list(self.supervisor.groups):
-            for unit, count in group.parts.spouts.backlog().items():
-                total[unit] = total.get(unit, 0) + count
-        return total
+        return added([group.parts.spouts.backlog() for group in list(self.supervisor.groups)])
 
     def status(self) -> TopologyStatus:
         """Returns what the topology does now."""

@@ -60,7 +60,10 @@ class SpoutContext:
 
 @dataclass(frozen=True)
 class Backlog:
-    """The rows that a source has ready but not yet in a transaction, as far as it knows cheaply."""
+    """What a source has ready and no transaction has yet; None: not known.
+
+    A wrong number is worse than none: what would take long to count is None, and so is a part of it.
+    """
 
     rows: int | None = None
     bytes: int | None = None
@@ -128,9 +131,18 @@ class Shrinks(Protocol):
 
 @runtime_checkable
 class ReportsBacklog(Protocol):
-    """A coordinator that knows what is waiting; shown in progress and status."""
+    """A coordinator that knows what is waiting; shown in progress and status.
 
-    def backlog(self) -> Backlog: ...
+    A BatchSpout and a RichSpout may have it too, and so may the coordinator of a spout in partitions.
+    """
+
+    def backlog(self) -> Backlog:
+        """Looks at the source itself, and does not go by what the last ``is_ready`` saw.
+
+        While as many transactions are in flight as may be, which is when there is a backlog, ``is_ready`` is not
+        called. It is called twice a second from a thread of its own, less often where it takes long; what it raises is
+        shown, and the backlog is unknown then.
+        """
 
 
 @runtime_checkable

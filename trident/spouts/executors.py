@@ -236,6 +236,9 @@ class _BatchSpoutCoordinator:
     def is_ready(self, txid: int) -> bool:
         return self._ready(txid) if self._ready is not None else True
 
+    def backlog(self) -> Backlog | None:
+        return self._spout.backlog() if isinstance(self._spout, ReportsBacklog) else None
+
     def success(self, txid: int) -> None:
         self._spout.ack(txid)
 

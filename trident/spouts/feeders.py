@@ -152,6 +152,10 @@ class FeederBatchSpout(_Feeder):
                 self._of_txid[txid] = self._queue.popleft()
             return self._of_txid.get(txid) is not None
 
+    def backlog(self) -> Backlog:
+        with self._lock:
+            return Backlog(rows=sum(len(fed.rows) for fed in self._queue))
+
     def emit_batch(self, txid: int) -> Emitted:
         with self._lock:
             if txid not in self._of_txid:

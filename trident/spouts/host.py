@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trident.coordinators.errors import Halted
@@ -29,7 +29,7 @@ class TridentSpoutHost:
 
     def __init__(self, executors: Mapping[str, SpoutExecutor]) -> None:
         self.executors = executors
-        self._backlog: dict[str, Any] = {}
+        self._backlog: dict[str, int] = {}
         self._backlog_errors: dict[str, str] = {}
         self._asking, self._closed = threading.Lock(), threading.Event()
 
@@ -95,8 +95,11 @@ class TridentSpoutHost:
         counts = [executor.counts() for executor in self.executors.values() if hasattr(executor, "counts")]
         return sum(taken for taken, _ in counts), sum(unsettled for _, unsettled in counts)
 
-    def backlog(self) -> dict[str, Any]:
-        """Rows, bytes and files waiting, over all streams that know, as :meth:`ask_backlog` found them last."""
+    def backlog(self) -> dict[str, int]:
+        """Rows, bytes and files waiting, over all streams, as :meth:`ask_backlog` found them last.
+
+        A unit that a stream does not know is not there: the others' sum would be too small, and perhaps 0.
+        """
         return dict(self._backlog)
 
     def ask_backlog(self) -> list[str]:
@@ -107,19 +110,19 @@ class TridentSpoutHost:
         Returns:
             what failed and had not failed before, in words.
         """
-        total: dict[str, int] = {}
+        found: list[Mapping[str, int]] = []
         failed = {}
         for tx_id, executor in self.executors.items():
             with self._asking:
                 if self._closed.is_set():
                     return []
                 try:
-                    for unit, count in _counts(executor.backlog()):
-                        total[unit] = total.get(unit, 0) + count
+                    found.append(_counts(executor.backlog()))
                 except Exception as error:
+                    found.append({})
                     failed[tx_id] = f"the backlog of stream {tx_id!r} is not known: {type(error).__name__}: {error}"
         new = [text for tx_id, text in failed.items() if tx_id not in self._backlog_errors]
-        self._backlog, self._backlog_errors = total, failed
+        self._backlog, self._backlog_errors = added(found), failed
         return new
 
     def close(self) -> None:
@@ -139,11 +142,17 @@ def close_all(executors: Mapping[str, SpoutExecutor]) -> None:
             log.warning("closing the spout of stream %s raised: %s: %s", tx_id, type(error).__name__, error)
 
 
-def _counts(backlog: Any) -> Iterable[tuple[str, int]]:
+def _counts(backlog: Any) -> dict[str, int]:
     """The units that a spout knows, as numbers."""
     if backlog is None:
-        return []
-    return [(unit, int(count)) for unit, count in vars(backlog).items() if count is not None]
+        return {}
+    return {unit: int(count) for unit, count in vars(backlog).items() if count is not None}
+
+
+def added(backlogs: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of each unit that all of them have: of one that is not known everywhere no sum is known."""
+    units = [unit for unit in (backlogs[0] if backlogs else ()) if all(unit in one for one in backlogs)]
+    return {unit: sum(one[unit] for one in backlogs) for unit in units}
 
 
 class RecoverySpouts:

@@ -146,7 +146,10 @@ class RichSpout:
     spout of another process after a crash, with the same id.
 
     A spout with ``ack_many(ids)`` is told so, instead of with ``ack``, where
-    several messages end at once, as those of a transaction do.
+    several messages end at once, as those of a transaction do. One with
+    ``backlog()`` says how many messages it has that it has not emitted
+    (``Backlog(rows=n)``), from another thread than the other calls; without it
+    the backlog of the stream is unknown.
 
     Attributes:
         fields: the fields of its tuples, ``"line string, n long"`` or a StructType.

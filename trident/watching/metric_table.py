@@ -203,9 +203,21 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         ),
     ),
     "Sources": (
-        Metric("trident_backlog_rows", "gauge", "", _GROUP, "Rows that wait at the sources.", reads.backlog("rows")),
-        Metric("trident_backlog_bytes", "gauge", BYTES, _GROUP, "Bytes that wait there.", reads.backlog("bytes")),
-        Metric("trident_backlog_files", "gauge", "", _GROUP, "Files that wait there.", reads.backlog("files")),
+        Metric(
+            "trident_backlog_rows",
+            "gauge",
+            "",
+            _GROUP,
+            "Rows that wait at the sources; absent where one of them does not know. Of text, CSV and JSON files they"
+            " are estimated from bytes.",
+            reads.backlog("rows"),
+        ),
+        Metric(
+            "trident_backlog_bytes", "gauge", BYTES, _GROUP, "Bytes that wait there; or absent.", reads.backlog("bytes")
+        ),
+        Metric(
+            "trident_backlog_files", "gauge", "", _GROUP, "Files that wait there; or absent.", reads.backlog("files")
+        ),
         Metric(
             "trident_backlog_age_seconds",
             "gauge",

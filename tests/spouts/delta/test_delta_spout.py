@@ -16,7 +16,7 @@ from tests import source_helpers
 from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
-from trident.spouts.contracts import Refreshes, ReportsBacklog, Resumes, Shrinks, SpoutContext, TridentSpout
+from trident.spouts.contracts import Backlog, Refreshes, ReportsBacklog, Resumes, Shrinks, SpoutContext, TridentSpout
 from trident.spouts.delta import log as delta_changes
 from trident.spouts.delta.coordinator import Range
 from trident.spouts.delta.log import DeltaChanges, differences
@@ -137,8 +137,8 @@ def test_batches_are_cut_by_files_and_are_the_same_for_a_fresh_process(spark, tm
         assert isinstance(run.coordinator, part)
     run.begin_all()
     expected += table.add(4, 5, 6, 7, files=4) + table.add(8) + table.add(9)
+    assert run.coordinator.backlog() == Backlog(6, run.coordinator.backlog().bytes, 6), "is_ready was not called"
     assert run.coordinator.is_ready(max(run.pins) + 1)
-    assert run.coordinator.backlog().files == 6 and run.coordinator.backlog().rows == 6
     run.begin_all()
     before = {txid: run.rows(txid) for txid in run.pins}
     assert sum(before.values(), Counter()) == expected

@@ -345,6 +345,29 @@ def test_the_backlog_counts_what_no_transaction_has(inputs, new_run):
     assert vars(run.coordinator.backlog()) == {"rows": 0, "bytes": 0, "files": 0}
 
 
+def test_the_backlog_has_what_came_while_nobody_asked_for_a_transaction(inputs, new_run):
+    put(inputs, "a", numbered(10))
+    run = new_run(inputs, poll_interval_secs=0)
+    run.begin_all()
+    # As many transactions are in flight as may be: is_ready is not called.
+    put(inputs, "b", numbered(100))
+    put(inputs, "c", numbered(100))
+    assert vars(run.coordinator.backlog()) == {"rows": 200, "bytes": 2200, "files": 2}
+    run.begin_all()
+    assert sorted(run.rows(2)) == sorted(2 * numbered(100).split("\n")[:-1]), "they are in the ledger once"
+
+
+def test_rows_are_unknown_before_a_sample_and_all_is_while_the_folder_cannot_be_listed(inputs, new_run):
+    put(inputs, "a", numbered(10))
+    run = new_run(inputs, poll_interval_secs=1_000)
+    assert vars(run.coordinator.backlog()) == {"rows": None, "bytes": 110, "files": 1}
+    inputs.rename(inputs.with_name("away"))
+    run.coordinator.refresh()
+    for ask in (run.coordinator.backlog, run.ready):  # whichever thread has looked, both are told
+        with pytest.raises(SourceError, match="does not exist"):
+            ask()
+
+
 def test_after_a_restart_with_nothing_new_it_is_not_ready_once_resumed(inputs, new_run):
     put(inputs, "a", numbered(10))
     run = new_run(inputs)

@@ -278,6 +278,19 @@ class Hanging(Told):
         return super().look(topics, pattern)
 
 
+def test_the_backlog_is_asked_for_and_unknown_where_an_answer_is_missing() -> None:
+    found = Told(8, 8)
+    stream = told(found)
+    assert stream.backlog().rows is None, "it is not known where the stream begins"
+    stream.initialize_transaction(1, None, None)
+    found.end = [12, 10]
+    assert stream.backlog().rows == 6, "is_ready was not called"
+    found.end = [20, None]
+    assert stream.backlog().rows is None, "a leader is away"
+    found.end = [20, 10, 5]
+    assert stream.backlog().rows is None, "where a new partition begins is not known"
+
+
 @pytest.mark.parametrize("asks", ["is_ready", "begin"])
 def test_what_needs_no_broker_does_not_wait_for_one(asks: str) -> None:
     found = Hanging(8)

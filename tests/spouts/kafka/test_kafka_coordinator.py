@@ -56,7 +56,8 @@ def test_the_earliest_messages_come_first_and_the_metadata_says_where_to_go_on(k
     second = coordinate(topic, max_rows=10, min_rows=10)
     second.resume(1, one)
     assert second.initialize_transaction(1, None, one) == one
-    assert second.is_ready(2) and second.backlog().rows == 30
+    assert second.backlog().rows == 30, "is_ready was not called"
+    assert second.is_ready(2)
     two = second.initialize_transaction(2, one, None)
     assert ranges(two) == [(topic, 1, 7, 17)] and two["rows_estimate"] == 10
     assert ranges(second.shrink_transaction(2, one, two)) == [(topic, 1, 7, 12)]

@@ -93,6 +93,7 @@ def test_what_fails_comes_again_before_what_is_new_with_its_id():
     assert is_rich_spout(spout) and spout.output_schema.fieldNames() == ["message"]
     assert emitted(spout, 3) == [(made, ("a",)), ("of mine", ("b",)), (["x", 1], ("b",))]
     assert (len(queue), queue.pending, queue.deliveries(made), queue.deliveries(7)) == (4, 3, 1, 0)
+    assert spout.backlog().rows == 1
     spout.fail(["x", 1])
     spout.fail(made)
     spout.fail(made)
@@ -384,7 +385,7 @@ def test_what_is_acknowledged_while_it_waits_here_a_second_time_is_not_emitted(q
 def test_what_was_fetched_and_not_emitted_is_not_emitted_when_its_time_is_over(queue):
     made = queue.put_many(range(10))
     slow = spout_on(queue, "slow", redeliver_after_secs=0.4, prefetch=10)
-    assert ids(emitted(slow, 1)) == made[:1] and queue.pending == 10
+    assert ids(emitted(slow, 1)) == made[:1] and queue.pending == 10 and slow.backlog().rows == 9
     other = spout_on(queue, "other", prefetch=4)
     assert emitted(other) == []
     time.sleep(0.55)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -109,6 +109,7 @@ class DeltaCoordinator(BatchCoordinator):
         self._fresh: Range | None = None
         self._sizes: tuple[int, list[AddedFile]] | None = None  # of the version read as a whole
         self._together = _TOGETHER_BYTES
+        self._counted: dict[int, Backlog] = {}  # what each version has that waits
         self._barren = (Place(-1, 0), 0)  # from that place on there are no files before that version
         self._next_look = 0.0
         self._look_again = False
@@ -211,15 +212,31 @@ class DeltaCoordinator(BatchCoordinator):
             yield from found
 
     def backlog(self) -> Backlog:
-        waiting: list[AddedFile] = []
+        """All that waits; not known until all versions were read, of which each call reads some.
+
+        It looks at the log itself: while as many transactions are in flight as may be, is_ready is not called.
+
+        Raises:
+            SourceError: the table, or a version that waits, cannot be read.
+        """
         with self._lock:
-            try:
-                waiting.extend(self._waiting(self._planned[max(self._planned)] if self._planned else self._first()))
-            except SourceError:  # shown where it fails an attempt
-                pass
-        known = [file.rows for file in waiting if file.rows is not None]
-        rows = sum(known) if len(known) == len(waiting) else None
-        return Backlog(rows, sum(file.size for file in waiting), len(waiting))
+            self._look()
+            after = self._planned[max(self._planned)] if self._planned else self._first()
+            version, file = after.end
+            self._counted = {one: counted for one, counted in self._counted.items() if one > version}
+            unread = [one for one in range(version + 1, self._newest + 1) if one not in self._counted]
+            for one in unread[:_AHEAD_VERSIONS]:
+                self._counted[one] = _totals(self._files(one, after.snapshot))
+            if len(unread) > _AHEAD_VERSIONS:
+                return Backlog()
+            first = self._files(version, after.snapshot)[file:] if version <= self._newest else []
+            counted = [_totals(first), *self._counted.values()]
+        rows = [one.rows for one in counted if one.rows is not None]
+        return Backlog(
+            sum(rows) if len(rows) == len(counted) else None,
+            sum(one.bytes or 0 for one in counted),
+            None if self._spout.changes else sum(one.files or 0 for one in counted),
+        )
 
     # --- planning -----------------------------------------------------------------------------
 
@@ -330,6 +347,11 @@ class DeltaCoordinator(BatchCoordinator):
             planned = self._planned_at.pop(txid, None)
             if planned is not None:
                 self._adaptive.succeeded(time.monotonic() - planned)
+
+
+def _totals(files: Sequence[AddedFile]) -> Backlog:
+    rows = [file.rows for file in files if file.rows is not None]
+    return Backlog(sum(rows) if len(rows) == len(files) else None, sum(file.size for file in files), len(files))
 
 
 def check_same(found: str, expected: str, table: str) -> None:

@@ -7,6 +7,7 @@ range is turned into rows by `reading.py`; how long it is, `batch_size.py` says.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from os import PathLike
@@ -186,6 +187,8 @@ class FileCoordinator(BatchCoordinator):
         self._row_bytes: float | None = 1.0 if self._exact else None
         self._next_look = 0.0
         self._look_again = False  # asked for by refresh(), perhaps while a look was under way
+        self._look_failure: Exception | None = None  # of the newest look
+        self._lock = threading.RLock()  # another thread measures the backlog
         self._ends: dict[int, Position] = {}
         self._planned_at: dict[int, float] = {}
 
@@ -207,63 +210,86 @@ class FileCoordinator(BatchCoordinator):
         self._look_again = True
 
     def is_ready(self, txid: int) -> bool:
-        self._look()
-        # Unknown only after a restart: then the metadata of txid - 1 comes with initialize_transaction.
-        return length_after(self._book, self._ends.get(txid - 1, START)) > 0
+        with self._lock:
+            self._look()
+            # Unknown only after a restart: then the metadata of txid - 1 comes with initialize_transaction.
+            return length_after(self._book, self._ends.get(txid - 1, START)) > 0
 
     def _look(self) -> None:
-        """Puts new files into the ledger, at most every poll_interval_secs."""
+        """Puts new files into the ledger, at most every poll_interval_secs.
+
+        Raises:
+            SourceError: the newest look has failed. Both threads that look are told so until the next look.
+        """
         started = time.monotonic()
-        if started < self._next_look and not self._look_again:
-            return
-        self._look_again = False  # before the look: a refresh() during it asks for another
-        try:
-            found = self._listing.new_files(self._book.numbers)
-            if self._exact:
-                found = [file._replace(rows=count_rows(file.path)) for file in found]
-            for file in found:
-                check_readable(file.path, self._spout.row_format)
-            if found:
-                self._ledger.append(found)
-        finally:
+        if started >= self._next_look or self._look_again:
+            self._look_again = False  # before the look: a refresh() during it asks for another
+            try:
+                self._look_now()
+                self._look_failure = None
+            except Exception as error:
+                self._look_failure = error
             ended = time.monotonic()
             pause = self._spout.poll_interval_secs
             # A folder so large that looking takes long is looked at less often.
             self._next_look = ended + max(pause, 10 * (ended - started)) if pause else ended
+        if self._look_failure is not None:
+            raise self._look_failure
+
+    def _look_now(self) -> None:
+        found = self._listing.new_files(self._book.numbers)
+        if self._exact:
+            found = [file._replace(rows=count_rows(file.path)) for file in found]
+        for file in found:
+            check_readable(file.path, self._spout.row_format)
+        if found:
+            self._ledger.append(found)
 
     def backlog(self) -> Backlog:
-        position = self._ends[max(self._ends)] if self._ends else START
-        length = length_after(self._book, position)
-        waiting = [e for e in self._book.entries[position.number - 1 :] if e.number not in self._book.skipped]
+        """What waits; the rows of text, CSV and JSON are estimated from bytes, once there was a sample.
+
+        It looks at the folder itself: while as many transactions are in flight as may be, is_ready is not called.
+
+        Raises:
+            SourceError: the newest look has failed.
+        """
+        with self._lock:
+            self._look()
+            position = self._ends[max(self._ends)] if self._ends else START
+            length = length_after(self._book, position)
+            waiting = [e for e in self._book.entries[position.number - 1 :] if e.number not in self._book.skipped]
         if self._exact:
             inside = position.offset / max(1, waiting[0].length) * waiting[0].size if waiting and position.offset else 0
             return Backlog(length, int(sum(entry.size for entry in waiting) - inside), len(waiting))
-        return Backlog(int(length / (self._row_bytes or 100.0)), length, len(waiting))
+        rows = 0 if not length else None if self._row_bytes is None else int(length / self._row_bytes)
+        return Backlog(rows, length, len(waiting))
 
     # --- planning ---------------------------------------------------------------------------
 
     def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        if curr_metadata is not None:
-            self._remember(txid, read_position(curr_metadata, "to"))
-            return curr_metadata
-        start = START if prev_metadata is None else read_position(prev_metadata, "to")
-        if prev_metadata is not None:
-            _check_known(self._ledger, prev_metadata)
-        row_bytes = self._sample(start)
-        rows = self._adaptive.next_size(max(1, int(length_after(self._book, start) / row_bytes)))
-        return self._plan(txid, start, rows)
+        with self._lock:
+            if curr_metadata is not None:
+                self._remember(txid, read_position(curr_metadata, "to"))
+                return curr_metadata
+            start = START if prev_metadata is None else read_position(prev_metadata, "to")
+            if prev_metadata is not None:
+                _check_known(self._ledger, prev_metadata)
+            row_bytes = self._sample(start)
+            rows = self._adaptive.next_size(max(1, int(length_after(self._book, start) / row_bytes)))
+            return self._plan(txid, start, rows)
 
     def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
         """About half of what timed out; a batch of one row or one compressed file stays as it is."""
-        start, end = read_position(curr_metadata, "from"), read_position(curr_metadata, "to")
-        _check_known(self._ledger, curr_metadata)
-        length = sum(part.end - part.begin for part in ranges(self._book, start, end))
-        rows = self._adaptive.timed_out(max(1, int(length / self._sample(start))))
-        metadata = self._plan(txid, start, rows)
-        if read_position(metadata, "to") > end:  # estimates may differ by now; a retry never grows
-            self._remember(txid, end)
-            return curr_metadata
-        return metadata
+        with self._lock:
+            start, end = read_position(curr_metadata, "from"), read_position(curr_metadata, "to")
+            _check_known(self._ledger, curr_metadata)
+            length = sum(part.end - part.begin for part in ranges(self._book, start, end))
+            rows = self._adaptive.timed_out(max(1, int(length / self._sample(start))))
+            metadata = self._plan(txid, start, rows)
+            if read_position(metadata, "to") > end:  # estimates may differ by now; a retry never grows
+                self._remember(txid, end)
+                return curr_metadata
+            return metadata
 
     def _plan(self, txid: int, start: Position, rows: int) -> Json:
         row_bytes = self._row_bytes or 1.0

@@ -76,8 +76,9 @@ class KafkaCoordinator(BatchCoordinator):
         self._fresh: Batch | None = None  # where the stream begins, until its first batch is pinned
         self._looks = Looks(cluster, spout.topics, spout.pattern, spout.poll_interval_secs)
         self._must_know = False  # asked for by refresh(): "nothing waits" is an answer of all partitions
-        # Held while brokers are asked, which may take seconds: by threads that cannot go on without the answer.
-        # A replay, an end and the backlog need none: they take _lock alone, which is held for no wait.
+        # Held while brokers are asked, which may take seconds: by threads that cannot go on without the answer, and by
+        # the one that measures the backlog, unless another asks already. A replay and an end need no answer: they take
+        # _lock alone, which is held for no wait.
         self._asking = threading.RLock()
         self._lock = threading.RLock()  # the batches; taken behind _asking, never before it
 
@@ -155,11 +156,26 @@ class KafkaCoordinator(BatchCoordinator):
         return waiting(known, ends) + new + len(self._lost) + (self._wrong(known, look) is not None)
 
     def backlog(self) -> Backlog:
+        """Offsets that wait; not known where a leader is away, or until a batch says where a new partition begins.
+
+        It asks the cluster itself: while as many transactions are in flight as may be, is_ready is not called.
+
+        Raises:
+            SourceError: the cluster cannot be asked.
+        """
+        if self._asking.acquire(blocking=False):  # else another thread is asking, and there will be an answer soon
+            try:
+                self._looks.newest()
+            finally:
+                self._asking.release()
         with self._lock:
             after, look = self._planned[max(self._planned)] if self._planned else self._fresh, self._looks.seen
             if look is None or after is None:
                 return Backlog()
-            return Backlog(rows=waiting(after, ends_of(look)))
+            known = after.without(self._spout.forget)
+            if any(end is None for one in look for end in one.ends) or new_partitions(known, look):
+                return Backlog()
+            return Backlog(rows=waiting(known, ends_of(look)))
 
     # --- planning -----------------------------------------------------------------------------
 

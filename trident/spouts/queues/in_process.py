@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from trident.coordinators.errors import ConfigError, SourceError, TridentError
+from trident.spouts.contracts import Backlog
 from trident.spouts.rich import RichSpout, message_key
 
 
@@ -222,6 +223,9 @@ class InProcessQueueSpout(RichSpout):
         delivery = self.queue.take()
         if delivery is not None:
             self.collector.emit(delivery.value, delivery.id)
+
+    def backlog(self) -> Backlog:
+        return Backlog(rows=len(self.queue) - self.queue.pending)
 
     def ack(self, message_id: Any) -> None:
         self.queue.acknowledge(message_id)

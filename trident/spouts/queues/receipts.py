@@ -53,6 +53,7 @@ a decision that was not finished, so its messages come again.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Union
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 MAX_MESSAGES = "max_messages"
-_BACKLOG_COUNTED_MAX = 100_000
 
 
 class TakenMessage(Protocol):
@@ -218,8 +218,7 @@ class _Intake(Intake[_Taken]):
         return self._consumer.ready(more_than + 1) > more_than
 
     def backlog(self) -> Backlog:
-        """Counts no further than 100,000."""
-        return Backlog(rows=self._consumer.ready(_BACKLOG_COUNTED_MAX))
+        return Backlog(rows=self._consumer.ready(sys.maxsize))
 
     # --- for the emitter ------------------------------------------------------------------------
 

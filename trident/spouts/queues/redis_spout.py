@@ -15,6 +15,7 @@ from typing import Any
 
 from trident.coordinators.errors import ConfigError, SourceError, TopologyError
 from trident.spouts import arguments as spout_arguments
+from trident.spouts.contracts import Backlog
 from trident.spouts.queues.redis import REDELIVER_AFTER_SECS, RedisListQueue, Taken, new_owner
 from trident.spouts.rich import RichSpout
 from trident.states.core.host_bound import is_this_host
@@ -146,6 +147,14 @@ class RedisListSpout(RichSpout):
             self._fetch()
         if self._fetched:
             self._emit(self._fetched.popitem(last=False)[1])
+
+    def backlog(self) -> Backlog:
+        """Messages that no consumer has taken, and those taken here that are not emitted yet; asks the server.
+
+        Raises:
+            SourceError: the server does not answer or refuses.
+        """
+        return Backlog(rows=len(self.queue) - self.queue.pending + len(self._fetched))
 
     def ack(self, message_id: str) -> None:
         """Removes the message from the server.

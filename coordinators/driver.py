@@ -61,6 +61,8 @@ log = logging.getLogger("trident.coordinator")
 _NEVER: Any = object()
 # How often a spout is told of a success before it is left to the next start.
 _SUCCESS_TRIES = 3
+# A spout that raises the same whenever it is asked is reported so often, and logged once.
+_REPORT_AGAIN_SECS = 1.0
 # Of a transaction's failures so many are kept with its manifest.
 _FAILURES_KEPT = 8
 SPOUT_COMMIT = faults.register("spout.commit", "telling a committer spout that its batch is published")
@@ -132,8 +134,10 @@ class GroupDriver:
         self.last_error_at = 0.0  # seconds since the epoch
         self._failures: dict[int, BaseException] = {}  # txid -> its last failure
         self._failed: dict[int, tuple[FailedAttempt, ...]] = {}  # txid -> its last failures
+        self._alike: dict[int, tuple[str, int]] = {}  # txid -> its last failure as text, and how often it came in a row
         # Since when the spouts raise whenever they are asked whether they have something, and what; None: they do not.
         self.unready: tuple[float, Exception] | None = None
+        self._unready_reported_at = 0.0
         name = f"trident-{store.group}"
         self._begin_pool = threads.pool(1, f"{name}-begin")
         self._batch_pool = threads.pool(max(1, 2 * limits.max_spout_pending), f"{name}-batch")
@@ -327,8 +331,7 @@ class GroupDriver:
         except Exception as error:
             if self._ends_driver(error):
                 return
-            self.unready = (self.unready[0] if self.unready else asked, error)
-            self._record_failure(None, error)
+            self._record_unready(error, asked)
             ready = False
         else:
             self.unready = None
@@ -424,6 +427,17 @@ class GroupDriver:
                 txid: failure for txid, failure in self._failures.items() if txid >= self._state.current
             } | {attempt.txid: meaning}
             self._failed = self._failed_with(attempt, meaning)
+            times = self._times_alike(attempt, meaning)
+            if times == 1:
+                log.warning("attempt %s of %s/%s failed: %s", attempt, self._store.topology, self._store.group, meaning)
+            else:
+                log.info(
+                    "attempt %s of %s/%s failed the same way: %d times in a row",
+                    attempt,
+                    self._store.topology,
+                    self._store.group,
+                    times,
+                )
             self._record_failure(attempt, meaning)
         # A batch that did not fit into memory is tried smaller, like one that did not fit into its time.
         smaller = isinstance(meaning, (BatchTimeout, BatchOutOfMemory))
@@ -436,12 +450,30 @@ class GroupDriver:
         found[attempt.txid] = (*found.get(attempt.txid, ()), one)[-_FAILURES_KEPT:]
         return found
 
-    def _record_failure(self, attempt: TransactionAttempt | None, error: BaseException) -> None:
-        error = self._explain(error)
+    def _times_alike(self, attempt: TransactionAttempt, error: BaseException) -> int:
+        """How often in a row a transaction has failed with one text; the attempt that it names does not count."""
+        text = str(error).replace(str(attempt), "")
+        self._alike = {txid: alike for txid, alike in self._alike.items() if txid >= self._state.current}
+        before, times = self._alike.get(attempt.txid, ("", 0))
+        times = times + 1 if text == before else 1
+        self._alike[attempt.txid] = (text, times)
+        return times
+
+    def _record_unready(self, raised: Exception, asked: float) -> None:
+        """The spouts have raised when they were asked for something, which they are ten times a second."""
+        error = self._explain(raised)
+        before, self.unready = self.unready, (self.unready[0] if self.unready else asked, raised)
+        if before is None or str(self._explain(before[1])) != str(error):
+            store = self._store
+            log.warning("the spouts of %s/%s cannot say what waits: %s", store.topology, store.group, error)
+        elif asked - self._unready_reported_at < _REPORT_AGAIN_SECS:
+            return
+        self._unready_reported_at = asked
+        self._record_failure(TransactionAttempt(self._state.next_txid, -1), error)
+
+    def _record_failure(self, attempt: TransactionAttempt, error: BaseException) -> None:
         self.last_error, self.last_error_at = error, self._threads.wall_time()
-        store = self._store
-        log.warning("attempt %s of %s/%s failed: %s", attempt, store.topology, store.group, error)
-        self._observer.failed(attempt or TransactionAttempt(self._state.next_txid, -1), error)
+        self._observer.failed(attempt, error)
 
     # --- committing: one thread, one attempt at a time ---------------------------------------
 

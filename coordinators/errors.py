@@ -147,7 +147,14 @@ class StoreUnreachable(StoreProblem):
 
 
 class SourceError(TridentError):
-    """The data of a source is missing, unreadable or not what was pinned."""
+    """The data of a source is missing, unreadable or not what was pinned.
+
+    Attributes:
+        fingerprint: of data that cannot be used as it is, and is the same whenever it is read: as of a BatchError. A
+            spout of your own may set it. None: it may pass next time.
+    """
+
+    fingerprint: str | None = None
 
 
 class MessagesExpired(SourceError):

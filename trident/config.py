@@ -89,7 +89,7 @@ class TridentConfig(Settings):
         8,
         whole(1),
         "Failures of one transaction, since the coordinator started, after which the topology stops; after three in a "
-        "row that are the same failure of user code for the same row, it stops then.",
+        "row that are the same failure of user code or of a source's data, for the same row, it stops then.",
         unit="attempts",
     )
     message_timeout_secs: float | None = _setting(

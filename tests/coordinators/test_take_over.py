@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.zk_fixtures import eventually
 from trident.coordinators.driver import GroupDriver
-from trident.coordinators.errors import OutcomeUnknown, SessionEnded
+from trident.coordinators.errors import OutcomeUnknown, SessionEnded, SourceError
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.master import Limits, Mode
@@ -95,6 +96,38 @@ def test_at_a_first_start_nothing_waits(zk: Any) -> None:
     around.goes_on.set()
     driver.stop()
     assert driver.wait(10)
+    driver.close()
+
+
+def test_a_failure_that_comes_again_is_a_warning_once_and_data_at_fault_stops_after_three(zk: Any, caplog: Any) -> None:
+    """So is that of a spout that raises whenever it is asked, ten times a second."""
+
+    class Poisoned(Surroundings):
+        asked = 0
+
+        def is_ready(self, txid: int) -> bool:
+            self.asked += 1
+            if self.asked <= 3:
+                raise SourceError("the folder is away")
+            return super().is_ready(txid)
+
+        def process(self, attempt: TransactionAttempt, *_: Any) -> ProcessedBatch:
+            error = SourceError(f"a row of attempt {attempt} cannot be parsed")
+            error.fingerprint = "the row"
+            raise error
+
+    caplog.set_level(logging.INFO, "trident.coordinator")
+    driver = driver_of(zk, GroupRecord("life", 1), Poisoned(1))
+    driver.start()
+    assert driver.wait(30) and driver.state.mode is Mode.GAVE_UP
+    assert "fails the same way each time (3 times in a row): a row of attempt 1:2 cannot" in str(driver.error)
+    of_first = [one for one in caplog.records if "attempt" not in one.getMessage() or " 1:" in one.getMessage()]
+    assert [(one.levelname, one.getMessage()) for one in of_first] == [
+        ("WARNING", "the spouts of taken/lines cannot say what waits: the folder is away"),
+        ("WARNING", "attempt 1:0 of taken/lines failed: a row of attempt 1:0 cannot be parsed"),
+        ("INFO", "attempt 1:1 of taken/lines failed the same way: 2 times in a row"),
+        ("INFO", "attempt 1:2 of taken/lines failed the same way: 3 times in a row"),
+    ]
     driver.close()
 
 

@@ -125,7 +125,7 @@ def test_a_backlog_that_fails_is_said_once_and_is_not_asked_after_close(start: S
     query = start.run(topology(failing, other))
     said = "the backlog of stream 's0' is not known: ValueError: a hook's own error"
     assert eventually(lambda: any(g["last_error"] == said for g in query.status["groups"]))
-    assert all(group["backlog"] == {} for group in query.status["groups"]), "the other's alone is not that of the group"
+    assert eventually(lambda: any(g["backlog"] == {"rows": 7} for g in query.status["groups"])), "the other's is shown"
     query._reporter.errors.clear()
     asked = len(failing.calls)
     assert eventually(lambda: len(failing.calls) > asked + 2) and not query._reporter.errors, (

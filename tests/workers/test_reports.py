@@ -71,5 +71,8 @@ def test_each_kind_becomes_its_own_error():
     assert translate_failure(of_source, "5:0") is of_source and source_failure(ValueError(marked(REPORT))) is None
     found = source_failure(of_source)
     assert isinstance(found, SourceError) and (found.found, found.expected, found.action) == ("x", None, "y")
+    assert found.fingerprint is None
+    of_data = source_failure(ValueError(str(SourceFailure("not a row", found="x", repeats=True))))
+    assert of_data is not None and of_data.fingerprint == str(of_data)
     known = SourceError("known")
     assert source_failure(caused(RuntimeError(), known)) is known

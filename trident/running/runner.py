@@ -166,7 +166,7 @@ class SparkBatchRunner:
             translated = source_failure(error) or translate_failure(error, attempt)
             if translated is error:
                 translated = expression_failure(error, attempt) or error
-            if not self._repeats and isinstance(translated, BatchError):
+            if not self._repeats and isinstance(translated, (BatchError, SourceError)):
                 translated.fingerprint = None
             if translated is error:
                 raise
@@ -201,7 +201,11 @@ class SparkBatchRunner:
                     found="Emitted.table_rows",
                     expected="a spout with `table` and `table_schema` (OwnsTable)",
                 )
-            given = self._input(emitted, self._schemas[tx_id])
+            try:
+                given = self._input(emitted, self._schemas[tx_id])
+            except SourceError as error:
+                error.fingerprint = str(error)  # rows that do not fit the spout's schema
+                raise
             counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
             if (
                 spout_kind(spout) is not SpoutKind.TRANSACTIONAL

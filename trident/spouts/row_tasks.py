@@ -11,6 +11,7 @@ from pyspark import cloudpickle
 
 from trident.coordinators.causes import first_line
 from trident.spouts.files.tasks import SourceFailure
+from trident.workers.failures import may_pass
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,7 +68,9 @@ def arrow_batches(make: Callable[[], Any], schema: "StructType", what: str) -> I
         raise
     except Exception as error:  # PySpark's and Arrow's, of many types
         raise SourceFailure(
-            f"the rows of {what} do not fit its schema: {first_line(error)}", expected=schema.simpleString()[:500]
+            f"the rows of {what} do not fit its schema: {first_line(error)}",
+            expected=schema.simpleString()[:500],
+            repeats=True,
         ) from error
 
 
@@ -85,7 +88,8 @@ def _read(make: Callable[[], Any], what: str) -> Iterator[Any]:
     except GeneratorExit:
         raise
     except Exception as error:
-        raise SourceFailure(f"{what} raised {type(error).__name__}: {first_line(error)}") from error
+        said = f"{what} raised {type(error).__name__}: {first_line(error)}"
+        raise SourceFailure(said, repeats=not may_pass(error)) from error
 
 
 class _Named:

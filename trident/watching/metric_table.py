@@ -189,7 +189,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
             "",
             _GROUP,
             "The most failures of a transaction that has not advanced. The topology stops at `max_attempts`, and at"
-            " three in a row that are the same failure of a user's function.",
+            " three in a row that are the same failure of a user's function or of a source's data.",
             reads.failures,
         ),
         Metric(

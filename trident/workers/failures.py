@@ -61,7 +61,7 @@ def fail(label: Label, error: BaseException, row: Mapping[str, Any], *, place: s
         "error": _text(error) if not isinstance(error, WrongValue) else str(error),
         "place": place or f"for the row {describe_row(row)}",
         "frames": "" if isinstance(error, WrongValue) else _own_frames(error, label.location),
-        "may_pass": _may_pass(error),
+        "may_pass": may_pass(error),
         **wrong,
     }
     raise UserCodeFailed(f"{report['operation']} at {report['location']}: {report['error']} {marked(report)}")
@@ -114,7 +114,7 @@ _FRAMES_MAX = 10
 _TEXT_MAX = 200
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Tells whether the same rows may be taken another time: something outside was asked, and it did not answer.
 
     That is what an OSError says, or the own error class of a library, installed or Python's own (a database's, a

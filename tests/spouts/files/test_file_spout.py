@@ -892,6 +892,7 @@ def test_a_malformed_row_fails_the_batch_and_names_its_file(
     error = source_failure(caught.value)
     assert isinstance(error, SourceError), caught.value
     assert shown in str(error) and "wrong" in str(error) and "mode=" in str(error), error
+    assert error.fingerprint == str(error), "another attempt would fail the same way"
 
 
 def test_malformed_rows_count_even_when_the_query_does_not_use_their_fields(inputs, new_run):

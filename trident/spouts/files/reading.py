@@ -162,6 +162,7 @@ class FileReader:
         what = F.to_json(
             F.struct(
                 F.lit(SOURCE).alias("kind"),
+                F.lit(True).alias("repeats"),
                 F.concat(F.lit(f"a row of {self._format.name} cannot be parsed, in "), "file").alias("message"),
                 F.substring("value", 1, 200).alias("found"),
                 F.lit(f"a row of {self._format.schema.simpleString()}"[:500]).alias("expected"),

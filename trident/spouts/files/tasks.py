@@ -43,7 +43,8 @@ class SourceFailure(Exception):
     """A failure on a worker, written so that the driver can read it back by :func:`reported`.
 
     Args:
-        parts: ``found``, ``expected``, ``action``; ``error``: the name of the kind of SourceError that it is.
+        parts: ``found``, ``expected``, ``action``; ``error``: the name of the kind of SourceError that it is;
+            ``repeats``: whether the data is at fault, which is the same whenever it is read.
     """
 
     def __init__(self, message: str, **parts: Any) -> None:
@@ -54,7 +55,9 @@ def reported(report: Mapping[str, Any]) -> SourceError:
     """The error of a report of a SourceFailure."""
     kinds = {kind.__name__: kind for kind in SourceError.__subclasses__()}
     facts = {key: report.get(key) for key in ("found", "expected", "action")}
-    return kinds.get(report.get("error", ""), SourceError)(report["message"], **facts)
+    error = kinds.get(report.get("error", ""), SourceError)(report["message"], **facts)
+    error.fingerprint = str(error) if report.get("repeats") else None
+    return error
 
 
 def shown(path: str) -> str:

@@ -91,6 +91,7 @@ class Rows:
             f"offset {message.offset()}",
             found=f"{problem}; {message.value()[:200]!r}",
             expected="a value of the format and the schema that the spout is given",
+            repeats=True,
             action="correct its producer and give the batch up with `trident skip`, or name a table for such messages: "
             "dead_letters='…'",
         )

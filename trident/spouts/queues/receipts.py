@@ -67,6 +67,7 @@ from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
 from trident.spouts.metadata import read_commit_data
 from trident.states.delta.append import DeltaAppend
 from trident.udf.schemas import as_schema
+from trident.workers.failures import may_pass
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -315,12 +316,14 @@ class QueueEmitter(TakingEmitter[_Taken]):
             try:
                 row = decode(message.payload)
             except Exception as error:
-                raise SourceError(
+                problem = SourceError(
                     f"message {message.id} cannot be decoded: {type(error).__name__}: {error}",
                     found=repr(message.payload)[:200],
                     expected=self._spout.output_schema.simpleString(),
                     action="let decode return None for what it cannot read, or acknowledge the message by its id",
-                ) from error
+                )
+                problem.fingerprint = None if may_pass(error) else str(problem)
+                raise problem from error
             if row is not None:
                 rows.append(row)
         return rows

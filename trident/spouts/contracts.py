@@ -60,7 +60,7 @@ class SpoutContext:
 
 @dataclass(frozen=True)
 class Backlog:
-    """What a source has ready and no transaction has yet; None: not known.
+    """The data that a source has ready and no transaction has yet; None: not known.
 
     A wrong number is worse than none: what would take long to count is None, and so is a part of it.
     """

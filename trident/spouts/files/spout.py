@@ -246,7 +246,7 @@ class FileCoordinator(BatchCoordinator):
             self._ledger.append(found)
 
     def backlog(self) -> Backlog:
-        """What waits; the rows of text, CSV and JSON are estimated from bytes, once there was a sample.
+        """All that waits; the rows of text, CSV and JSON are estimated from bytes, once there was a sample.
 
         It looks at the folder itself: while as many transactions are in flight as may be, is_ready is not called.
 

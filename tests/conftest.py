@@ -7,11 +7,15 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.jvm_options import start_quickly
 from tests.long_tests import is_long
 
 start_quickly()
+# No example fails because the machine is busy; one that fails prints how it is run again.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("tests")
 
 TESTS = Path(__file__).parent
 

@@ -192,6 +192,7 @@ class GroupDriver:
         """
         for pool in (self._begin_pool, self._batch_pool, self._commit_pool, self._success_pool, self._clean_pool):
             pool.shutdown(wait=True)
+        self._committer.close()
 
     @property
     def state(self) -> CoordinatorState:

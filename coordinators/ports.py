@@ -205,6 +205,9 @@ class Committer(Protocol):
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         """attempt.txid is advanced: leftovers up to it may go. Never raises."""
 
+    def close(self) -> None:
+        """Lets go of what it keeps; nothing is published after it. Never raises."""
+
 
 class Observer(Protocol):
     """Told what happens, for progress and status. Calls must be quick and not raise."""

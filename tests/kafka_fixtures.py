@@ -59,7 +59,7 @@ class KafkaBroker:
             (self.folder / "certificates").mkdir(parents=True, exist_ok=True)
             self.certificates = Certificates(self.folder / "certificates")
             properties.write_text("".join(f"{key}={value}\n" for key, value in self._properties().items()))
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            cluster = base64.urlsafe_b64encode(b"k" + uuid.uuid4().bytes[1:]).decode().rstrip("=")  # "-…" is an option
             format = self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties))
             done = subprocess.run(format, capture_output=True, text=True, timeout=START_SECS_MAX)
             assert done.returncode == 0, done.stdout + done.stderr

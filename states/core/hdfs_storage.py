@@ -11,16 +11,14 @@ import io
 import os
 import posixpath
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, BinaryIO, cast
 
 from hdfs_native import Client, WriteOptions
 
+from trident.coordinators.bounded_calls import bounded
 from trident.states.core.appended_parts import AppendedParts, read_parts
 from trident.states.core.local_storage import AnyPath, LocalStorage, OutcomeUnknown, Signature, Stat
 from trident.states.core.ranged_file import RangedFile
@@ -302,27 +300,12 @@ def _secs(count: int) -> float:
 
 
 def _bounded(call: Callable[..., Any], *args: Any, secs: float | None = None, **named: Any) -> Any:
-    """Returns the result of a call of the library; ``TimeoutError`` after so many seconds, ``CALL_SECS`` without any.
+    """Returns the result of a call of the library; ``NoAnswer`` after so many seconds, ``CALL_SECS`` without any.
 
     The library waits for ever for a name node that takes a connection and is silent, and for the acknowledgement of a
-    flush by a data node that has died meanwhile. Its call goes on in a thread that nothing waits for.
+    flush by a data node that has died meanwhile.
     """
-    done: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(call(*args, **named))
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="trident-hdfs", daemon=True).start()
-    secs = CALL_SECS if secs is None else secs
-    try:
-        return done.result(secs)
-    except FutureTimeout:
-        if done.done():
-            raise
-        raise TimeoutError(errno.ETIMEDOUT, f"no answer of HDFS in {secs:.0f} s") from None
+    return bounded(CALL_SECS if secs is None else secs, "HDFS", call, *args, **named)
 
 
 @contextmanager

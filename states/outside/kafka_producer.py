@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
 from trident.coordinators.errors import StateBehind, TridentError
 from trident.kafka.settings import kafka_module
+from trident.kafka.watched import WATCH_SECS, timed_out
 from trident.states.outside.kafka_messages import Message
-from trident.states.outside.kafka_way import ASK_SECS, KNOWN_SECS, Fenced, Stored, Way
+from trident.states.outside.kafka_way import ASK_SECS, KNOWN_SECS, Fenced, Readers, Stored, Way
 from trident.states.outside.port import OutsidePart
 
 INIT_SECS, COMMIT_SECS = 20.0, 30.0
-# Of processes that publish again and again: a producer that is kept saves two requests, and fences no one.
-_KEPT_MAX = 16
+# Over the time in which each message is acknowledged or fails.
+_FLUSH_SECS = 2.0
+# Of one process: parts beyond these have their producers made in their turn.
+_AHEAD_MAX = 16
+# A stop waits for so long for producers that are being made; each call in their making has a time-out besides.
+_STOP_SECS = 10.0
 # As long a transaction that was committed a moment ago may be missing in the group's offsets, and messages at a
 # leader that was just elected.
 _BEHIND_SECS = 5.0
@@ -29,26 +33,52 @@ _ENDS_MAX = 200
 
 
 class PartProducer:
-    """The producer of one part: from its beginning on no other one of its transactional id may write.
+    """The producer of one part, for one transaction of Kafka: from its beginning on no other of its id may write.
 
     A transaction that another one has left open is ended by then: aborted, or committed if its commit was under way. So
-    the mark that is read behind that changes only through this producer, or through one that fences it.
+    the mark that is read after that changes only through this producer, or through one that fences it.
+
+    Each has an epoch of its own at the brokers, and the client does not change it from transaction to transaction. So
+    it is used for one transaction alone: a request of an earlier one that the brokers get late (held by the network,
+    sent twice) names an earlier epoch, and is refused.
+
+    Args:
+        readers: those of the producer before it.
+
+    Attributes:
+        stored: the part's mark.
+        is_used: its transaction has begun; it can begin no other.
     """
 
-    def __init__(self, way: Way, part: int) -> None:
-        self._way, self._part, self.owner = way, part, way.owner
-        self._failed: list[Any] = []
-        with way.consumer(stable=True) as consumer:
-            self._group = consumer.consumer_group_metadata()
-            self._producer = way.producer(part, lambda error, _: self._failed.append(error))
+    def __init__(self, way: Way, part: int, readers: Readers | None = None) -> None:
+        self._way, self._part, self.owner, self.is_used = way, part, way.owner, False
+        self.readers = readers or Readers(way)
+        failed: list[Any] = []
+        self._failed = failed
+        self._producer = way.producer(part, lambda error, _: failed.append(error))
+        try:
             with way.asking("begin its transactional id"):
-                self._producer.init_transactions(INIT_SECS)
-            self.stored = way.marks(consumer, [part]).get(part)
+                self._producer.within(INIT_SECS, "init_transactions")
+            self.stored = way.marks(self.readers.stable, [part]).get(part)
+        except BaseException:
+            self.end()
+            raise
 
-    @cached_property
-    def _looks(self) -> Any:
-        """A reader that waits for no open transaction: other parts of the same transaction may have theirs."""
-        return self._way.reader()
+    @classmethod
+    def ahead(cls, way: Way, part: int, readers: Readers) -> PartProducer:
+        """A producer that knows its topic, and is connected to all that its transaction asks first."""
+        made = cls(way, part, readers)
+        try:
+            made.count()
+        except BaseException:
+            made.end()
+            raise
+        return made
+
+    def end(self, readers: bool = True) -> list[threading.Thread]:
+        """Closes it in threads, which it returns; with ``readers`` these, too."""
+        clients = [self._producer, *(self.readers.opened if readers else [])]
+        return [thread for client in clients if (thread := client.end())]
 
     def count(self) -> int:
         """How many partitions the topic has now."""
@@ -67,8 +97,8 @@ class PartProducer:
         """
         way, deadline = self._way, time.monotonic() + _BEHIND_SECS
         while True:
-            marks = way.marks(self._looks, range(count))
-            ends = way.ends(self._looks, min(count, _ENDS_MAX))
+            marks = way.marks(self.readers.at_once, range(count))
+            ends = way.ends(self.readers.at_once, min(count, _ENDS_MAX))
             own = marks.get(part.number)
             part.mark.is_new(own.mark if own else None, way.what)  # raises for marks of a later coordinator
             try:
@@ -91,9 +121,11 @@ class PartProducer:
             StateAway: the cluster does not answer; the transaction may have been committed.
             TridentError: Kafka refuses, and nothing was put.
         """
-        way, self._failed[:] = self._way, []
+        way = self._way
+        assert not self.is_used, "a producer is used for one transaction"
+        self.is_used = True
         with way.asking("begin a transaction"):
-            self._producer.begin_transaction()
+            self._producer.watched(ASK_SECS, "begin_transaction")
         began = time.monotonic()
         try:
             self.stored = self._write_open(stored, messages, ordered)
@@ -120,7 +152,7 @@ class PartProducer:
             if sent:
                 with way.asking("send messages"):
                     self._flush()
-                ends = way.ends(self._looks, min(stored.topic_partitions, _ENDS_MAX))
+                ends = way.ends(self.readers.at_once, min(stored.topic_partitions, _ENDS_MAX))
                 stored = replace(stored, ends=ends)
                 self._put_mark(stored)
             if ordered and (now := self.count()) != stored.topic_partitions:
@@ -131,21 +163,25 @@ class PartProducer:
             self._abort()
             raise
         with way.asking("commit a transaction"):
-            self._producer.commit_transaction(COMMIT_SECS)
+            self._producer.within(COMMIT_SECS, "commit_transaction")
         return stored
 
     def _put_mark(self, stored: Stored) -> None:
         at = kafka_module().TopicPartition(self._way.topic, self._part, stored.mark.txid, metadata=stored.text)
         with self._way.asking("put its mark"):
-            self._producer.send_offsets_to_transaction([at], self._group, ASK_SECS)
+            self._producer.within(ASK_SECS, "send_offsets_to_transaction", [at], self.readers.group)
 
     def _produce(self, message: Message) -> None:
         with self._way.asking("send a message"):
+            deadline = time.monotonic() + self._way.message_secs_max + WATCH_SECS
             while True:
                 try:
                     self._producer.produce(self._way.topic, message.value, message.key, headers=message.headers)
                     return
                 except BufferError:
+                    if time.monotonic() > deadline:  # by then the messages before it have gone, or failed
+                        self._producer.has_hung = True
+                        raise timed_out("the client's queue stays full") from None
                     # See _flush.
                     with suppress(SystemError):
                         self._producer.poll(0.1)
@@ -159,7 +195,9 @@ class PartProducer:
         # The client raises a fatal error while it calls on_delivery, which Python makes a SystemError of. The next call
         # raises it as it is.
         with suppress(SystemError):
-            self._producer.flush()  # ends: a message fails that is not acknowledged in time
+            # A message fails that is not acknowledged in time, so that none is left.
+            if self._producer.within(self._way.message_secs_max + _FLUSH_SECS, "flush"):
+                raise timed_out("messages are neither acknowledged nor failed")
         given_up = (kafka.KafkaError._PURGE_QUEUE, kafka.KafkaError._PURGE_INFLIGHT, kafka.KafkaError._FATAL)
         for error in self._failed:
             if error.code() not in given_up:
@@ -168,7 +206,7 @@ class PartProducer:
     def _abort(self) -> None:
         """Lets readers go on at once; if it fails, the next producer does it."""
         with suppress(kafka_module().KafkaException, SystemError):
-            self._producer.abort_transaction(ASK_SECS)
+            self._producer.within(ASK_SECS, "abort_transaction")
 
 
 def _check_ends(part: OutsidePart, marks: Iterable[Stored], ends: Sequence[int], what: str) -> None:
@@ -185,26 +223,74 @@ def _check_ends(part: OutsidePart, marks: Iterable[Stored], ends: Sequence[int],
 
 
 class PartProducers:
-    """Producers that a process keeps for its next transactions. Safe for threads."""
+    """The producers of a process's next transactions, each made ahead: after the commit of the one before, in a thread.
+
+    Safe for threads. Another process that begins a part's id meanwhile fences a producer that waits here, or is fenced
+    by one that is being made: either finds it out by its first request, and begins again by the mark.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[Any, ...], PartProducer] = OrderedDict()
+        self._ahead: dict[tuple[Any, ...], Future[PartProducer]] = {}
 
     @contextmanager
     def of(self, way: Way, part: int, *, anew: bool = False, keep: bool = True) -> Iterator[PartProducer]:
-        """A producer for one part; one within whose use an error is raised is not used again.
+        """A producer for one transaction of one part; it is closed after that, and after an error.
 
         Args:
-            anew: not one that was kept.
-            keep: for the next use in this process.
+            anew: not one that was made ahead: its mark is read now.
+            keep: this process publishes the part's next transaction, too, perhaps.
         """
+        one = self._made(way.identity(part), anew) or PartProducer(way, part)
+        try:
+            yield one
+        except BaseException:
+            one.end()
+            raise
+        if not keep or not self._go_on(way, part, one):
+            one.end()
+
+    def _made(self, identity: tuple[Any, ...], anew: bool) -> PartProducer | None:
+        """The one that was made ahead, if it could be; waits for one that is being made: it would fence another."""
         with self._lock:
-            found = self._kept.pop(way.identity(part), None)
-        one = found if found is not None and not anew else PartProducer(way, part)
-        yield one
-        if keep:
-            with self._lock:
-                self._kept[way.identity(part)] = one
-                if len(self._kept) > _KEPT_MAX:
-                    self._kept.popitem(last=False)
+            future = self._ahead.pop(identity, None)
+        if future is None or future.exception() is not None:
+            return None
+        one = future.result()
+        if anew:
+            one.end()
+            return None
+        return one
+
+    def _go_on(self, way: Way, part: int, one: PartProducer) -> bool:
+        """Has the next producer made, or keeps one that has begun nothing; False: there are enough."""
+        future: Future[PartProducer] = Future()
+        with self._lock:
+            if len(self._ahead) >= _AHEAD_MAX or way.identity(part) in self._ahead:
+                return False
+            self._ahead[way.identity(part)] = future
+        if not one.is_used:
+            future.set_result(one)
+            return True
+
+        def make() -> None:
+            try:
+                future.set_result(PartProducer.ahead(way, part, one.readers))
+            except BaseException as error:  # the next transaction makes its own, and says why it cannot
+                future.set_exception(error)
+            one.end(readers=False)
+
+        threading.Thread(target=make, name="trident-kafka-ahead", daemon=True).start()
+        return True
+
+    def let_go(self, owner: tuple[str, str]) -> None:
+        """Closes the producers that were made ahead for a state, and waits for that, for some seconds at most."""
+        deadline = time.monotonic() + _STOP_SECS
+        with self._lock:
+            found = [self._ahead.pop(one) for one in list(self._ahead) if one[0] == owner]
+        ending: list[threading.Thread] = []
+        for future in found:
+            future.add_done_callback(lambda made: ending.extend([] if made.exception() else made.result().end()))
+        wait(found, max(0.0, deadline - time.monotonic()))
+        for thread in list(ending):
+            thread.join(max(0.0, deadline - time.monotonic()))

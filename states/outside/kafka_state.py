@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 from trident.coordinators.errors import EnvironmentProblem, SchemaMismatch, StateAway, TopologyError, described
 from trident.kafka.settings import KAFKA_OF_ALL, Connection, KafkaSettings, check_topic, kafka_module
+from trident.kafka.watched import Watched, timed_out
 from trident.states.core.host_bound import is_this_host
 from trident.states.core.names import check_name
 from trident.states.outside.kafka_messages import Message, MessageForm
 from trident.states.outside.kafka_producer import PartProducer, PartProducers
-from trident.states.outside.kafka_way import ASK_SECS, Fenced, Stored, Way
+from trident.states.outside.kafka_way import ASK_SECS, MESSAGE_TIMEOUT, OPEN_MS, OPEN_TIMEOUT, Fenced, Stored, Way
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
 
 if TYPE_CHECKING:
@@ -30,8 +32,11 @@ _OURS = {
     "group.id": "give it as group=",
     "isolation.level": "marks are read as committed",
     "enable.auto.commit": "the marks are committed with the rows",
+    "delivery.timeout.ms": "give it as message.timeout.ms",
     "delivery.report.only.error": "failures alone are looked at",
 }
+# What the client takes.
+_LEAST_MS, _MOST_MS = {OPEN_TIMEOUT: 1_000, MESSAGE_TIMEOUT: 1}, 2**31 - 1
 _PRODUCERS = PartProducers()
 
 
@@ -110,6 +115,7 @@ class KafkaState(OutsideState):
         for name, number in (("partitions", self.partitions), ("topic_partitions", self.topic_partitions)):
             if (number is not None or name == "partitions") and not (type(number) is int and number > 0):
                 raise TopologyError(f"{name} of {_USER} cannot be used", found=described(number), expected="1 or more")
+        _check_timeouts(self.config)
         object.__setattr__(self, "key", tuple(keys))
         object.__setattr__(self, "name", check_name("state", self.name or re.sub("[^A-Za-z0-9]+", "_", self.topic)))
 
@@ -214,6 +220,9 @@ class KafkaState(OutsideState):
             except Fenced as error:
                 raise StateAway(f"{self._what} was interrupted by another producer", found=str(error)) from None
 
+    def let_go(self, topology: str) -> None:
+        _PRODUCERS.let_go(self._way(topology).owner)
+
     def _publish(self, producer: PartProducer, part: OutsidePart, rows: "_Counted") -> None:
         """Raises Fenced, and has put nothing, if another producer of this part has begun."""
         stored = producer.stored
@@ -263,10 +272,15 @@ class KafkaState(OutsideState):
         """Raises EnvironmentProblem if the cluster says that its user may not write to the topic."""
         kafka, module = kafka_module(), kafka_module("confluent_kafka.admin")
         with way.asking(f"ask for the rights on topic {self.topic!r}"):
-            client = module.AdminClient({"log_level": 0, **way.connection.config})
+            client = Watched(module.AdminClient({"log_level": 0, **way.connection.config}))
             asked = kafka.TopicCollection([self.topic])
             futures = client.describe_topics(asked, include_authorized_operations=True, request_timeout=ASK_SECS)
-            found = futures[self.topic].result(2 * ASK_SECS).authorized_operations
+            try:
+                found = futures[self.topic].result(2 * ASK_SECS).authorized_operations
+            except FutureTimeout:
+                raise timed_out("no answer of the client") from None
+            finally:
+                client.end()
         lacking = [right for right in ("WRITE", "READ", "DESCRIBE") if module.AclOperation[right] not in (found or ())]
         if found and lacking:
             raise EnvironmentProblem(
@@ -274,6 +288,30 @@ class KafkaState(OutsideState):
                 found=f"no right to {', '.join(lacking)}",
                 expected="WRITE, DESCRIBE, and READ for the marks",
             )
+
+
+def _check_timeouts(config: Mapping[str, Any]) -> None:
+    """Raises TopologyError where a message may wait for longer than its transaction may be open."""
+    found = {}
+    for name in (OPEN_TIMEOUT, MESSAGE_TIMEOUT):
+        if name in config:
+            try:
+                found[name] = int(config[name])
+            except ValueError:
+                found[name] = -1
+            if not _LEAST_MS[name] <= found[name] <= _MOST_MS:
+                raise TopologyError(
+                    f"{name} in config= of {_USER} cannot be used",
+                    found=described(config[name]),
+                    expected=f"a whole number of milliseconds from {_LEAST_MS[name]:,} to {_MOST_MS:,}",
+                )
+    if found.get(MESSAGE_TIMEOUT, 0) > found.get(OPEN_TIMEOUT, OPEN_MS):
+        raise TopologyError(
+            f"{MESSAGE_TIMEOUT} of {_USER} is longer than {OPEN_TIMEOUT}, after which Kafka ends a transaction",
+            found=f"{found[MESSAGE_TIMEOUT]:,}",
+            expected=f"at most {found.get(OPEN_TIMEOUT, OPEN_MS):,}",
+            action=f"raise {OPEN_TIMEOUT}, or leave {MESSAGE_TIMEOUT} out",
+        )
 
 
 class _Counted:

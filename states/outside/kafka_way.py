@@ -7,19 +7,22 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from trident.coordinators.errors import EnvironmentProblem, StateAway, TridentError
 from trident.kafka.answers import error_text, is_away, is_fenced, settings_refused
 from trident.kafka.settings import Connection, kafka_module
+from trident.kafka.watched import Watched
 from trident.states.outside.port import OutsideMark
 
 ASK_SECS = 10.0
 # A message that is not acknowledged within this time ends the transaction, which is tried again from its beginning.
 _MESSAGE_MS = 20_000
+MESSAGE_TIMEOUT, OPEN_TIMEOUT = "message.timeout.ms", "transaction.timeout.ms"
 _RETRY_MS = 10
 # The client's own default of transaction.timeout.ms.
-_OPEN_MS = 60_000
+OPEN_MS = 60_000
 KNOWN_SECS = 0.3
 
 
@@ -83,12 +86,17 @@ class Way:
     def identity(self, part: int) -> tuple[Any, ...]:
         """The same for producers that may stand for one another."""
         config = tuple(sorted((key, str(value)) for key, value in self.connection.config.items()))
-        return (self.topic, self.group, self.ids, self.owner, part, config)
+        return (self.owner, part, self.topic, self.group, self.ids, config)
 
     @property
     def open_secs_max(self) -> float:
         """How long Kafka lets a transaction be open."""
-        return int(self.connection.config.get("transaction.timeout.ms", _OPEN_MS)) / 1000
+        return int(self.connection.config.get(OPEN_TIMEOUT, OPEN_MS)) / 1000
+
+    @property
+    def message_secs_max(self) -> float:
+        """After this time a message that is not acknowledged fails: the client wants at most the transaction's time."""
+        return int(self.connection.config.get(MESSAGE_TIMEOUT, min(_MESSAGE_MS, self.open_secs_max * 1000))) / 1000
 
     @contextmanager
     def asking(self, what: str) -> Iterator[None]:
@@ -119,7 +127,7 @@ class Way:
 
     # --- questions
 
-    def count(self, client: Any) -> int:
+    def count(self, client: Watched) -> int:
         """How many partitions the topic has.
 
         Raises:
@@ -127,7 +135,7 @@ class Way:
         """
         with self.asking(f"ask for topic {self.topic!r}"):
             for last in (False, True):  # a broker that has just started may not know it yet
-                found = client.list_topics(self.topic, timeout=ASK_SECS).topics[self.topic]
+                found = client.within(ASK_SECS, "list_topics", self.topic).topics[self.topic]
                 if found.error is None:
                     return len(found.partitions)
                 if last or found.error.code() != kafka_module().KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -143,15 +151,15 @@ class Way:
             raise kafka_module().KafkaException(found.error)
 
     @contextmanager
-    def consumer(self, *, stable: bool = False) -> Iterator[Any]:
+    def consumer(self, *, stable: bool = False) -> Iterator[Watched]:
         """A :meth:`reader` that is closed in the end."""
         consumer = self.reader(stable=stable)
         try:
             yield consumer
         finally:
-            consumer.close()
+            consumer.end()
 
-    def reader(self, *, stable: bool = False) -> Any:
+    def reader(self, *, stable: bool = False) -> Watched:
         """A consumer that joins no group and reads no message: it asks for topics and for marks.
 
         Args:
@@ -167,7 +175,7 @@ class Way:
         }
         return self._client(kafka_module().Consumer, settings)
 
-    def ends(self, consumer: Any, count: int) -> tuple[int, ...]:
+    def ends(self, consumer: Watched, count: int) -> tuple[int, ...]:
         """Where the topic's first ``count`` partitions end, with messages that are not yet decided.
 
         Args:
@@ -176,13 +184,13 @@ class Way:
         kafka = kafka_module()
         with self.asking(f"ask where topic {self.topic!r} ends"):
             asked = [kafka.TopicPartition(self.topic, number, kafka.OFFSET_END) for number in range(count)]
-            found = consumer.offsets_for_times(asked, timeout=ASK_SECS)
+            found = consumer.within(ASK_SECS, "offsets_for_times", asked)
             for one in found:
                 if one.error is not None:
                     raise kafka.KafkaException(one.error)
         return tuple(one.offset for one in sorted(found, key=lambda one: one.partition))
 
-    def marks(self, consumer: Any, parts: Iterable[int]) -> dict[int, Stored]:
+    def marks(self, consumer: Watched, parts: Iterable[int]) -> dict[int, Stored]:
         """The marks of those of the parts that have one.
 
         Raises:
@@ -208,24 +216,24 @@ class Way:
                 )
         return marks
 
-    def _committed(self, consumer: Any, asked: list[Any]) -> list[Any]:
+    def _committed(self, consumer: Watched, asked: list[Any]) -> list[Any]:
         """Waits for the group's coordinator: a cluster chooses one when it is first asked for it, or has elected."""
         kafka, deadline = kafka_module(), time.monotonic() + ASK_SECS
         while True:
             try:
-                return list(consumer.committed(asked, timeout=ASK_SECS))
+                return list(consumer.within(ASK_SECS, "committed", asked))
             except kafka.KafkaException as error:
                 moves = (kafka.KafkaError.NOT_COORDINATOR, kafka.KafkaError.COORDINATOR_NOT_AVAILABLE)
                 if error.args[0].code() not in moves or time.monotonic() > deadline:
                     raise
                 time.sleep(KNOWN_SECS)
 
-    def producer(self, part: int, on_delivery: Any) -> Any:
+    def producer(self, part: int, on_delivery: Any) -> Watched:
         settings = {
             "log_level": 0,
             # The partition of a key as Java's clients choose it.
             "partitioner": "murmur2_random",
-            "message.timeout.ms": _MESSAGE_MS,
+            MESSAGE_TIMEOUT: int(self.message_secs_max * 1000),
             # The cluster ends a transaction behind its commit: the next one that comes sooner is to ask again.
             "retry.backoff.ms": _RETRY_MS,
             **self.connection.config,
@@ -235,11 +243,41 @@ class Way:
         }
         return self._client(kafka_module().Producer, settings)
 
-    def _client(self, kind: Any, settings: dict[str, Any]) -> Any:
+    def _client(self, kind: Any, settings: dict[str, Any]) -> Watched:
         try:
-            return kind(settings)
+            return Watched(kind(settings))
         except Exception as error:  # the client's, for a setting that it does not take
             raise settings_refused(self.connection, self.what, error) from None
+
+
+class Readers:
+    """The consumers that a part's producers ask with, kept from one producer to the next.
+
+    They write nothing, and an answer belongs to its question: nothing of theirs can come late.
+    """
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+
+    @cached_property
+    def stable(self) -> Watched:
+        """Waits for a transaction that is not yet decided."""
+        return self._way.reader(stable=True)
+
+    @cached_property
+    def at_once(self) -> Watched:
+        """Waits for no open transaction: other parts of the same transaction may have theirs."""
+        return self._way.reader()
+
+    @cached_property
+    def group(self) -> Any:
+        """The group of the marks, as a producer names it."""
+        return self.stable.consumer_group_metadata()
+
+    @property
+    def opened(self) -> list[Watched]:
+        """Those that are open."""
+        return [self.__dict__[name] for name in ("stable", "at_once") if name in self.__dict__]
 
 
 def _of_client(raised: BaseException) -> BaseException:
@@ -256,5 +294,7 @@ _ADVICE = {
     "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic and message.max.bytes in config=, or write less",
     "TOPIC_AUTHORIZATION_FAILED": "let its user WRITE and DESCRIBE the topic, and READ it, for the marks",
     "GROUP_AUTHORIZATION_FAILED": "let its user READ and DESCRIBE the group of the marks",
+    "INVALID_TRANSACTION_TIMEOUT": "give a transaction.timeout.ms in config= that is at most the brokers' "
+    "transaction.max.timeout.ms",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "let its user WRITE and DESCRIBE transactional ids GROUP/TOPOLOGY/NAME/…",
 }

@@ -260,6 +260,12 @@ class OutsideState(ABC):
         """
         return
 
+    def let_go(self, topology: str) -> None:
+        """Closes connections that this process keeps for its next transactions: tasks publish the next one, or the
+        topology stops. Asked of the framework's own classes; waits for some seconds at most, and raises nothing.
+        """
+        return
+
 
 def is_frameworks(state: Any) -> bool:
     """Tells whether it is this framework's, and calls no code of the user's: the coordinator's process may run it."""

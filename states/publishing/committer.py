@@ -189,3 +189,7 @@ class DeltaCommitter:
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         """Cleans up after attempts up to this txid; files that are left over cost space, nothing else."""
         self._cleaner.advanced(attempt)
+
+    def close(self) -> None:
+        """Closes the connections that publishing keeps; nothing is published after it."""
+        self._outside.close(self._bindings.values())

@@ -129,7 +129,7 @@ class OutsidePublisher:
         name, state = binding.name, self._state(binding)
         check_store(self._spark, self._topology, binding)
         call = TakeOver(state, self._topology, self._incarnation, self._epoch)
-        (answer,) = _answers(self._spark, state, call, 1, True, OPEN_OUTSIDE)
+        (answer,) = _answers(self._spark, self._topology, state, call, 1, True, OPEN_OUTSIDE)
         try:
             marks = list(marks_of(answer.result(f"state {name}")).values())
         except ForeignMarks as error:
@@ -172,7 +172,7 @@ class OutsidePublisher:
             and sum(file.size for file in rows.files) <= _DRIVER_BYTES_MAX
         )
         call = Publish(state, [(part, files[part.number :: count]) for part in parts])
-        answers = _answers(self._spark, state, call, count, few, PUBLISH_OUTSIDE)
+        answers = _answers(self._spark, self._topology, state, call, count, few, PUBLISH_OUTSIDE)
         if sorted(answer.number for answer in answers) != list(range(count)):
             raise TridentError(f"not all {count} parts of transaction {attempt.txid} for state {binding.name} answered")
         for answer in sorted(answers, key=lambda answer: answer.gravity):
@@ -205,10 +205,19 @@ class OutsidePublisher:
             self._opened[name] = time.monotonic()
             call = Renew(self._state(binding), self._topology, self._incarnation, self._epoch)
             try:
-                (answer,) = _answers(self._spark, state, call, 1, True, RENEW_OUTSIDE)
+                (answer,) = _answers(self._spark, self._topology, state, call, 1, True, RENEW_OUTSIDE)
                 answer.result(f"state {name}")
             except Exception as error:  # Spark's, too
                 log.warning("the marks of state %s were not written again: %s", name, error)
+
+    def close(self, bindings: Iterable[StateBinding]) -> None:
+        """Lets go of the connections of this process; called once, after the last transaction."""
+        for binding in bindings:
+            if isinstance(binding.state, OutsideState) and is_frameworks(binding.state):
+                try:
+                    binding.state.let_go(self._topology)
+                except TridentError as error:  # a secret that has gone, for one
+                    log.warning("the connections of state %s are not closed: %s", binding.name, error)
 
     def _tried(self, state: str, txid: int | None, action: Callable[[], Any]) -> Any:
         self._progress.begins(state, txid)
@@ -233,14 +242,18 @@ def check_store(spark: "SparkSession", topology: str, binding: StateBinding) -> 
     if is_frameworks(state):
         state.check_store(rows)  # in this process, so that its error comes as it is
         return
-    (answer,) = _answers(spark, state, CheckStore(state, rows), 1, False, OPEN_OUTSIDE)
+    (answer,) = _answers(spark, topology, state, CheckStore(state, rows), 1, False, OPEN_OUTSIDE)
     answer.result(f"state {binding.name}")
 
 
-def _answers(spark: "SparkSession", state: OutsideState, call: Call, count: int, few: bool, point: str) -> list[Answer]:
+def _answers(
+    spark: "SparkSession", topology: str, state: OutsideState, call: Call, count: int, few: bool, point: str
+) -> list[Answer]:
     """Makes ``count`` calls: in this process where they are the framework's own and few, else by a task for each."""
     with faults.fault_point(point):
         if few and is_frameworks(state):
             return [answer_of(call, number) for number in range(count)]
+        if is_frameworks(state):
+            state.let_go(topology)
         frame = spark.range(0, count, 1, count).mapInArrow(Task(call), ANSWER_SCHEMA)
         return [Answer(row.number, row.problem, row.text) for row in frame.collect()]

@@ -54,6 +54,8 @@ class Surroundings:
         self._step("prepare", attempt)
         return PreparedBatch(None)
 
+    def close(self) -> None: ...
+
     def advanced(self, attempt: TransactionAttempt, *_: Any) -> None:
         if attempt.txid not in self.advanced_txids:
             self.advanced_txids.append(attempt.txid)

@@ -296,6 +296,8 @@ class SimCommitter:
         decision = Decision(attempt.txid, attempt.attempt_id, path, len(data), hashlib.sha256(data).hexdigest())
         return PreparedBatch(decision, {name: len(rows) for name in NAMES})
 
+    def close(self) -> None: ...
+
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         self._store.clean(attempt.txid, self._last_published)
 

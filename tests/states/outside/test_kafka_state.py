@@ -33,6 +33,7 @@ from trident.coordinators.errors import (
     StateBehind,
     TridentError,
 )
+from trident.kafka.watched import Watched
 from trident.states.outside import kafka_producer, kafka_state, kafka_way
 from trident.states.outside.kafka_producer import PartProducer, PartProducers
 
@@ -445,22 +446,24 @@ def test_the_marks_of_another_state_are_refused(kafka, state) -> None:
     assert values(kafka, state.topic) == [b"a1", b"a2"]
 
 
-def test_states_of_one_group_and_other_topics_do_not_fence_each_other(kafka, state) -> None:
+def test_states_of_one_group_and_other_topics_do_not_fence_each_other(kafka, state, monkeypatch) -> None:
     """Two topologies may have one group: their transactional ids are their own."""
     mine = replace(state, group="g-" + state.topic)
     other = replace(mine, topic=kafka.create(f"{state.topic}-b", 1), name="other")
-    written = []
     for topology, one in (("top", mine), ("two", other)):
         one.take_over(topology, "inc", 1)
-        with kafka_state._PRODUCERS.of(one._way(topology), 0) as producer:
-            written.append(producer)
+    asked, of = [], PartProducers.of
+
+    def noted(self: PartProducers, way: Any, number: int, *, anew: bool = False, keep: bool = True) -> Any:
+        asked.append(anew)
+        return of(self, way, number, anew=anew, keep=keep)
+
+    monkeypatch.setattr(PartProducers, "of", noted)
     for txid in (1, 2):
         mine.publish(part(txid), rows(f"a{txid}"))
         other.publish(OutsidePart("two", "other", 0, part(txid).mark), rows(f"b{txid}"))
     assert values(kafka, mine.topic) == [b"a1", b"a2"] and values(kafka, other.topic) == [b"b1", b"b2"]
-    for (topology, one), before in zip((("top", mine), ("two", other)), written):
-        with kafka_state._PRODUCERS.of(one._way(topology), 0) as producer:
-            assert producer is before, "it was fenced"
+    assert asked == [False] * 4, "a producer that was made ahead was fenced"
 
 
 @pytest.mark.parametrize("moment", ["it sends more", "its rows fail"])
@@ -578,7 +581,7 @@ def test_a_group_without_a_coordinator_is_asked_again(state) -> None:
                 raise answers.pop()
             return asked
 
-    assert state._way("top").marks(Moved(), range(2)) == {} and not answers
+    assert state._way("top").marks(Watched(Moved()), range(2)) == {} and not answers
 
 
 def published(state: KafkaState, one: OutsidePart, *words: str) -> None:

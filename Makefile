@@ -10,7 +10,8 @@
 # make matrix  every spout kind with six kinds of state under every fault, one state at a time
 # make random  random topologies with random faults; N=200 of them
 # make kills   three batch groups in one process, killed with SIGKILL at every kind of moment; then broker, database,
-#              executors and coordinator at random: MESSAGES=1000000 KILLS=50; SEED=… again
+#              executors and coordinator at random: MESSAGES=1000000 KILLS=50; SEED=… again; requests to Kafka that are late,
+#              doubled, lost or cut
 # make sweep   every fault point of a transaction, start or stop × outcome × time × kind of topology; pairs; real SIGKILLs; STORE=s3, STORE=hdfs;
 #              on a disk those of rollback, fork, capture and the table of transactions, too
 # make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them; in a quarter as many an
@@ -98,7 +99,7 @@ KILLS := 50
 kills: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/whole/test_kill.py tests/spouts/test_stream_spout.py tests/messages/test_reliability_faults.py \
 		tests/messages/test_tracked_streams.py tests/running/test_interrupted_script.py tests/running/test_stopping.py tests/states/outside/test_kafka_state.py \
-		tests/states/outside/test_kafka_topology.py tests/states/outside/test_http_state.py \
+		tests/states/outside/test_kafka_wire.py tests/states/outside/test_kafka_topology.py tests/states/outside/test_http_state.py \
 		tests/states/outside/test_http_topology.py -s $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.kills --messages $(MESSAGES) --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 

@@ -16,6 +16,8 @@ from typing import Any
 import pyspark
 import pytest
 
+from tests.wire.kafka import KafkaLanguage
+from tests.wire.relay import Relay
 from tests.zk_security import Certificates
 from trident.coordinators.embedded_server import die_with_parent
 from trident.coordinators.errors import EnvironmentProblem
@@ -33,12 +35,13 @@ _JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto
 class KafkaBroker:
     """A broker that is its own controller. Its data stays in the folder: it can be killed, and start again there.
 
-    Beside a plain port it has one with TLS and passwords.
+    Beside a plain port it has one with TLS and passwords, and one whose clients come through a relay (tests/wire).
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ports = LoopbackPort(), LoopbackPort(), LoopbackPort()
+        self._wire_ports = LoopbackPort(), LoopbackPort()
         self.certificates: Certificates | None = None
         self._process: subprocess.Popen | None = None
         self._clients: dict[str, Any] = {}
@@ -51,6 +54,16 @@ class KafkaBroker:
     def secured(self) -> str:
         """The port that wants TLS and the password of the user "reader"; its certificate is for this name."""
         return f"localhost:{self._ports[2].number}"
+
+    @property
+    def wired(self) -> str:
+        """The address at which :meth:`wire` listens; the broker names it to the clients that come through it."""
+        return f"127.0.0.1:{self._wire_ports[0].number}"
+
+    def wire(self) -> Relay:
+        """A relay before the broker; close it."""
+        before, behind = (port.number for port in self._wire_ports)
+        return Relay(before, behind, KafkaLanguage())
 
     def start(self) -> None:
         """Formats the folder the first time, starts the broker, and waits until it answers."""
@@ -218,6 +231,7 @@ class KafkaBroker:
 
     def _properties(self) -> dict[str, Any]:
         mine, controller, secured = (port.number for port in self._ports)
+        before, behind = (port.number for port in self._wire_ports)
         server = (self.folder / "server.pem").resolve()
         assert self.certificates is not None
         server.write_text(self.certificates.server.read_text())
@@ -226,11 +240,14 @@ class KafkaBroker:
             "node.id": 1,
             "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{mine},CONTROLLER://127.0.0.1:{controller},SASL_SSL://127.0.0.1:{secured}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{mine},SASL_SSL://localhost:{secured}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{mine},CONTROLLER://127.0.0.1:{controller},SASL_SSL://127.0.0.1:{secured},"
+            f"WIRE://127.0.0.1:{behind}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{mine},SASL_SSL://localhost:{secured},"
+            f"WIRE://127.0.0.1:{before}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL,"
+            "WIRE:PLAINTEXT",
             "sasl.enabled.mechanisms": "PLAIN",
             "listener.name.sasl_ssl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule "
             f'required user_reader="{PASSWORD}";',
@@ -306,6 +323,14 @@ def kafka(kafka_session: KafkaBroker) -> KafkaBroker:
     if kafka_session._process is None:
         kafka_session.start()
     return kafka_session
+
+
+@pytest.fixture
+def wire(kafka: KafkaBroker) -> Iterator[Relay]:
+    """The way to the broker for clients of ``kafka.wired``."""
+    relay = kafka.wire()
+    yield relay
+    relay.close()
 
 
 @pytest.fixture

@@ -74,6 +74,6 @@ def timed_out(text: str) -> Exception:
 def _closed(held: list[Any]) -> None:
     """Closes a consumer, or lets go of a producer: its last reference is the one that this thread has."""
     client = held.pop()
-    if hasattr(client, "assignment"):
+    if hasattr(client, "close") and not hasattr(client, "produce"):
         with suppress(Exception):
             client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from tests.kafka_mock import FIND_COORDINATOR, MockCluster
 from trident.kafka.settings import KafkaSettings
+from trident.kafka.watched import Watched
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka import client, reader
 from trident.spouts.kafka.ranges import OffsetRange
@@ -85,7 +87,7 @@ def reading(lossy: bool = False, address: str = "h:1", **different: Any) -> Read
 
 def read(consumer: Consumer, end: int, lossy: bool = False, **different: Any) -> list[int]:
     ranges = [OffsetRange("t", 0, 0, end)]
-    batches: Iterator[Any] = _Read(reading(lossy, **different), consumer, [], ranges, lambda: False).batches()
+    batches: Iterator[Any] = _Read(reading(lossy, **different), Watched(consumer), [], ranges, lambda: False).batches()
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 
@@ -168,12 +170,12 @@ def test_a_reader_whose_queue_is_full_goes_on_at_once(monkeypatch: pytest.Monkey
 
 
 def test_a_read_that_ends_after_its_consumers_were_closed_closes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[Any] = []
+    closed = threading.Event()
     one = Consumer(log(0, 5))
-    monkeypatch.setattr(one, "close", lambda: closed.append(one), raising=False)
-    monkeypatch.setattr(reader, "consumer_of", lambda *_: one)
+    monkeypatch.setattr(one, "close", closed.set, raising=False)
+    monkeypatch.setattr(reader, "consumer_of", lambda *_: Watched(one))
     consumers = Consumers()
     batches = consumers.read(reading(), [OffsetRange("t", 0, 0, 5)])
     assert next(batches).num_rows == 5
     consumers.close()
-    assert list(batches) == [] and closed == [one]
+    assert list(batches) == [] and closed.wait(30)

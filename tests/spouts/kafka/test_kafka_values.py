@@ -7,6 +7,7 @@ import importlib
 import json
 import pickle
 import re
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,8 +26,10 @@ from trident import KafkaSpout
 from trident.coordinators.errors import EnvironmentProblem, TopologyError
 from trident.kafka.settings import KafkaSettings
 from trident.spouts.files.tasks import SourceFailure
+from trident.spouts.kafka import decoding
 from trident.spouts.kafka.decoding import Decoded, JsonDecoder, RegistryDecoder, TextDecoder
 from trident.udf.schemas import as_schema
+from trident.workers.reports import SOURCE, find_report
 
 SECRET = "pass-of-the-registry"
 NEEDED = StructType([StructField("n", LongType(), nullable=False)])
@@ -202,6 +205,17 @@ AVRO = {
     ],
 }
 AT = datetime.datetime(2026, 5, 1, 10, 0, 0, 123, tzinfo=datetime.timezone.utc)
+
+
+def test_a_registry_that_takes_connections_and_is_silent_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastavro", reason="NOT TESTED: schema registries")
+    monkeypatch.setattr(decoding, "_REGISTRY_SECS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings = KafkaSettings(f"http://127.0.0.1:{silent.getsockname()[1]}", {"max.retries": 0}, {}, "a registry")
+        decoder = RegistryDecoder("avro", as_schema("item string", "test"), settings.connection())
+        with pytest.raises(SourceFailure) as raised:
+            decoder.decode([bytes(5) + b"x"], ["orders"])
+    assert "Timeout" in find_report(raised.value, SOURCE)["found"]
 
 
 def test_avro_by_its_writers_schema(registry: Registry) -> None:

@@ -143,6 +143,14 @@ def test_rows_that_no_message_can_be_made_of_are_refused_when_the_topology_is_bu
         ({"name": "a-b"}, "state name"),
         ({"config": {"transactional.id": "x"}}, "there is one for each part"),
         ({"config": {"acks": 0}}, "all replicas in sync"),
+        ({"config": {"transaction.timeout.ms": 500}}, "transaction.timeout.ms .*found: 500; expected: .*from 1,000 to"),
+        ({"config": {"message.timeout.ms": "soon"}}, "message.timeout.ms .*found: 'soon'"),
+        (
+            {"config": {"transaction.timeout.ms": 5000, "message.timeout.ms": 6000}},
+            "message.timeout.ms of a KafkaState is longer than transaction.timeout.ms.*found: 6,000; .*at most 5,000",
+        ),
+        ({"config": {"message.timeout.ms": 90_000}}, "expected: at most 60,000. Raise transaction.timeout.ms"),
+        ({"config": {"delivery.timeout.ms": 9}}, "give it as message.timeout.ms"),
         ({"secrets": {"sasl.password": "secret-word"}}, "'env:VARIABLE' or 'file:/path'"),
     ],
 )

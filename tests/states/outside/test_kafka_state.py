@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -492,7 +493,7 @@ def test_a_fence_with_messages_still_queued_is_no_refusal(kafka, state, monkeypa
 
 def test_a_transaction_that_is_open_for_too_long_says_so(kafka, state) -> None:
     """It is tried again and again: status shows the setting to raise."""
-    short = replace(state, config={"transaction.timeout.ms": 1000, "message.timeout.ms": 1000})
+    short = replace(state, config={"transaction.timeout.ms": 1000})  # below the time-out of a message by default
     way = short._way("top")
     short.take_over("top", "inc", 1)
 
@@ -550,6 +551,51 @@ def test_without_a_right_to_write_nothing_starts_and_no_text_has_the_password(ka
         secured.publish(part(2), rows("a2"))
     assert PASSWORD not in str(raised.value) and not isinstance(raised.value, StateAway)
     assert values(kafka, state.topic) == [b"a1"]
+
+
+# --- what a process keeps
+
+
+def test_a_process_keeps_one_producer_for_each_part_and_none_once_it_lets_go(kafka, state) -> None:
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    if not os.path.isdir("/proc/self/task"):
+        pytest.skip("NOT TESTED: the threads of the client are counted on Linux alone")
+    idle = threads()
+    state.take_over("top", "inc", 1)
+    most = []
+    for txid in range(1, 1001 if ALL else 13):
+        state.publish(part(txid, known=(txid - 1, 0) if txid > 1 else None), rows(f"a{txid}"))
+        most.append(threads())
+    half = len(most) // 2
+    assert max(most[half:]) <= max(most[:half]) + 4, most
+    assert len(kafka_state._PRODUCERS._ahead) == 1
+    state.let_go("top")
+    assert kafka_state._PRODUCERS._ahead == {} and eventually(lambda: threads() <= idle + 1), (idle, threads())
+    state.publish(part(len(most) + 1), rows("last"))
+
+
+def test_a_take_over_waits_for_a_producer_that_is_being_made(kafka, state, monkeypatch) -> None:
+    """Else that one would fence the one that takes over, in the same process."""
+    state.take_over("top", "inc", 1)
+    made, may_go_on, ahead = threading.Event(), threading.Event(), PartProducer.ahead
+
+    def slow(*arguments: Any) -> PartProducer:
+        made.set()
+        assert may_go_on.wait(30)
+        return ahead(*arguments)
+
+    monkeypatch.setattr(PartProducer, "ahead", slow)
+    state.publish(part(1), rows("a1"))
+    assert made.wait(30)
+    taking = threading.Thread(target=state.take_over, args=("top", "inc", 2))
+    taking.start()
+    may_go_on.set()
+    taking.join(60)
+    monkeypatch.setattr(PartProducer, "ahead", ahead)
+    state.publish(part(2, epoch=2, known=(1, 0)), rows("a2"))
+    assert values(kafka, state.topic) == [b"a1", b"a2"]
 
 
 # --- errors

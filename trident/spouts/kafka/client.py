@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trident.kafka.settings import Connection, kafka_module
+from trident.kafka.watched import Watched
 
 # As long as a partition's log is asked for more at its end: behind the last message there may be holes.
 _FETCH_WAIT_MS = 20
@@ -15,7 +14,7 @@ _QUEUE_BACKOFF_MS = 10
 SOCKET_TIMEOUT_MS = 30_000
 
 
-def consumer_of(connection: Connection, group: str, isolation: str, problems: list[str]) -> Any:
+def consumer_of(connection: Connection, group: str, isolation: str, problems: list[str]) -> Watched:
     """A consumer that is told which offsets to read, and neither commits nor moves by itself.
 
     Args:
@@ -39,4 +38,4 @@ def consumer_of(connection: Connection, group: str, isolation: str, problems: li
         "enable.partition.eof": True,
         "error_cb": lambda error: problems.__setitem__(slice(None), [connection.clean(error.str())]),
     }
-    return kafka_module().Consumer(settings)
+    return Watched(kafka_module().Consumer(settings))

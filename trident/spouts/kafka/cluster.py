@@ -11,6 +11,7 @@ from typing import Any
 from trident.coordinators.errors import BrokersAway, SourceError
 from trident.kafka.answers import error_text, is_away, settings_refused
 from trident.kafka.settings import Connection, kafka_module
+from trident.kafka.watched import Watched, timed_out
 from trident.spouts.kafka.ranges import At, TopicLook
 
 REQUEST_SECS = 5.0
@@ -32,7 +33,7 @@ class KafkaCluster:
         self._connection, self._isolation, self._what = connection, isolation, what
         self._kafka, self._module = kafka_module(), kafka_module("confluent_kafka.admin")
         self._lock = threading.Lock()
-        self._client: Any = None
+        self._client: Watched | None = None
         self._problems: list[str] = []
 
     # --- questions ----------------------------------------------------------------------------
@@ -120,13 +121,14 @@ class KafkaCluster:
         """Lets go of the client, whose threads end; it is connected anew if it is asked again."""
         with self._lock:
             old, self._client = self._client, None
-        del old  # outside the lock: its threads are waited for
+        if old is not None:
+            old.end()
 
     # --- requests -----------------------------------------------------------------------------
 
-    def _admin(self) -> Any:
+    def _admin(self) -> Watched:
         with self._lock:
-            if self._client is None:
+            if self._client is None or self._client.has_hung:
                 settings = {
                     "reconnect.backoff.max.ms": 2_000,
                     "log_level": 0,
@@ -136,7 +138,7 @@ class KafkaCluster:
                     ),
                 }
                 try:
-                    self._client = self._module.AdminClient(settings)
+                    self._client = Watched(self._module.AdminClient(settings))
                 except Exception as error:  # the client's, for a setting that it does not take
                     raise settings_refused(self._connection, self._what, error) from None
             self._client.poll(0)  # calls error_cb
@@ -144,7 +146,7 @@ class KafkaCluster:
 
     def _names(self) -> list[str]:
         try:
-            return sorted(self._admin().list_topics(timeout=REQUEST_SECS).topics)
+            return sorted(self._admin().watched(REQUEST_SECS, "list_topics", timeout=REQUEST_SECS).topics)
         except self._kafka.KafkaException as error:
             raise self._problem(error, "its topics") from None
 
@@ -204,8 +206,7 @@ class KafkaCluster:
         try:
             return future.result(2 * REQUEST_SECS)
         except concurrent.futures.TimeoutError:
-            error = self._kafka.KafkaError(self._kafka.KafkaError._TIMED_OUT)
-            raise self._kafka.KafkaException(error) from None
+            raise timed_out("no answer of the client") from None
 
     def _result(self, future: Any, what: str) -> Any:
         try:

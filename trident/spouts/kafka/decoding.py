@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+# Of each request, which is sent again up to three times. Its client waits for ever by default.
+_REGISTRY_SECS = 10.0
+
+
 class Decoded(NamedTuple):
     """Values, null where there is none and where one does not parse; and why, by position."""
 
@@ -82,7 +86,8 @@ class RegistryDecoder:
 
     @cached_property
     def _client(self) -> Any:
-        config = {("url" if key == "bootstrap.servers" else key): one for key, one in self.registry.config.items()}
+        renamed = {("url" if key == "bootstrap.servers" else key): one for key, one in self.registry.config.items()}
+        config = {"timeout": _REGISTRY_SECS, **renamed}
         return kafka_module("confluent_kafka.schema_registry").SchemaRegistryClient(config)
 
     @cached_property

@@ -20,6 +20,7 @@ import pyarrow as pa
 from trident.coordinators.errors import EnvironmentProblem, LogCut, MessagesExpired
 from trident.kafka.answers import error_text
 from trident.kafka.settings import Connection, kafka_module
+from trident.kafka.watched import Watched
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.client import SOCKET_TIMEOUT_MS, consumer_of
 from trident.spouts.kafka.decoding import Decoder
@@ -81,7 +82,7 @@ class Consumers:
     def __init__(self, most: int = 4) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._idle: list[tuple[tuple[Any, ...], Any, list[str]]] = []
+        self._idle: list[tuple[tuple[Any, ...], Watched, list[str]]] = []
         self._closed = False
 
     def read(
@@ -101,9 +102,9 @@ class Consumers:
         consumer, problems = self._take(names, reading)
         try:
             yield from _Read(reading, consumer, problems, ranges, stopped).batches()
-            consumer.unassign()
+            consumer.watched(_ASK_SECS, "unassign")
         except BaseException:  # a generator that is closed early, too
-            consumer.close()
+            consumer.end()
             raise
         with self._lock:
             self._idle.append((names, consumer, problems))
@@ -111,9 +112,9 @@ class Consumers:
             over = self._idle[: len(self._idle) - kept] if len(self._idle) > kept else []
             del self._idle[: len(over)]
         for _, old, _ in over:
-            old.close()
+            old.end()
 
-    def _take(self, names: tuple[Any, ...], reading: Reading) -> tuple[Any, list[str]]:
+    def _take(self, names: tuple[Any, ...], reading: Reading) -> tuple[Watched, list[str]]:
         with self._lock:
             for number, (key, consumer, problems) in enumerate(self._idle):
                 if key == names:
@@ -138,7 +139,7 @@ class Consumers:
             self._closed = True
             idle, self._idle = self._idle, []
         for _, consumer, _ in idle:
-            consumer.close()
+            consumer.end()
 
 
 CONSUMERS = Consumers()
@@ -159,7 +160,7 @@ class _Read:
     def __init__(
         self,
         reading: Reading,
-        consumer: Any,
+        consumer: Watched,
         problems: list[str],
         ranges: Sequence[OffsetRange],
         stopped: Callable[[], bool],
@@ -174,7 +175,7 @@ class _Read:
         reading = self._reading
         rows = Rows(reading.columns, reading.decoder, reading.letters, reading.what)
         partition = self._kafka.TopicPartition
-        self._consumer.assign([partition(one.topic, one.partition, one.begin) for one in self._open.values()])
+        self._move("assign", [partition(one.topic, one.partition, one.begin) for one in self._open.values()])
         heard = time.monotonic()
         while self._open:
             if self._stopped():
@@ -271,7 +272,7 @@ class _Read:
     def _out_of_range(self, at: At, wanted: OffsetRange) -> None:
         """The log has no message at the offset that was asked for, and none behind it that would do."""
         try:
-            low, high = self._consumer.get_watermark_offsets(self._kafka.TopicPartition(*at), _ASK_SECS, cached=False)
+            low, high = self._watermarks(at)
         except self._kafka.KafkaException as error:
             raise SourceFailure(
                 f"{self._reading.what} cannot be read, at {at}: it is not known which messages there are",
@@ -310,7 +311,7 @@ class _Read:
     def _is_confirmed(self, at: At, offset: int) -> bool:
         """Asks the leader, which gives no end of its log while it may not yet know where that is."""
         try:
-            _, high = self._consumer.get_watermark_offsets(self._kafka.TopicPartition(*at), _ASK_SECS, cached=False)
+            _, high = self._watermarks(at)
         except self._kafka.KafkaException as error:
             self._problems[:] = [error_text(self._reading.connection, error)]
             return False
@@ -335,14 +336,31 @@ class _Read:
     def _go_to(self, at: At, offset: int) -> None:
         """Reads a partition on from an offset, also one whose last fetch has failed: a seek refuses that."""
         partition = self._kafka.TopicPartition(at.topic, at.partition, offset)
-        self._consumer.incremental_unassign([partition])
-        self._consumer.incremental_assign([partition])
+        self._move("incremental_unassign", [partition])
+        self._move("incremental_assign", [partition])
+
+    def _move(self, method: str, partitions: list[Any]) -> None:
+        """Says which partitions are read: the client is asked in its own thread, without a time-out of its own."""
+        try:
+            self._consumer.watched(_ASK_SECS, method, partitions)
+        except self._kafka.KafkaException as error:
+            raise SourceFailure(
+                f"{self._reading.what} cannot be read: its client does not take partitions",
+                found=error_text(self._reading.connection, error),
+                action="the batch is tried again up to max_attempts, by another client",
+            ) from None
+
+    def _watermarks(self, at: At) -> tuple[int, int]:
+        found: tuple[int, int] = self._consumer.within(
+            _ASK_SECS, "get_watermark_offsets", self._kafka.TopicPartition(*at), cached=False
+        )
+        return found
 
     def _end(self, at: At) -> None:
         del self._open[at]
         self._early.pop(at, None)
         if self._open:
-            self._consumer.incremental_unassign([self._kafka.TopicPartition(*at)])
+            self._move("incremental_unassign", [self._kafka.TopicPartition(*at)])
 
 
 _GONE = (

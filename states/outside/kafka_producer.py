@@ -280,7 +280,11 @@ class PartProducers:
                 future.set_exception(error)
             one.end(readers=False)
 
-        threading.Thread(target=make, name="trident-kafka-ahead", daemon=True).start()
+        try:
+            threading.Thread(target=make, name="trident-kafka-ahead", daemon=True).start()
+        except RuntimeError as error:  # the interpreter ends
+            future.set_exception(error)
+            one.end()
         return True
 
     def let_go(self, owner: tuple[str, str]) -> None:

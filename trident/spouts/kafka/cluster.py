@@ -120,9 +120,9 @@ class KafkaCluster:
     def close(self) -> None:
         """Lets go of the client, whose threads end; it is connected anew if it is asked again."""
         with self._lock:
-            old, self._client = self._client, None
-        if old is not None:
-            old.end()
+            held, self._client = [self._client], None
+        # In a thread: its own threads are waited for. Another call that uses it goes on.
+        threading.Thread(target=held.clear, name="trident-kafka-close", daemon=True).start()
 
     # --- requests -----------------------------------------------------------------------------
 

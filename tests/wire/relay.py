@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from enum import Enum
 from typing import Protocol
@@ -236,7 +236,7 @@ class _Connection:
         self.close()
 
 
-def _messages(one: socket.socket, language: Language):  # noqa: ANN202
+def _messages(one: socket.socket, language: Language) -> Iterator[bytes]:
     buffer = bytearray()
     while True:
         try:

@@ -35,7 +35,7 @@ _OURS = {
     "delivery.timeout.ms": "give it as message.timeout.ms",
     "delivery.report.only.error": "failures alone are looked at",
 }
-# What the client takes.
+# The client takes no others.
 _LEAST_MS, _MOST_MS = {OPEN_TIMEOUT: 1_000, MESSAGE_TIMEOUT: 1}, 2**31 - 1
 _PRODUCERS = PartProducers()
 

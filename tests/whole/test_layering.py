@@ -27,6 +27,7 @@ FORBIDDEN = {
 # of stored files, which both have; and the threads that a simulation replaces.
 STATES_MAY_USE = {
     "coordinators.backoff",
+    "coordinators.bounded_calls",
     "coordinators.errors",
     "coordinators.transactions",
     "coordinators.faults",

@@ -19,6 +19,7 @@ from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators.errors import BrokersAway, SourceError, TopicGone
 from trident.coordinators.transactions import TransactionAttempt
 from trident.kafka.settings import KafkaSettings
+from trident.kafka.watched import Watched
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.kafka import cluster
 from trident.spouts.kafka.cluster import NO_MESSAGE, KafkaCluster
@@ -157,7 +158,7 @@ def test_a_committed_offset_that_is_not_told_is_an_error(code: int, error: type[
         future.set_result(SimpleNamespace(topic_partitions=known_alone if len(stable) == 1 else both))
         return {"g": future}
 
-    asked._client = SimpleNamespace(list_consumer_group_offsets=answer, poll=lambda secs: 0)
+    asked._client = Watched(SimpleNamespace(list_consumer_group_offsets=answer, poll=lambda secs: 0))
     assert asked.committed("g", [At("t", 0), At("t", 1)]) == {At("t", 0): 5}
     with pytest.raises(error):
         asked.committed("g", [At("t", 0), At("t", 1)])
@@ -214,7 +215,7 @@ def test_a_client_that_does_not_answer_is_a_cluster_that_is_away(monkeypatch: py
     questions = ("describe_topics", "list_offsets", "list_consumer_group_offsets", "alter_consumer_group_offsets")
     never = {name: lambda _, **__: {"t": Future()} for name in questions}
     never["list_offsets"] = lambda _, **__: {TopicPartition("t", 0): Future()}
-    asked._client = SimpleNamespace(poll=lambda secs: 0, **never)
+    asked._client = Watched(SimpleNamespace(poll=lambda secs: 0, **never))
     for question in (
         lambda: asked.ids(["t"]),
         lambda: asked.ends([At("t", 0)]),

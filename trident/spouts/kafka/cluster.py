@@ -121,8 +121,10 @@ class KafkaCluster:
         """Lets go of the client, whose threads end; it is connected anew if it is asked again."""
         with self._lock:
             held, self._client = [self._client], None
-        # In a thread: its own threads are waited for. Another call that uses it goes on.
-        threading.Thread(target=held.clear, name="trident-kafka-close", daemon=True).start()
+        # In a thread: its own threads are waited for, but not for ever. Another call that uses it goes on.
+        closing = threading.Thread(target=held.clear, name="trident-kafka-close", daemon=True)
+        closing.start()
+        closing.join(REQUEST_SECS)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -206,6 +208,9 @@ class KafkaCluster:
         try:
             return future.result(2 * REQUEST_SECS)
         except concurrent.futures.TimeoutError:
+            with self._lock:
+                if self._client is not None:
+                    self._client.has_hung = True  # the next request has another client
             raise timed_out("no answer of the client") from None
 
     def _result(self, future: Any, what: str) -> Any:

@@ -40,7 +40,7 @@ class Act(Enum):
     SILENT = "it never arrives; the connection stays, silent from then on"
     TORN = "half of its bytes arrive; the connection ends"
     UNANSWERED = "its answer never arrives; the connection ends"
-    IGNORED = "its answer never arrives; the connection goes on"
+    UNHEARD = "its answer never arrives, nor a later one of its connection, which stays"
     TORN_ANSWER = "half of its answer's bytes arrive; the connection ends"
 
 
@@ -218,7 +218,7 @@ class _Connection:
             self.close()
 
     def _from_server(self) -> None:
-        language = self._relay.language
+        language, is_mute = self._relay.language, False
         for message in _messages(self.server, language):
             name, fault = self._asked.pop(language.answer(message), ("", None))
             act = fault.act if fault is not None else None
@@ -227,7 +227,9 @@ class _Connection:
                     self.late.put(message)
             elif act is Act.UNANSWERED:
                 self.close()
-            elif act is not Act.IGNORED:
+            elif is_mute or act is Act.UNHEARD:  # answers come in the order of their requests: none may be left out
+                is_mute = True
+            else:
                 with suppress(OSError):
                     self._client.sendall(message[: len(message) // 2] if act is Act.TORN_ANSWER else message)
                 if act is Act.TORN_ANSWER:

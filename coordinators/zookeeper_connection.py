@@ -31,6 +31,8 @@ from trident.coordinators.znodes import check_name
 
 _CLOSE_SECS_MAX = 3.0
 _REVIVE_SECS_MIN, _REVIVE_SECS_MAX = 0.5, 30.0
+# A first connection that takes longer is told in a line.
+_SILENT_SECS = 1.5
 
 KAZOO_OPTIONS = frozenset(
     "auth_data default_acl sasl_options use_ssl ca certfile keyfile keyfile_password"
@@ -57,7 +59,8 @@ class ZooKeeperConfig:
     """Where ZooKeeper is and how long to wait for it.
 
     Attributes:
-        hosts: "host:port,host:port", with an optional chroot at its end.
+        hosts: "host:port,host:port", with an optional chroot after the last host; the chroot is part of every path,
+            and made where it is missing.
         root: the znode under which every topology has its own.
         session_timeout_secs: how long a dead leader is still believed in
             (the server may bound it by its own least and greatest).
@@ -82,11 +85,22 @@ class ZooKeeperConfig:
             )
         if not self.root.startswith("/") or self.root.rstrip("/") == "":
             raise ConfigError("the ZooKeeper root", found=repr(self.root), expected='a path such as "/trident"')
-        for part in self.root.strip("/").split("/"):
+        for part in self.path.strip("/").split("/"):
             check_name(part, "a part of the ZooKeeper root")
         for name in ("session_timeout_secs", "connect_timeout_secs"):
             if not getattr(self, name) > 0:
                 raise ConfigError(name, found=getattr(self, name), expected="a number of seconds above 0")
+
+    @property
+    def servers(self) -> str:
+        """The hosts without a chroot: kazoo makes a chroot of one level only, and no parent of one."""
+        return self.hosts.partition("/")[0]
+
+    @property
+    def path(self) -> str:
+        """The root's path from the servers' own root, the chroot in front."""
+        chroot = self.hosts.partition("/")[2].strip("/")
+        return (f"/{chroot}" if chroot else "") + "/" + self.root.strip("/")
 
 
 @dataclass
@@ -114,7 +128,7 @@ class Connection:
         self.counters = Counters()
         # Told of each request when it has ended: "read" or "write", seconds, and whether it raised. Must be quick.
         self.timed: Callable[[str, float, bool], None] | None = None
-        self._root = "/" + config.root.strip("/")
+        self._root = config.path
         self._lock = threads.lock()
         self._changed = threads.condition(self._lock)
         self._state = ConnectionState.LOST
@@ -136,7 +150,7 @@ class Connection:
         config = self.config
         try:
             return self._kazoo(
-                hosts=config.hosts,
+                hosts=config.servers,
                 timeout=config.session_timeout_secs,
                 handler=Handler(TlsFiles.of(config.options), self._problems, config.session_timeout_secs),
                 logger=HarmlessLog(_kazoo_log, self._problems),
@@ -147,7 +161,7 @@ class Connection:
             )
         except (ValueError, TypeError, kz.ConfigurationError) as problem:
             raise ConfigError(
-                "the ZooKeeper configuration", found=f"{config.hosts!r} ({problem})", expected="host:port,host:port"
+                "the ZooKeeper configuration", found=f"{config.hosts!r} ({problem})", expected="host:port,host:port/chroot"
             ) from problem
 
     # -- connection ---------------------------------------------------------
@@ -157,14 +171,24 @@ class Connection:
 
     def _wait_first(self) -> None:
         timeout = self.config.connect_timeout_secs
-        deadline = self._threads.monotonic() + timeout
+        began, said_so = self._threads.monotonic(), False
+        deadline = began + timeout
         connected = self._client.start_async()
         while not connected.wait(0.05):
             refusal = self._refusal()
             if refusal:
                 raise refusal
-            if self._threads.monotonic() >= deadline:
-                said = self._problems.described()
+            now, said = self._threads.monotonic(), self._problems.described()
+            if not said_so and began + _SILENT_SECS <= now < deadline:
+                said_so = True
+                _log.warning(
+                    "no ZooKeeper server answers at %s yet%s; trying for up to %g s (the settings zookeeper and"
+                    " zookeeper_connect_timeout_secs)",
+                    self.config.hosts,
+                    f" ({said})" if said else "",
+                    timeout,
+                )
+            if now >= deadline:
                 raise ZooKeeperUnreachable(
                     f"no ZooKeeper server answered within {timeout:g} s",
                     found=f"no answer from {self.config.hosts}" + (f" ({said})" if said else ""),

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?"
-HOSTS = rf"{_HOST}(?:\s*,\s*{_HOST})*(?:/[A-Za-z0-9_./-]+)?"
 _LISTEN = r"(?:(?:(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?[0-9]{1,5})?"
 # No file, host or user has it in its name: a NUL, and half of a surrogate pair that no byte stands for.
 _NOT_IN_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 _CLASS = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 ZNODE = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+"
+HOSTS = rf"{_HOST}(?:\s*,\s*{_HOST})*(?:{ZNODE}/?)?"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.zk_fixtures import eventually
+from tests.zk_fixtures import connected, eventually
 from trident.coordinators import kazoo_tls, zookeeper_connection
 from trident.coordinators.errors import (
     ConfigError,
@@ -94,13 +94,34 @@ def test_two_writers_of_one_map_are_noticed(zk, pins):
 # -- the connection ---------------------------------------------------------
 
 
-def test_nobody_there_is_told_within_the_connect_timeout_with_the_place():
+def test_no_server_is_an_error_within_the_connect_timeout_and_a_line_says_early_that_it_is_waited_for(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr(zookeeper_connection, "_SILENT_SECS", 0.1)
     zk = ZooKeeper(ZooKeeperConfig("127.0.0.1:1,127.0.0.1:2", connect_timeout_secs=0.5))
     started = time.monotonic()
     with pytest.raises(ZooKeeperUnreachable, match="127.0.0.1:1,127.0.0.1:2.*") as raised:
         zk.connect()
     assert time.monotonic() - started < 15
     assert "0.5 s" in str(raised.value)
+    name = "trident.coordinators.zookeeper"
+    (said,) = [record.getMessage() for record in caplog.records if record.name == name]
+    assert said.startswith("no ZooKeeper server answers at 127.0.0.1:1,127.0.0.1:2 yet (")
+    assert "trying for up to 0.5 s" in said and "zookeeper_connect_timeout_secs" in said
+
+
+@pytest.mark.parametrize("chroot", ["/one", "/two/levels", "/three/levels/more/"])
+def test_a_chroot_that_is_not_there_is_made_with_all_its_levels(zk_server, zk_root, chroot):
+    with connected(f"{zk_server}{zk_root}{chroot}", "/trident") as through:
+        through.ensure_path(through.path("of-the-test"))
+    with connected(zk_server, zk_root + chroot.rstrip("/")) as direct:
+        assert direct.children(direct.path("trident")) == ["of-the-test"]
+
+
+@pytest.mark.parametrize("hosts", ["h:1/a//b", "h:1/a/../b", "h1:1/a,h2:2/a/.."])
+def test_a_chroot_that_cannot_be_one(hosts):
+    with pytest.raises(ConfigError):
+        ZooKeeperConfig(hosts)
 
 
 def test_a_refused_multi_says_which_operation_and_does_nothing(zk):

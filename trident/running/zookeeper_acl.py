@@ -53,7 +53,7 @@ def _why_open(config: TridentConfig, zk: ZooKeeper) -> str:
             " zookeeper_acl at `auto`"
         )
     try:
-        root_is_open = zk.everybody_may(config.zookeeper_root)
+        root_is_open = zk.everybody_may(zk.path())
     except CoordinationError:
         return ""  # not even its ACL may be read
     if root_is_open:

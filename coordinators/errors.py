@@ -58,6 +58,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from trident.coordinators import shown_errors
+
 
 def described(value: object) -> str:
     """A value of a user's for an error: its repr, shortened; its type alone where it has no repr."""
@@ -90,12 +92,11 @@ class TridentError(Exception):
             text += f". {action[:1].upper()}{action[1:]}"
         super().__init__(text)
         self.message = text
+        shown_errors.install()
 
     def _render_traceback_(self) -> list[str]:
         """IPython asks for it: the user's lines first, and none of the framework's."""
-        from trident.coordinators.shown_errors import render  # time: notebooks alone show errors so
-
-        return render(self)
+        return shown_errors.render(self)
 
 
 class TopologyError(TridentError, ValueError):

@@ -1,4 +1,4 @@
-"""An error in a notebook: the lines of the user's own code first, without those of the framework."""
+"""An error as a notebook, or Python at the end of a script, shows it: without the framework's own lines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import traceback
+from types import TracebackType
 from typing import Any
 
 from trident.coordinators.causes import causes, text_of
@@ -29,10 +30,8 @@ def render(error: BaseException) -> list[str]:
     First the frames of a user's function that raised on a worker, with their source where this process knows it; then
     the error; then the lines of the user's code that led here.
     """
-    # Told by its name: its class is in a room above.
-    on_workers = [str(one.args[0]) for one in causes(error) if type(one).__name__ == "UsersTraceback"]
     lines: list[str] = []
-    for frames in on_workers:
+    for frames in _on_workers(error):
         lines += ["Your function (most recent call last):", *_with_source(frames.splitlines()), ""]
     lines += [f"{type(error).__name__}: {with_cells(text_of(error))}"]
     called = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
@@ -40,6 +39,33 @@ def render(error: BaseException) -> list[str]:
         lines += ["", "Called at (most recent call last):"]
         lines += _with_source("".join(traceback.format_list(called)).splitlines())
     return lines
+
+
+def install() -> None:
+    """Has Python show an uncaught error of ours with the user's own lines alone; called when one is made.
+
+    A program that shows errors in a way of its own keeps that, and Python's development mode (``python -X dev``) shows
+    all lines. The error itself is not changed: who catches it finds its whole traceback.
+    """
+    if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
+        sys.excepthook = _show
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    called = [frame for frame in traceback.extract_tb(trace) if is_users(frame.filename)]
+    if not called or not hasattr(error, "_render_traceback_"):
+        sys.__excepthook__(kind, error, trace)
+        return
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(called)]
+    for frames in _on_workers(error):
+        lines += ["Your function (most recent call last):\n", f"{frames.rstrip()}\n"]
+    print("".join([*lines, *traceback.format_exception_only(error)]), end="", file=sys.stderr)
+
+
+def _on_workers(error: BaseException) -> list[str]:
+    """The frames of a user's function that raised on a worker."""
+    # Told by its name: its class is in a room above.
+    return [str(one.args[0]) for one in causes(error) if type(one).__name__ == "UsersTraceback"]
 
 
 def is_users(filename: str) -> bool:

@@ -161,7 +161,9 @@ class Connection:
             )
         except (ValueError, TypeError, kz.ConfigurationError) as problem:
             raise ConfigError(
-                "the ZooKeeper configuration", found=f"{config.hosts!r} ({problem})", expected="host:port,host:port/chroot"
+                "the ZooKeeper configuration",
+                found=f"{config.hosts!r} ({problem})",
+                expected="host:port,host:port/chroot",
             ) from problem
 
     # -- connection ---------------------------------------------------------

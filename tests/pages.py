@@ -83,11 +83,9 @@ def _options_of_all() -> list[click.Option]:
 
 def _option_table(options: list[click.Option]) -> list[str]:
     lines = ["| option | |", "|---|---|"]
-    for one in options:
-        written = one.opts[0] if one.is_flag else f"{one.opts[0]} {one.metavar or one.type.name.upper()}"
-        more = (" Needed." if one.required else "") + (" May be given several times." if one.multiple else "")
-        said = (one.help or "").replace("; may be given again.", ".").replace("|", "\\|")
-        lines.append(f"| `{written}` | {said}{more} |")
+    for one in options:  # word for word as --help has them
+        written, said = (text.replace("|", "\\|") for text in one.get_help_record(click.Context(main)) or ("", ""))
+        lines.append(f"| `{written}` | {said} |")
     return lines
 
 

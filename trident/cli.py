@@ -33,10 +33,12 @@ from trident.config import TridentConfig
 from trident.coordinators.causes import causes
 from trident.coordinators.errors import ConfigError, TopologyError, TridentError
 from trident.running import last_resort
+from trident.running.progress import make_display
+from trident.running.signals import sigterm_ends
 from trident.settings_file import VARIABLE as SETTINGS_FILE
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.core.store_problems import told_by_a_store
+from trident.states.core.store_problems import told_by_storage
 from trident.watching import json_logs
 
 # Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
@@ -71,7 +73,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
         except click.Abort:  # Ctrl-C at a question
             sys.exit(EXIT_INTERRUPTED)
         except (Exception, KeyboardInterrupt) as raised:
-            error: BaseException = told_by_a_store(raised) or raised
+            error: BaseException = told_by_storage(raised) or raised
             code = exit_code(error)
             if json_logs.is_installed():
                 log.error("%s", str(error) or "interrupted", exc_info=error)
@@ -172,19 +174,24 @@ def new(name: str, settings: tuple[str, ...]) -> None:
 def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Run the topology that FILE defines, until it is stopped or fails.
 
-    A first Ctrl-C or SIGTERM finishes what is decided and stops; a second aborts.
+    A first Ctrl-C or SIGTERM finishes what is decided and stops; a second aborts. While it starts, the first ends it.
     """
-    from trident.commands.user_file import load_topology
-    from trident.spark.session import ask_for
-
     given = _config(settings).with_spark_conf(conf)  # what is wrong here is told before the file is run
     if given.log_format == "json":
         json_logs.install()
-    # An expression in the file may make the session, whose JVM is fixed then.
-    ask_for(asked_spark_settings(given))
-    topology, file_config = load_topology(file)
-    config = _config(settings, file_config).with_spark_conf(conf)
-    topology.run(config=config)
+    with sigterm_ends(f"the start of {file}"):
+        display = make_display(given.progress, log_format=given.log_format)
+        if display is not None:
+            display.event(f"reading {file}")
+        log.info("reading %s", file)
+        from trident.commands.user_file import load_topology
+        from trident.spark.session import ask_for
+
+        # An expression in the file may make the session, whose JVM is fixed then.
+        ask_for(asked_spark_settings(given))
+        topology, file_config = load_topology(file)
+        config = _config(settings, file_config).with_spark_conf(conf)
+        topology.run(config=config)
 
 
 @main.command(short_help="Print or draw what FILE would do.")
@@ -220,8 +227,8 @@ def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> No
 def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
     """Print the status of topology NAME, or of all in the warehouse, and how old it is.
 
-    Exit code 0 when it runs (as far as can be seen from here), 1 when it gave up or failed, 3 when it is halted, 5 when
-    it was stopped or its process is gone; of several the gravest. 2 when it is not known.
+    Exit code 0 when it runs or starts (as far as can be seen from here), 1 when it gave up or failed, 3 when it is
+    halted, 5 when it was stopped or its process is gone; of several the gravest. 2 when it is not known.
     """
     from trident.running.status import condition, format_status, read_status, topologies_with_status
 

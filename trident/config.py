@@ -195,7 +195,9 @@ class TridentConfig(Settings):
 
     zookeeper: str = _setting(
         "embedded",
-        text(pattern=HOSTS, expected='"embedded" or host:port,host:port, with one optional /chroot after the last host'),
+        text(
+            pattern=HOSTS, expected='"embedded" or host:port,host:port, with one optional /chroot after the last host'
+        ),
         "`embedded`: a server of its own for the warehouse, on this machine. Otherwise the hosts.",
     )
     zookeeper_root: str = _setting(

@@ -141,6 +141,12 @@ def reached_stores() -> tuple[Place, ...]:
     return tuple(Place(root) for root in storage.configured_roots())
 
 
+def named_place(text: AnyPath) -> Place:
+    """The place that a path or a URL of a user's names; a relative path is taken from the working folder."""
+    named = os.fspath(text)
+    return Place(named if _root_of(named) or named.startswith("file:") else os.path.abspath(named))
+
+
 def warehouse_place(warehouse: AnyPath) -> Place:
     """The place that a setting or an argument names; a relative path is taken from the working folder.
 

@@ -1,4 +1,4 @@
-"""Errors of a store in words: which of its refusals it was, and what a person can do."""
+"""Errors of a store, or of a disk, in words: which of its refusals it was, and what a person can do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trident.coordinators.errors import StoreProblem, StoreUnreachable
+from trident.coordinators.errors import StorageProblem, StoreProblem, StoreUnreachable
 from trident.states.core.storage import STORES, AnyPath
 
 
@@ -52,13 +52,46 @@ def told_by_a_store(error: BaseException) -> StoreProblem | None:
     return store_problem(error) if named else None
 
 
+_YOURS = "let this process's user use it (ls -ld, mount), or name another path"
+# What a disk refuses is a matter of this machine, and no error of the framework: error number → what, and what to do.
+_OF_A_DISK = {
+    errno.EACCES: ("this process may not use it", _YOURS),
+    errno.EPERM: ("this process may not use it", _YOURS),
+    errno.EROFS: ("it is on a file system that is mounted read-only", _YOURS),
+    errno.ENOTDIR: ("a part of the path is a file, where a folder was expected", "name another path"),
+    errno.EISDIR: ("it is a folder, where a file was expected", "name another path"),
+    errno.ENAMETOOLONG: ("the path is too long", "name a shorter one"),
+    errno.ELOOP: ("its links lead in a circle", "name another path"),
+    errno.ENOSPC: ("the disk is full", "make room there (df -h, df -i)"),
+    errno.EDQUOT: ("the disk's quota is used up", "make room there, or raise the quota"),
+    errno.EIO: ("the disk fails", "see the system's log, and whether the disk is there"),
+}
+_WITHOUT_A_PATH = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def told_by_a_disk(error: BaseException) -> StorageProblem | None:
+    """The problem, where an error is one of this machine's files; a file that is missing is none."""
+    if not isinstance(error, OSError) or error.errno not in _OF_A_DISK:
+        return None
+    if error.filename is None and error.errno not in _WITHOUT_A_PATH:
+        return None  # a socket's
+    what, action = _OF_A_DISK[error.errno]
+    where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "a file"
+    return StorageProblem(f"{where} cannot be used: {what}", found=error.strerror, action=action)
+
+
+def told_by_storage(error: BaseException) -> StorageProblem | None:
+    """The problem, where an error is one that a store, or a disk, told."""
+    return told_by_a_store(error) or told_by_a_disk(error)
+
+
 @contextmanager
 def stores_told() -> Iterator[None]:
-    """Raises the problem in place of an error that a store told."""
+    """Raises the problem in place of an error that a store, or a disk, told."""
     try:
         yield
     except OSError as error:
-        problem = told_by_a_store(error)
+        problem = told_by_storage(error)
         if problem is None:
             raise
         raise problem from error

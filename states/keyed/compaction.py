@@ -262,8 +262,8 @@ def plan_live_read(
     if txid > newest:
         raise SnapshotUnavailable(
             f"transaction {want_txid} is not committed in every table yet",
-            found=f"committed in all of them: {newest}",
-            action="wait for it, or read an earlier one",
+            found=f"committed in all of them: {newest}" if newest > 0 else "none is committed",
+            action="wait for it" + (", or read an earlier one" if newest > 0 else ""),
             txid=txid,
             available=newest,
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from trident.coordinators.errors import TableError
+from trident.coordinators.incarnation_ids import rollbacks_of
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor, described_states, descriptors_of_group, load_descriptor
 from trident.states.core.place import AnyPath, Place
@@ -87,6 +88,8 @@ def pin(
         except SnapshotUnavailable as error:
             if txid is not None and txid < newest:
                 raise _too_old(engine, pinned, txid) from error
+            if rollbacks_of(states[0].incarnation):
+                raise _after_a_rollback(error, states[0].topology) from error
             raise
         if plan is not READ_AGAIN:
             return views, plan.txid
@@ -165,6 +168,16 @@ def _as_of(engine: Tables[Snapshot], table: Pinned[Snapshot], txid: int) -> Pinn
     if plain is None:
         raise _too_old(engine, {state.name: table}, txid)
     return replace(table, plain=plain, merged=merged_upto(state, plain, starts_at))
+
+
+def _after_a_rollback(error: SnapshotUnavailable, topology: str) -> SnapshotUnavailable:
+    return SnapshotUnavailable(
+        f"transaction {error.txid} is not committed in every table: it may have been taken back by a rollback",
+        txid=error.txid,
+        available=error.available,
+        found=f"committed in all of them: {error.available}",
+        action=f"read that one, or an earlier one; `trident history {topology}` names what was taken back",
+    )
 
 
 def _too_old(engine: Tables[Snapshot], tables: Mapping[str, Pinned[Snapshot]], txid: int) -> SnapshotUnavailable:

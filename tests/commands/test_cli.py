@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,9 @@ from trident.commands.exit_codes import exit_code
 from trident.commands.user_file import load_topology
 from trident.config import TridentConfig
 from trident.coordinators import errors
+from trident.running.signals import Terminated
 from trident.running.status import GroupStatus, StatusWriter, TopologyStatus, status_path
+from trident.states.core.store_problems import told_by_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -223,6 +227,8 @@ def test_status_prints_one_or_all(tmp_path):
         ("leader", "paused", None, None, 0),
         ("stopped", "stopped", None, None, 5),
         ("leader", "running", None, "1", 5),  # its process is gone
+        ("starting", "stopped", None, None, 0),
+        ("starting", "stopped", None, "1", 5),
         ("failed", "gave up", "8 tries", None, 1),
         ("failed", "running", "ended", None, 1),
         ("halted", "halted", "a table is gone", None, 3),
@@ -319,12 +325,73 @@ def test_skip_wants_a_txid(tmp_path):
         (errors.CorruptZnode("/trident/x", found="?", expected="a record"), 3),
         (errors.StagedFileMissing("no"), 3),
         (errors.ZooKeeperUnreachable("no"), 4),
+        (Terminated(signal.SIGTERM, "ended"), 143),
         (RuntimeError("no"), 70),
         (KeyboardInterrupt(), 130),
     ],
 )
 def test_exit_codes(error, code):
-    assert exit_code(error) == code
+    assert (error.code if isinstance(error, SystemExit) else exit_code(error)) == code
+
+
+# One in a folder that may not be written, also by root; one that is a file; one below a file.
+UNUSABLE = {"/sys/warehouse": "this process may not use it", "file": "is a file", "file/below": "is a file"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["capture", "t", "--txid", "1", "--code", "job.py"],
+        ["diff", "t", "u", "--source", "."],
+        ["fork", "t", "--at", "1", "--as", "u", "--source", "."],
+        ["handover", "t"],
+        ["migrate", "checkpoint", "--topology", "job.py"],
+        ["repair", "t"],
+        ["reset", "t", "--yes"],
+        ["run", "job.py"],
+        ["skip", "t", "--txid", "1"],
+        ["zookeeper", "start"],
+    ],
+    ids=" ".join,
+)
+def test_a_warehouse_that_cannot_be_used_is_no_error_of_the_framework(tmp_path, monkeypatch, command):
+    write(tmp_path, WORD_COUNT)
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.chdir(tmp_path)
+    for warehouse, said in UNUSABLE.items():
+        result = CliRunner().invoke(main, [*command, "--warehouse", warehouse])
+        assert result.exit_code in (1, 2), result.output
+        assert "an error of the framework" not in result.output and "Traceback" not in result.output
+        if result.exit_code == 1:
+            assert said in result.output and warehouse in result.output
+
+
+def test_zookeeper_is_tried_before_spark_and_the_status_says_how_the_start_ended(tmp_path, monkeypatch):
+    from trident.running import starting
+
+    monkeypatch.setattr(starting, "make_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, WORD_COUNT)
+    output = trident(
+        "run", "job.py", "--zookeeper", "127.0.0.1:1", "--set", "zookeeper_connect_timeout_secs=0.2", code=4
+    )
+    lines = [line[9:] for line in output.splitlines()]
+    assert lines[:2] == ["reading job.py", "word-count: connecting to ZooKeeper (127.0.0.1:1)"]
+    assert output.splitlines()[2].startswith(
+        "trident: no ZooKeeper server answered within 0.2 s; found: no answer from"
+    )
+    output = trident("status", "word-count", code=1)
+    assert output.startswith("word-count: failed\n") and "ended by: no ZooKeeper server answered" in output
+
+
+def test_a_disk_that_is_full_or_read_only_is_a_problem_of_the_storage_and_a_missing_file_or_a_port_is_none():
+    for number in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        told = told_by_storage(OSError(number, os.strerror(number), "/data/warehouse"))
+        assert isinstance(told, errors.StorageProblem) and exit_code(told) == 1
+        assert "/data/warehouse" in str(told) and os.strerror(number) in str(told) and told.action
+    assert told_by_storage(OSError(errno.ENOSPC, "No space left on device")) is not None
+    assert told_by_storage(PermissionError(errno.EACCES, "Permission denied")) is None  # of a socket
+    assert told_by_storage(FileNotFoundError(errno.ENOENT, "No such file", "/data/warehouse")) is None
 
 
 def test_every_error_of_the_tree_has_a_documented_exit_code():

@@ -56,6 +56,7 @@ def job(tmp_path: Path, zk_server: str, zk_root: str):
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         started.append(process)
         return process
@@ -86,7 +87,11 @@ def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> Non
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
-    assert "leads job (epoch 1)" in out and "Traceback" not in out
+    assert (
+        "leads job (epoch 1)" in out
+        and "job: stopped; the next start goes on with transaction 2" in out
+        and "Traceback" not in out
+    )
     lines = json_lines(out)
     own = [line for line in lines if str(line.get("logger", "")).startswith("trident.")]
     assert all({"ts", "level", "logger", "message"} <= set(line) for line in own)
@@ -96,9 +101,43 @@ def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> Non
     assert "job: stopped" in status(tmp_path)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_while_it_starts_is_one_line_and_its_exit_code(job, tmp_path: Path, number: signal.Signals) -> None:
+    """And the first line comes before anything heavy, ZooKeeper before Spark, and the status knows that it starts."""
+    process = job("run", "job.py")
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line[9:].rstrip())  # behind the time
+        if "starting Spark" in line:
+            break
+    assert lines[0] == "reading job.py" and lines[-2].startswith("job: connecting to ZooKeeper (127.0.0.1:")
+    assert lines[-1] == "job: starting Spark (local[2])" and "warnings.warn" not in lines[0]
+    assert status(tmp_path).startswith("job: starting\n")
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, out
+    said = [line for line in out.splitlines() if "incubator modules" not in line]
+    ended = {signal.SIGINT: "trident: interrupted", signal.SIGTERM: "trident: the start of job was ended by SIGTERM"}
+    assert said == [ended[number]], out
+    assert status(tmp_path).startswith("job: stopped\n")
+
+
+def test_a_signal_to_the_whole_group_ends_the_jvm_too_and_is_no_error_of_the_framework(job, tmp_path: Path) -> None:
+    process = job("run", "job.py")
+    while "leads job" not in (line := process.stdout.readline()):
+        assert line, "it has ended"
+    os.killpg(process.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    # Where all was done before the JVM had ended, it is a stop like any other.
+    assert process.returncode in (0, 143), out
+    assert "an error of the framework" not in out and "Traceback" not in out and "py4j" not in out
+    assert "was ended by SIGTERM, which has ended Spark's JVM too" in out or process.returncode == 0
+
+
 def test_an_error_before_the_start_is_a_line_of_json_too(job) -> None:
     out, _ = job("run", "missing.py", "--log-format", "json").communicate(timeout=120)
-    (line,) = [json.loads(line) for line in out.splitlines()]
+    reading, line = [json.loads(line) for line in out.splitlines()]
+    assert (reading["level"], reading["message"]) == ("INFO", "reading missing.py")
     assert (line["level"], line["logger"]) == ("ERROR", "trident.cli")
     assert line["error"].startswith("TopologyError: missing.py cannot be run") and "Traceback" in line["traceback"]
 

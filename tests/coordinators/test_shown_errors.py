@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,47 @@ def test_a_file_of_the_framework_is_not_the_users_by_any_of_its_paths() -> None:
         assert not is_users(str(package / file)) and not is_users(str((package / file).resolve()))
     assert is_users(__file__) and is_users("/tmp/ipykernel_12/34567.py") and is_users("<stdin>")
     assert not is_users("<frozen importlib._bootstrap>")
+
+
+SCRIPT = """
+import sys, trident
+
+def ask():
+    return trident.get("nowhere", "counts", "a")
+
+ask()
+"""
+
+
+@pytest.mark.parametrize("mode", [[], ["-X", "dev"]])
+def test_a_script_that_ends_with_an_error_of_ours_shows_its_own_lines_alone(tmp_path: Path, mode: list[str]) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, *mode, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(trident.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("trident.coordinators.errors.TableError: ")
+    frames = [line for line in done.stderr.splitlines() if line.startswith('  File "')]
+    if mode:
+        assert len(frames) > 2  # all of them
+    else:
+        own = [frame.rpartition("script.py")[2] for frame in frames]
+        assert own == ['", line 7, in <module>', '", line 5, in ask'], done.stderr
+
+
+def test_the_hook_of_a_program_and_every_other_error_are_left_alone(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "excepthook", print)
+    TopologyError("no")
+    assert sys.excepthook is print
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    TopologyError("no")
+    assert sys.excepthook is not sys.__excepthook__
+    with pytest.raises(ValueError) as raised:
+        int("x")
+    sys.excepthook(raised.type, raised.value, raised.value.__traceback__)
+    assert capsys.readouterr().err.endswith("ValueError: invalid literal for int() with base 10: 'x'\n")

@@ -16,17 +16,20 @@ from pathlib import Path
 import pytest
 
 from trident.coordinators.errors import TridentError
+from trident.running.first_status import FirstStatus
 from trident.running.status import (
     AttemptStatus,
     CopyStatus,
     GroupStatus,
     StatusWriter,
     TopologyStatus,
+    condition,
     format_status,
     read_status,
     status_path,
     topologies_with_status,
 )
+from trident.states.core.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -217,6 +220,34 @@ def test_a_killed_process_is_reported_as_gone(tmp_path):
     status = read_status(tmp_path, "word-count")
     assert status.process_is_alive() is False
     assert "NOT RUNNING" in format_status(status) and f"process {process.pid}" in format_status(status)
+
+
+def test_what_was_in_flight_in_a_process_that_is_gone_grows_no_older():
+    status = replace(make(), process_started="1", written_at=198.0)
+    text = format_status(status, now=5000.0)
+    assert "NOT RUNNING" in text and "current txid 7, was running" in text
+    assert "8:2  PROCESSING  for 8.0 s" in text, text
+
+
+def test_a_process_that_starts_says_so_unless_another_one_runs(tmp_path):
+    def first(run_id: str) -> FirstStatus:
+        return FirstStatus(Place(tmp_path), "word-count", run_id, StatusWriter(status_path(tmp_path, "word-count")))
+
+    first("r1")
+    assert condition(read_status(tmp_path, "word-count")) == "starting"
+    first("r2")  # it is another process's, which lives
+    assert read_status(tmp_path, "word-count").run_id == "r1"
+    before = replace(make(), role="stopped", groups=(GroupStatus("lines", 17, "stopped", rows_per_second=3.0),))
+    StatusWriter(status_path(tmp_path, "word-count")).update(before)
+    start = first("r3")
+    status = read_status(tmp_path, "word-count")
+    assert (status.role, status.run_id, status.groups[0].current_txid) == ("starting", "r3", 17)
+    assert format_status(status).splitlines()[0] == "word-count: starting"
+    start.failed(ValueError("no such server"))
+    status = read_status(tmp_path, "word-count")
+    assert (condition(status), status.error) == ("failed", "no such server")
+    first("r4").failed(KeyboardInterrupt())
+    assert condition(read_status(tmp_path, "word-count")) == "stopped"
 
 
 def test_a_pid_that_another_process_has_now_is_not_the_writer():

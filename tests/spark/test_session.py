@@ -7,17 +7,24 @@ import os
 import subprocess
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark import SparkContext, java_gateway
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from trident import DeltaAppend, FixedBatchSpout, TridentTopology
+from trident.commands.doctor_machine import look_at_machine
+from trident.commands.doctor_report import Report
 from trident.config import TridentConfig
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
-from trident.spark import jars, jvm_start, session
+from trident.spark import jars, jvm_start, session, versions
 from trident.spark.session import check_session, configure_spark, delta_jars, local_cores, make_session, session_confs
 from trident.spark.submitted import warn_of_what_came_too_late
+from trident.spark.versions import check_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -276,9 +283,59 @@ def test_the_cores_of_a_master(master, cores):
     assert local_cores(master) == cores
 
 
-def test_spark_connect_is_refused():
-    with pytest.raises(SparkSessionProblem, match="Spark Connect"):
-        configure_spark(SparkSession.builder.config("spark.remote", "sc://host"))
+def test_spark_connect_is_refused(monkeypatch):
+    with pytest.raises(SparkSessionProblem, match="Spark Connect cannot be used.*found: spark.remote=sc://host;"):
+        configure_spark(SparkSession.builder.config("spark.remote", "sc://host/;token=secret"))
+    with pytest.raises(SparkSessionProblem, match="spark.api.mode=connect"):
+        configure_spark(SparkSession.builder.config("spark.api.mode", "connect"))
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host/;token=secret")
+    with pytest.raises(SparkSessionProblem, match="the environment variable SPARK_REMOTE=sc://host/; ") as raised:
+        make_session("x")
+    assert "secret" not in str(raised.value) and "unset it" in str(raised.value).lower()
+
+
+def test_what_is_no_session_of_this_framework_is_refused_before_anything_is_asked_of_it():
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    topology = TridentTopology("t")
+    topology.new_stream("s", FixedBatchSpout("word string", [[("a",)]])).partition_persist(DeltaAppend("out"))
+    with pytest.raises(SparkSessionProblem, match="a session of Spark Connect cannot be used"):
+        topology.start(object.__new__(ConnectSession))
+    with pytest.raises(SparkSessionProblem, match="no Spark session; found: TridentConfig.*start.config="):
+        topology.start(TridentConfig())
+
+
+@pytest.mark.parametrize("found", ["4.1.4", "4.2.1"])
+def test_a_spark_of_another_version_than_pyspark_is_refused_by_the_pair(tmp_path, monkeypatch, spark, found):
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / f"spark-core_2.13-{found}.jar").write_bytes(b"jar")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    pair = rf"Spark {found} \(in {tmp_path} \(SPARK_HOME\)\) and PySpark {pyspark.__version__}"
+    with pytest.raises(SparkSessionProblem, match=pair):
+        configure_spark(SparkSession.builder)
+    report = Report()
+    look_at_machine(report, TridentConfig())
+    assert any(f"Spark {found}" in one and "Unset SPARK_HOME" in one for one in report.problems)
+    # Only the JVM knows the version of a session that the user has made.
+    monkeypatch.setattr(pyspark, "__version__", "4.9.0")
+    with pytest.raises(SparkSessionProblem, match=f"Spark {spark.version} .*and PySpark 4.9.0"):
+        check_versions(spark)
+
+
+def test_a_jar_of_delta_of_another_version_is_refused(spark, monkeypatch):
+    assert versions._jar_of_delta(spark).endswith(f"delta-spark_4.2_2.13-{metadata.version('delta-spark')}.jar")
+    monkeypatch.setattr(versions, "_jar_of_delta", lambda _: "/opt/spark/jars/delta-spark_4.1_2.13-4.3.1.jar")
+    with pytest.raises(SparkSessionProblem, match="found: delta-spark 4.3.1 for Spark 4.1 .*expected: io.delta:delta-"):
+        check_versions(spark)
+
+
+def test_a_spark_that_does_not_start_is_no_error_of_the_framework(monkeypatch):
+    def not_made(*_):
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+
+    monkeypatch.setattr(session, "_made", not_made)
+    with pytest.raises(SparkSessionProblem, match="Spark does not start with these settings; found: .*JAVA_GATEWAY"):
+        make_session("x")
 
 
 def test_a_session_in_which_java_cannot_call_python_back_is_refused(monkeypatch, spark):

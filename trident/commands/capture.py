@@ -7,7 +7,7 @@ import os
 from trident.commands.user_file import load_topology
 from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError
-from trident.states.core.place import Place
+from trident.states.core.place import Place, named_place
 from trident.streams.topology import TridentTopology
 from trident.time_travel.captures import Capture, check_folder, write_capture
 from trident.time_travel.capturing import STATE_ROWS, capture
@@ -38,7 +38,7 @@ def capture_to(
         TridentError: as ``trident.replay``.
     """
     topology = loaded(name, code)
-    place = Place(folder if folder and "://" in folder else os.path.abspath(folder or f"{name}-{txid}"))
+    place = named_place(folder or f"{name}-{txid}")
     check_folder(place)  # told before a session is made
     found = capture(topology, config.warehouse, txid, group=group, config=config, state_rows=state_rows)
     write_capture(found, place)

@@ -20,6 +20,7 @@ from trident.running.executor_look import LIBRARIES, LIBRARIES_OF_COPIES
 from trident.spark.jars import RESOLVER_CONFS, delta_jars, known_delta_jars
 from trident.spark.own_host import own_host_problem
 from trident.spark.session import check_descriptors, spark_settings
+from trident.spark.versions import check_spark_home
 from trident.states.core.host_bound import is_local_master
 
 _PACKAGES = ("trident-spark", "pyspark", "delta-spark", *LIBRARIES, *LIBRARIES_OF_COPIES)
@@ -32,6 +33,7 @@ def look_at_machine(report: Report, config: TridentConfig) -> bool:
     """Returns whether there is a Java with which a JVM starts, at a port of this machine's own."""
     report.say("Python", f"{platform.python_version()} ({sys.executable})")
     _packages(report)
+    _spark(report)
     works = _java(report)
     if works:
         _jars(report, config)
@@ -53,6 +55,18 @@ def _packages(report: Report) -> None:
                 f"{exact[1]} has another version; found: {found}; expected: exactly {exact[2]}. "
                 f"Run: pip install '{exact[1]}=={exact[2]}'"
             )
+
+
+def _spark(report: Report) -> None:
+    try:
+        check_spark_home()
+    except EnvironmentProblem as problem:
+        report.problem("Spark", "", problem)
+    if remote := os.environ.get("SPARK_REMOTE"):
+        report.problems.append(
+            f"SPARK_REMOTE={remote.partition(';')[0]} is set: PySpark would make a session of Spark Connect, which has "
+            "no JVM at hand. Unset it for this framework's programs"
+        )
 
 
 def _version(package: str) -> str | None:

@@ -7,8 +7,8 @@ refuses a certificate or a password.
 where a rehearsal gives other rows or fails, with 6 where not everything could be compared.
 ``status`` and ``zookeeper status`` end with 5 when what they tell of does not
 run, ``status`` also with 1 or 3 when that is how it ended. Beside these 70 for
-an error of the framework itself, or a JVM that has died, and 130 for an
-interrupted command.
+an error of the framework itself, or a JVM that has died, 130 for an interrupted
+command, and 143 for a topology that SIGTERM has ended while it started.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from trident.running.own_zookeeper import leading, own_zookeeper
 from trident.spouts.checkpoint import Imports, SourceOffset, StreamCheckpoint
 from trident.spouts.contracts import Json, SpoutContext
 from trident.states.core import storage
-from trident.states.core.place import Place
+from trident.states.core.place import Place, named_place
 from trident.states.delta.log_tables import LogTables
 from trident.streams.topology import TridentTopology
 
@@ -90,7 +90,7 @@ def migrate(
             expected="a warehouse on a disk that this host reaches by a path",
         )
     storage.make_warehouse(warehouse)
-    found = StreamCheckpoint(Place(checkpoint))
+    found = StreamCheckpoint(named_place(checkpoint))
     if found.has_state and not without_state:
         raise SourceError(
             f"the query of the checkpoint {checkpoint} keeps state of Spark's own, which cannot be imported",
@@ -164,7 +164,7 @@ def _last_done(found: StreamCheckpoint, doubt: InDoubt) -> tuple[int, str]:
 
 
 def _has_batch(target: str, app_id: str, batch: int) -> bool:
-    table = LogTables().load(str(Place(target)))
+    table = LogTables().load(str(named_place(target)))
     version = table.txn_version(app_id)
     if version not in (batch - 1, batch):
         known = ", ".join(f"{app} at {txn}" for app, txn in sorted(table.txns.items())[:10]) or "none"

@@ -18,6 +18,7 @@ from pyspark import SparkContext, cloudpickle
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError, TridentError
+from trident.running.signals import Terminated
 from trident.streams.topology import TridentTopology
 
 # Aggregators are named in a topology's identity by the last part of their module.
@@ -77,6 +78,8 @@ def _run(path: Path) -> types.ModuleType:
             raise
         error.message = f"{_where(path, error)}: {error.message}"
         error.args = (error.message,)
+        raise
+    except Terminated:
         raise
     except (Exception, SystemExit) as error:
         if _wanted_a_session(error):

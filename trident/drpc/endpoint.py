@@ -142,7 +142,9 @@ class DrpcFront:
                 self._is_port_taken = True
                 self._event(f"{problem}; trying again until it is free")
             return
-        self._event(f"answers requests at http://{self._http.address}/drpc")
+        where = f"http://{self._http.address}"
+        page = f"shows its page at {where}/, and " if self.routes else ""
+        self._event(f"{self.name} {page}answers requests at {where}/drpc")
 
     def listen_again(self) -> None:
         """As :meth:`listen`, where no caller could take an error."""

@@ -20,11 +20,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 from pyspark import SparkContext
 
+from trident.coordinators import shown_errors
 from trident.running.registry import all_running
 
 # How long a script's end waits for its queries: the next start does what is left.
@@ -34,16 +37,50 @@ _EXIT_INTERRUPTED = 130
 
 _lock = threading.Lock()
 _of_process = 0
+_starts = 0
+_interrupted = False  # since a start began
 _previous_hook: Any = None
 _pysparks_handler: Any = None
 
 
+@contextmanager
+def while_starting() -> Iterator[None]:
+    """An interrupt within it is none of Spark's either: no job is cancelled, of a session that may be half made.
+
+    Where it falls into a callback whose errors Python ignores (a fork's, a destructor's), :func:`check` raises it.
+    """
+    global _starts, _interrupted
+    _starts, _interrupted = _starts + 1, False
+    prepare()
+    of_python = _is_main() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if of_python:
+        signal.signal(signal.SIGINT, _on_interrupt)
+    try:
+        yield
+        check()
+    finally:
+        _starts -= 1
+        if of_python and _pysparks_handler is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def check() -> None:
+    """Raises KeyboardInterrupt where one has been lost since the start began."""
+    if _interrupted and _is_main():
+        raise KeyboardInterrupt
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 def prepare() -> None:
-    """Sees to this process's end; called at each start of a topology, when its session is there."""
+    """Sees to this process's end; called when a topology starts, and again when its session is there."""
     global _of_process, _previous_hook
     with _lock:
         if _of_process != os.getpid():
             _of_process = os.getpid()
+            shown_errors.install()
             _previous_hook, sys.excepthook = sys.excepthook, _on_uncaught
             atexit.register(_at_exit)
     _spare_the_batches()
@@ -52,7 +89,7 @@ def prepare() -> None:
 def _spare_the_batches() -> None:
     """Takes the place of PySpark's handler of SIGINT, which it sets with each session that the main thread makes."""
     global _pysparks_handler
-    if threading.current_thread() is not threading.main_thread():
+    if not _is_main():
         return
     handler = signal.getsignal(signal.SIGINT)
     if str(getattr(handler, "__module__", "")).startswith("pyspark."):
@@ -61,6 +98,10 @@ def _spare_the_batches() -> None:
 
 
 def _on_interrupt(number: int, frame: FrameType | None) -> None:
+    global _interrupted
+    if _starts:
+        _interrupted = True
+        raise KeyboardInterrupt
     if not all_running():
         _pysparks_handler(number, frame)
     # A thread of its own: this one may be in the middle of a call to the JVM.

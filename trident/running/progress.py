@@ -160,10 +160,12 @@ class ProgressLog:
         with self._lock:
             self._tell(lambda display: display.event(text))
 
-    def close(self) -> None:
-        """Ends the display with the totals; records stay readable. May be called twice."""
+    def close(self, last: str = "") -> None:
+        """Ends the display with the totals, and a last message; records stay readable. May be called twice."""
         with self._lock:
             self._tell(lambda display: display.close(self._totals))
+            if last:
+                self._tell(lambda display: display.event(last))
             self._closed = True
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TableError, TopologyError
+from trident.coordinators.transactions import checked_txid
 from trident.running.site import SparkSite
 from trident.spark.session import check_session
 from trident.spark.stores import configure_by_session
@@ -53,9 +54,11 @@ def read(
 
     Raises:
         TableError: there is no such state, or that transaction is not kept any more.
+        ConfigError: txid is no transaction's number.
         SparkSessionProblem: the session lacks what is needed.
     """
     check_session(spark)
+    txid = None if txid is None else checked_txid(txid)
     place = warehouse_place(warehouse)
     configure_by_session(place, spark)
     return read_state(spark, KernelEngine(spark), place, state, txid=txid, aggregator=aggregator)
@@ -100,9 +103,10 @@ def get(
             Spark can read it (text with a collation; a table with deletion vectors): the message says so, and
             ``trident.read`` reads it.
         FieldError: a key has other columns or types than the state's.
-        ConfigError: a Python combiner is needed and was not given.
+        ConfigError: a Python combiner is needed and was not given; or txid is no transaction's number.
         StoreProblem: the warehouse's store refuses, or cannot be reached.
     """
+    txid = None if txid is None else checked_txid(txid)
     reader = _reader(str(TridentConfig(warehouse=os.fspath(warehouse)).warehouse_place()))
 
     def values(asked: list[Any]) -> list[Values | None]:
@@ -186,6 +190,7 @@ def read_running(
         advanced: batch group → its last advanced txid, of the groups that run here.
     """
     plan, binding = _binding(plans, state)
+    txid = None if txid is None else checked_txid(txid)
     if isinstance(kind := binding.state_kind, TablelessKind):
         return own_snapshot(site.spark, kind, binding, txid, incarnation)
     return read_state(

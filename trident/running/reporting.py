@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from trident.coordinators.supervisor import Supervisor
 from trident.coordinators.transactions import TransactionAttempt
 from trident.drpc.endpoint import DrpcFront
 from trident.drpc.requests import DrpcRequests
+from trident.running.first_status import FirstStatus
 from trident.running.progress import ProgressLog
 from trident.running.rehearsals import Rehearsals
 from trident.running.site import SparkSite
@@ -27,6 +29,7 @@ from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, Statu
 from trident.running.warm_up import WarmUp
 from trident.spark.class_archive import make_later
 from trident.spouts.host import added
+from trident.states.core.place import Place
 from trident.states.keyed.background_compactor import VIEWS
 from trident.watching.events import (
     Advanced,
@@ -86,6 +89,17 @@ class Reporter:
         self._final_groups: tuple[GroupStatus, ...] = ()
         self._has_advanced = False
 
+    @contextmanager
+    def starting(self, warehouse: Place) -> Iterator[None]:
+        """Within it the status says that this process starts, or how that has ended, unless another process runs."""
+        first = FirstStatus(warehouse, self.progress.name, self.progress.run_id, self._writer)
+        try:
+            yield
+        except BaseException as error:
+            first.failed(error)
+            self.progress.close()
+            raise
+
     def starts(self) -> None:
         """The query is made, and its thread begins."""
         self._tell(Started)
@@ -93,6 +107,14 @@ class Reporter:
     def ends(self) -> None:
         """The last events; nothing runs any more."""
         self._tell(Terminated, error=self.supervisor.error)
+
+    def close_display(self) -> None:
+        """The last line of a run; an error is told by who raises it."""
+        supervisor, following = self.supervisor, ", ".join(str(group.current_txid) for group in self._final_groups)
+        goes_on = f"; the next start goes on with transaction {following}" if following else ""
+        text = f"{self.progress.name}: stopped{goes_on}" if supervisor.error is None else ""
+        log.info(text)
+        self.progress.close(text)
 
     def _tell(self, kind: type[Event], **facts: Any) -> None:
         progress = self.progress

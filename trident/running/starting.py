@@ -9,25 +9,26 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.config import TridentConfig, as_config
-from trident.coordinators.errors import StateAway
+from trident.coordinators.errors import StateAway, TridentError
 from trident.coordinators.master import Limits
 from trident.coordinators.recovery import Settings, Supervised
 from trident.coordinators.registration import IdentityDict, Registration
 from trident.coordinators.supervisor import Supervisor
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.drpc.endpoint import DrpcFront
 from trident.operations.windows import windows_with_rows
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
 from trident.planning.requests import copied_states
-from trident.running import last_resort
+from trident.running import interrupts, last_resort
 from trident.running.cluster_probe import prepare_cluster
 from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.embedded_keeper import EmbeddedKeeper
 from trident.running.ending import Ending
-from trident.running.interrupts import prepare
 from trident.running.measuring import measure
 from trident.running.notebook import in_notebook
 from trident.running.one_host import check_topology, master_of
@@ -37,13 +38,15 @@ from trident.running.query import TopologyQuery
 from trident.running.registry import add, make_room, place_of
 from trident.running.rehearsals import Rehearsals, Rehearse
 from trident.running.reporting import Reporter
+from trident.running.session_end import session_end
+from trident.running.signals import Terminated, sigterm_ends
 from trident.running.site import SparkSite
 from trident.running.source_folders import folders_of_tasks
 from trident.running.standby_notes import StandbyNote
 from trident.running.status import StatusWriter, status_path
 from trident.spark import stores
 from trident.spark.left_uploads import drop_left_uploads
-from trident.spark.session import check_session, make_session, spark_settings
+from trident.spark.session import check_kind, check_session, make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.core.store_problems import stores_told
@@ -111,6 +114,8 @@ def start_topology(
         TridentError: a query of this topology runs in this process already.
     """
     last_resort.install()
+    if spark is not None:
+        check_kind(spark)
     config = as_config(config).replace(**settings)
     if config.log_format == "json":
         json_logs.install()
@@ -126,17 +131,34 @@ def start_topology(
     make_room(place, replace=replaces, standby=standby, check=lambda query: _check_follows(topology, query))
     if warehouse.is_local:
         storage.make_warehouse(warehouse)
-    if spark is None:
-        spark = make_session(f"trident {topology.name}", spark_settings(config))
-    check_session(spark)
-    stores.configure_by_session(warehouse, spark)
-    drop_left_uploads(warehouse, spark)
-    of_tasks = folders_of_tasks(topology.graph, warehouse)
-    prepare_cluster(spark, warehouse, config.python_archive, of_tasks, config.single_writer)
-    query = _make_query(topology, plans, spark, config, warehouse, show_progress, rehearsal, told)
-    add(place, query)
-    prepare()
+    reporter = _make_reporter(topology.name, plans, config, warehouse, show_progress)
+    with interrupts.while_starting(), reporter.starting(warehouse), ExitStack() as undo:
+        # Before Spark, which takes longer: a wrong address, or another topology of this name, is an error at once.
+        reporter.event(f"{topology.name}: connecting to ZooKeeper ({_where(config)})")
+        zk = open_zookeeper(config, warehouse)
+        undo.callback(zk.close)
+        registration = Registration(zk, topology.name)
+        registration.check(topology.identity())
+        interrupts.check()
+        if spark is None:
+            reporter.event(f"{topology.name}: starting Spark ({master_of(None, config)})")
+            spark = make_session(f"trident {topology.name}", spark_settings(config))
+        check_session(spark)
+        interrupts.prepare()
+        interrupts.check()
+        stores.configure_by_session(warehouse, spark)
+        drop_left_uploads(warehouse, spark)
+        of_tasks = folders_of_tasks(topology.graph, warehouse)
+        prepare_cluster(spark, warehouse, config.python_archive, of_tasks, config.single_writer)
+        _check_outside(spark, topology.name, plans, known=registration.read() is not None)
+        query = _make_query(topology, plans, spark, config, warehouse, zk, reporter, rehearsal, told)
+        undo.pop_all()
+        add(place, query)
     return query
+
+
+def _where(config: TridentConfig) -> str:
+    return "the warehouse's own server" if config.zookeeper == "embedded" else config.zookeeper
 
 
 def _make_query(
@@ -145,29 +167,20 @@ def _make_query(
     spark: SparkSession,
     config: TridentConfig,
     warehouse: Place,
-    show_progress: bool,
+    zk: ZooKeeper,
+    reporter: Reporter,
     rehearsal: MakeRehearsal | None,
     listeners: list[TopologyListener],
 ) -> TopologyQuery:
     """The query, whose threads run."""
     name, identity = topology.name, topology.identity()
-    reporter = _make_reporter(name, plans, config, warehouse, show_progress)
     reporter.front = DrpcFront(topology.graph, config, reporter.event)
     if config.http and config.page:
         reporter.front.routes = page_routes(reporter, topology.graph, plans, warehouse)
     asked = copied_states(reporter.front.plans)
     reporter.site = SparkSite(name, plans, spark, config, warehouse, reporter.compaction_failed, asked)
-    zk = open_zookeeper(config, warehouse)
-    try:
-        # Refused at once, not when it is this process's turn to lead.
-        registration = Registration(zk, name)
-        registration.check(identity)
-        _check_outside(spark, name, plans, known=registration.read() is not None)
-        measure(reporter, plans, config, warehouse, zk, spark)
-        reporter.front.listen()
-    except BaseException:
-        zk.close()
-        raise
+    measure(reporter, plans, config, warehouse, zk, spark)
+    reporter.front.listen()
     groups_of = {plan_.name: list(plan_.spouts) for plan_ in plans}
     supervised = Supervised(name, identity, groups_of, reporter.site.code_ids)
     rehearse = rehearsal and rehearsal(spark, name, topology.graph, warehouse, config)
@@ -187,7 +200,7 @@ def _make_query(
             reporter.close_copies,
             reporter.ends,
             reporter.front.end,
-            reporter.progress.close,
+            reporter.close_display,
             *closing,
             reporter.listeners.close,  # the last: a slow one keeps no other process waiting for the lease
         ],
@@ -259,22 +272,28 @@ def run_topology(
     """Starts a topology and waits until it ends; see ``TridentTopology.run``.
 
     A first SIGINT or SIGTERM finishes what is decided and stops; a second one
-    ends the process at once, which loses nothing: the next start goes on.
+    ends the process at once, which loses nothing: the next start goes on. While
+    it starts, the first one ends it.
 
     Returns:
         the query, which has ended without an error.
 
     Raises:
         TridentError: why it ended; and as :func:`start_topology`.
+        KeyboardInterrupt: SIGINT while it started.
+        Terminated: SIGTERM while it started; or a signal that has ended Spark's JVM too.
     """
     config = as_config(config).replace(**settings)
-    query = start_topology(topology, spark, config, show_progress=True, rehearsal=rehearsal, listeners=listeners)
+    with sigterm_ends(f"the start of {topology.name}"):
+        query = start_topology(topology, spark, config, show_progress=True, rehearsal=rehearsal, listeners=listeners)
     asked = threading.Event()
+    numbers: list[int] = []
 
     def on_signal(number: int, frame: object) -> None:
         if asked.is_set():
             print("trident: aborted", file=sys.stderr, flush=True)
             os._exit(128 + number)
+        numbers.append(number)
         asked.set()
 
     previous = {}
@@ -284,9 +303,16 @@ def run_topology(
         while not query.await_termination(0.2):
             if asked.is_set() and query.is_active:
                 query.request_stop()
+    except TridentError:
+        if not numbers or session_end(query.spark) is None:
+            raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        if spark is None:
+        gone = session_end(query.spark)
+        if spark is None and gone is None:
             query.spark.stop()
+    if numbers and gone is not None:  # sent to all processes of the group
+        said = f"{topology.name} was ended by {signal.Signals(numbers[0]).name}, which has ended Spark's JVM too"
+        raise Terminated(numbers[0], f"{said}; the next start finishes what is decided")
     return query

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trident.coordinators import processes
@@ -115,8 +115,8 @@ class TopologyStatus:
     later. Leave them out and the writer's own are taken.
 
     Attributes:
-        role: "leader" or "standby"; "merging" while a leader that was stopped brings the plain tables up to date, and
-            at the end "stopped", "failed" or "halted".
+        role: "starting" before it contends for the lease; "leader" or "standby"; "merging" while a leader that was
+            stopped brings the plain tables up to date, and at the end "stopped", "failed" or "halted".
         error: what ended the topology; None while it runs and when it was stopped.
     """
 
@@ -287,8 +287,12 @@ def format_status(status: TopologyStatus, *, now: float | None = None) -> str:
     lines.append(f"  id {status.id}, run {status.run_id}, epoch {status.epoch}")
     if status.error:
         lines.append(f"  ended by: {status.error}")
+    mode = "was {}" if condition(status) == "gone" else "{}"
+    # A batch of a process that has gone is not processed any longer than it was.
+    until = status.written_at if status.process_is_alive() is False else now
     for group in status.groups:
-        lines += [f"  {line}" for line in _group_lines(group, now)]
+        shown = replace(group, mode=mode.format(group.mode))
+        lines += [f"  {line}" for line in _group_lines(shown, now, until)]
     return "\n".join(lines)
 
 
@@ -297,8 +301,10 @@ def condition(status: TopologyStatus) -> str:
 
     Returns:
         "halted", "failed" (it gave up, or ended with another error), "stopped" (asked to), "gone" (its process
-        ended without a word), or "running": also where its process cannot be seen from here.
+        ended without a word), "starting", or "running": also where its process cannot be seen from here.
     """
+    if status.role == "starting":
+        return "gone" if status.process_is_alive() is False else "starting"
     modes = {group.mode for group in status.groups}
     if "halted" in modes or status.role == "halted":
         return "halted"
@@ -313,9 +319,11 @@ def _health(status: TopologyStatus) -> str:
     modes, ended = {group.mode for group in status.groups}, condition(status)
     if ended == "halted":
         return "HALTED: a person must look"
+    alive = status.process_is_alive()
+    if ended == "starting":
+        return "starting" + (", as far as known: its process cannot be seen from here" if alive is None else "")
     if "gave up" in modes:
         return "gave up (attempt cap)"
-    alive = status.process_is_alive()
     if status.role == "merging" and alive is not False:
         return "stopped, and brings the plain tables up to date"
     if ended in ("stopped", "failed"):
@@ -333,7 +341,7 @@ def _writer(status: TopologyStatus) -> str:
     return f"process {status.pid} on {status.host} ({alive})"
 
 
-def _group_lines(group: GroupStatus, now: float) -> list[str]:
+def _group_lines(group: GroupStatus, now: float, until: float) -> list[str]:
     lines = [f"group {group.name}: current txid {group.current_txid}, {group.mode}"]
     rows, txids = _number(group.rows_per_second), _number(group.txids_per_second)
     lines.append(f"  rates    {rows} rows/s, {txids} transactions/s")
@@ -342,14 +350,14 @@ def _group_lines(group: GroupStatus, now: float) -> list[str]:
     for attempt in group.attempts:
         failures = f", {attempt.failures} failed before" if attempt.failures else ""
         lines.append(
-            f"    {attempt.txid}:{attempt.attempt_id}  {attempt.phase:<10}  for {_age(now - attempt.since)}{failures}"
+            f"    {attempt.txid}:{attempt.attempt_id}  {attempt.phase:<10}  for {_age(until - attempt.since)}{failures}"
         )
     if group.view_txid is not None:
         behind = max(group.current_txid - 1 - group.view_txid, 0)
         lag = f"{behind} behind" if behind else "up to date"
         lines.append(f"  view     transaction {group.view_txid}, {lag}: what readers of the plain tables see as one")
     lines += _copy_lines(group.copies)
-    lines += [f"  {line}" for one in group.outside for line in _outside_lines(one, now)]
+    lines += [f"  {line}" for one in group.outside for line in _outside_lines(one, until)]
     if group.halted_by:
         lines.append(f"  HALTED BY  {group.halted_by}")
     if group.last_error:

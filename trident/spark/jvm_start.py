@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import py4j.java_gateway
 from pyspark import SparkContext, java_gateway
 
 log = logging.getLogger(__name__)
 _waiting: list[Callable[[], object]] = []
+
+# By mistake py4j tells a command that was interrupted, or that met no JVM, to the root of all logging: a page on
+# standard error, and the program's logging counts as configured from then on. Its own logger is what it means.
+_py4j: Any = py4j.java_gateway
+_py4j.logging = _py4j.logger
 
 
 def while_the_jvm_starts(imports: Callable[[], object]) -> None:
@@ -35,8 +41,11 @@ def imports_meanwhile() -> Iterator[None]:
         yield
         return
 
+    jvms: list[Any] = []
+
     def started(*args: Any, **named: Any) -> Any:
         process = start(*args, **named)
+        jvms.append(process)
         while _waiting:
             try:
                 _waiting.pop()()
@@ -47,5 +56,11 @@ def imports_meanwhile() -> Iterator[None]:
     module.Popen = started
     try:
         yield
+    except BaseException:
+        # Interrupted before it has answered: its folder is gone by now, of which it would print a page.
+        if SparkContext._gateway is None:
+            for process in jvms:
+                process.kill()
+        raise
     finally:
         module.Popen = start

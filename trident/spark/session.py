@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from py4j.clientserver import ClientServer
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig
+from trident.coordinators.causes import first_line
 from trident.coordinators.environment import is_secret
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
 from trident.coordinators.java import find_java
@@ -35,6 +37,7 @@ from trident.spark.log4j import has_own_log4j, log4j_file
 from trident.spark.own_host import spare_own_host
 from trident.spark.spark_defaults import spark_defaults
 from trident.spark.submitted import add_jars, is_submitted, submitted_settings, warn_of_what_came_too_late
+from trident.spark.versions import check_spark_home, check_versions
 from trident.spark.worker_sockets import ENABLED as UNIX_SOCKETS
 from trident.spark.worker_sockets import socket_settings
 from trident.states.core.host_bound import is_local_master
@@ -49,6 +52,7 @@ _DESCRIPTORS_MIN = 512
 _ADDED_TO = ("spark.driver.extraJavaOptions", "spark.driver.extraClassPath", "spark.jars", "spark.sql.extensions")
 _asked_for: dict[str, str] = {}
 _DEFAULT_MASTER = ("spark.master", "local[*]")
+_NO_JVM = "its driver's JVM is elsewhere, and commits need it at hand"
 
 
 def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
@@ -78,8 +82,8 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
             "configure_spark needs a session's builder", found=described(builder), expected="SparkSession.builder"
         )
     given = {**submitted_settings(), **getattr(builder, "_options", {})}
-    if "spark.remote" in given or "spark.api.mode" in given and given["spark.api.mode"] == "connect":
-        raise SparkSessionProblem("Spark Connect cannot be used", expected="a builder with .master(...)")
+    _refuse_connect(given)
+    check_spark_home()
     find_java()
     if local_cores(given.get("spark.master", "local[*]")) is not None:
         spare_own_host()
@@ -94,6 +98,40 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     for key, value in confs.items():
         builder.config(key, value)
     return builder
+
+
+def _refuse_connect(given: Mapping[str, str]) -> None:
+    """Raises SparkSessionProblem where PySpark would make a session of Spark Connect."""
+    for key, found in {
+        "spark.remote": given.get("spark.remote"),
+        "the environment variable SPARK_REMOTE": os.environ.get("SPARK_REMOTE"),
+        "spark.api.mode": given.get("spark.api.mode"),
+        "the environment variable SPARK_API_MODE": os.environ.get("SPARK_API_MODE"),
+    }.items():
+        if found is not None and (key.endswith(("remote", "REMOTE")) or found.lower() == "connect"):
+            raise SparkSessionProblem(
+                f"Spark Connect cannot be used: {_NO_JVM}",
+                found=f"{key}={found.partition(';')[0]}",  # behind that are the token and other parameters
+                expected="a classic session, with spark.master (the setting spark_master)",
+                action="unset it for this program",
+            )
+
+
+def check_kind(spark: object) -> None:
+    """Raises SparkSessionProblem where it is no session, or one of Spark Connect; asks no JVM."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise SparkSessionProblem(
+            f"a session of Spark Connect cannot be used: {_NO_JVM}",
+            found="spark.remote",
+            expected="a classic session, with spark.master",
+            action="run the program where the driver may be: with spark_master=spark://host:7077 on a cluster",
+        )
+    if not isinstance(spark, SparkSession):
+        raise SparkSessionProblem(
+            "this is no Spark session",
+            found=described(spark),
+            expected="a SparkSession; settings are given by name: start(config=TridentConfig(…))",
+        )
 
 
 def _let_workers_import() -> None:
@@ -217,14 +255,30 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
         # No JVM has started: with a damaged archive of classes it may crash, but there are other reasons. It was the
         # archive only where a JVM starts without it.
         if SparkContext._gateway is not None or not class_archive.is_given():
-            raise
-        spark = _made(app_name, {**settings, class_archive.SETTING: "false"})
+            raise _does_not_start(error) from error
+        try:
+            spark = _made(app_name, {**settings, class_archive.SETTING: "false"})
+        except PySparkRuntimeError as again:
+            raise _does_not_start(again) from again
         class_archive.give_up(f"the JVM did not start with it: {error}")
+    except Py4JError as error:
+        raise _does_not_start(error) from error
     if submitted:
         warn_of_what_came_too_late(asked, submitted)
     if made_before:
         _warn_of_what_came_too_late(spark, asked)
     return check_session(spark)
+
+
+def _does_not_start(error: Exception) -> SparkSessionProblem:
+    said = getattr(error, "java_exception", None)
+    return SparkSessionProblem(
+        "Spark does not start with these settings",
+        found=(str(said.toString()) if said is not None else first_line(error)).splitlines()[0][:500],
+        expected="a session",
+        action="the lines above say more, where the JVM has ended; see spark_master, driver_memory and the Spark "
+        "settings (spark_conf, --conf, spark-defaults.conf)",
+    )
 
 
 def _made(app_name: str, settings: Mapping[str, str]) -> SparkSession:
@@ -329,12 +383,8 @@ def check_session(spark: SparkSession) -> SparkSession:
     Raises:
         SparkSessionProblem: it cannot; the message names the setting.
     """
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise SparkSessionProblem(
-            "a Spark Connect session has no JVM at hand, which commits need",
-            found="spark.remote",
-            expected="a classic session, with spark.master",
-        )
+    check_kind(spark)
+    check_versions(spark)
     if not isinstance(spark.sparkContext._gateway, ClientServer):
         raise SparkSessionProblem(
             "in this session Java cannot call Python back, which commits need, and threads share their jobs' names",

@@ -22,7 +22,7 @@ from trident.spark.rows import to_dataframe
 from trident.spark.session import make_session
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding
-from trident.states.core.place import Place
+from trident.states.core.place import Place, named_place
 from trident.states.core.plain_values import python_values
 from trident.streams.topology import TridentTopology
 from trident.time_travel.differences import Difference
@@ -180,7 +180,7 @@ def load_capture(folder: Union[str, "os.PathLike[str]"]) -> Capture:
     Raises:
         TableError: there is none, or it is not as it was written.
     """
-    place = Place(os.path.abspath(os.fspath(folder)) if "://" not in os.fspath(folder) else os.fspath(folder))
+    place = named_place(folder)
     try:
         facts = parse_stored(storage.read(place / FACTS))
         if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trident.coordinators.errors import ConfigError, TableError, TopologyError, TransactionNotKept, described
+from trident.coordinators.errors import TableError, TopologyError, TransactionNotKept, described
 from trident.coordinators.incarnation_ids import first_id, rollbacks_of, up_to
 from trident.coordinators.records import Decision
+from trident.coordinators.transactions import checked_txid
 from trident.operations.windows import windows_with_rows
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core import storage
@@ -51,8 +52,7 @@ def find_kept(topology: TridentTopology, warehouse: Place, txid: int, group: str
     """
     if not isinstance(topology, TridentTopology):
         raise TopologyError("this is no topology", found=described(topology), expected="a TridentTopology")
-    if not isinstance(txid, int) or isinstance(txid, bool) or txid < 1:
-        raise ConfigError("this is no transaction", found=described(txid), expected="a txid: 1, 2, 3…")
+    txid = checked_txid(txid)
     # As a start does: windows whose stored rows an older version has made go on as they are.
     topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
     chosen = group_of(plan(topology.graph, tracking=False), topology.name, group)

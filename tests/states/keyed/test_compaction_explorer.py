@@ -146,6 +146,8 @@ def test_a_live_read_as_of_an_older_transaction():
         with pytest.raises(SnapshotUnavailable, match=available) as caught:
             plan_live_read(pairs, want_txid=want)
         assert (caught.value.txid, caught.value.available) == (want, 12)
+    with pytest.raises(SnapshotUnavailable, match="none is committed. Wait for it$"):  # there is no earlier one
+        plan_live_read([(LogView(1, 0, 0), TableView(1, 0))], want_txid=1)
 
 
 def test_an_empty_transaction_that_has_advanced_reads_as_the_one_before():

@@ -392,6 +392,16 @@ def fits(reader, key):
     return True
 
 
+@pytest.mark.parametrize("txid", [-1, 0, True, "5", 1.5])
+def test_a_number_that_is_no_transactions_is_refused(merged, spark, txid):
+    for read in (
+        lambda: trident.get(merged.warehouse, "words", "a", txid=txid),
+        lambda: trident.read(spark, merged.warehouse, "words", txid=txid),
+    ):
+        with pytest.raises(ConfigError, match="this is no transaction; found: .*; expected: a txid: 1, 2, 3"):
+            read()
+
+
 def test_no_jvm_is_needed(merged):
     code = f"""
 import trident

@@ -149,6 +149,16 @@ class Supervisor:
         self.ended.set()
         self._notify()
 
+    @property
+    def role(self) -> str:
+        """The role of this process, the same for status, page, metrics and ``/health``.
+
+        "leader"; "suspended" while it can neither lead nor wait for another, for ZooKeeper is away; else :attr:`mode`.
+        """
+        if self.leading.is_set():
+            return "leader"
+        return "suspended" if self.mode == "standby" and not self._zk.connected else self.mode
+
     def call_each(self, parts: Iterable[Callable[[], Any]]) -> None:
         """Calls them all, whatever they raise."""
         for part in parts:

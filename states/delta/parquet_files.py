@@ -174,6 +174,16 @@ def _by_partition(target: FileTarget, batch: pa.RecordBatch) -> Iterator[tuple[t
         yield values, rest.take(pa.array(indices))
 
 
+class ParquetWriter(pq.ParquetWriter):
+    """pyarrow's, which is closed by its user alone.
+
+    One that could not write, as on a full disk, would try again when it is collected, and print a traceback of that.
+    """
+
+    def __del__(self) -> None:
+        pass
+
+
 class _OpenFile:
     def __init__(self, target: FileTarget, partition_values: tuple[str | None, ...]) -> None:
         self._target = target
@@ -211,7 +221,7 @@ class _OpenFile:
             storage.make_folder(storage.join(root, self._target.folder), storage.anchor_of(root))
             self._file = storage.output(self._full, self._target.durable)
             bounded = _with_statistics(table.schema)
-            self._writer = pq.ParquetWriter(
+            self._writer = ParquetWriter(
                 self._file,
                 table.schema,
                 compression=self._target.codec,

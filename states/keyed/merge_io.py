@@ -17,7 +17,7 @@ from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.key_order import rows_in_a_group
-from trident.states.delta.parquet_files import statistics
+from trident.states.delta.parquet_files import ParquetWriter, statistics
 
 # So many rows at the most are read at once, and so many first, which tell how large rows are in memory.
 _BATCH_ROWS = 100_000
@@ -48,7 +48,7 @@ def written(root: Place, folder: str, rows: pa.Table, keys: Sequence[str]) -> St
     ]
     footer: list[pq.FileMetaData] = []
     with storage.output(full) as file:
-        writer = pq.ParquetWriter(
+        writer = ParquetWriter(
             file,
             rows.schema,
             compression="snappy",

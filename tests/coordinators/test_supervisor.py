@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from tests.zk_fixtures import eventually
@@ -16,6 +17,7 @@ from trident.coordinators.recovery import Settings, Supervised
 from trident.coordinators.registration import Registration
 from trident.coordinators.supervisor import Supervisor
 from trident.coordinators.znodes import Delete
+from trident.watching.metric_reads import ROLES
 
 TOPOLOGY = Supervised(
     "supervised",
@@ -158,3 +160,17 @@ def test_a_leader_tells_that_it_is_there_until_it_is_told(zk: Any, monkeypatch: 
     supervisor.request_stop()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_process_has_one_role_also_while_zookeeper_is_away() -> None:
+    supervisor: Any = Supervisor.__new__(Supervisor)
+    supervisor.leading, supervisor.mode = threading.Event(), "standby"
+    for connected, role in ((True, "standby"), (False, "suspended")):
+        supervisor._zk = SimpleNamespace(connected=connected)
+        assert supervisor.role == role
+        assert role in ROLES, "the metric knows it"
+    supervisor.leading.set()
+    assert supervisor.role == "leader"
+    supervisor.leading.clear()
+    supervisor.mode = "merging"
+    assert supervisor.role == "merging"

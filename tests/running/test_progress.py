@@ -9,10 +9,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trident.running.progress import PlainDisplay, ProgressLog, TerminalDisplay, make_display
+from trident.running.reporting import Reporter
+from trident.running.standby_notes import StandbyNote
+from trident.running.status import StatusWriter, status_path
+from trident.states.core.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -244,3 +249,17 @@ def test_on_a_terminal_one_line_is_redrawn(stdout_is_piped):
     assert "\x1b[?25l" not in text, "a coordinator that is killed would leave the cursor hidden"
     # Standard output is the user's: where it is redirected it stays untouched.
     assert (piped == b"output of the user\n") if stdout_is_piped else ("output of the user" in text)
+
+
+def test_work_that_fails_every_few_seconds_is_a_line_a_minute_and_in_the_status_each_time(tmp_path, caplog):
+    writer, note = StatusWriter(status_path(tmp_path, "t")), StandbyNote(Place(tmp_path), "t")
+    reporter = Reporter([], ProgressLog("t", "", "r1"), False, writer, False, note)
+    reporter.site = SimpleNamespace(explain=lambda error: error)
+    with caplog.at_level("INFO", logger="trident.query"):
+        for number in range(5):
+            reporter.compaction_failed("lines", "counts", OSError(f"full {number}"))
+        reporter.compaction_failed("lines", "totals", OSError("full"))
+    said = [record.getMessage().partition(" in the")[0] for record in caplog.records]
+    assert said == ["merging counts", "merging totals"]
+    reporter.compaction_failed("lines", "counts", OSError("full 9"))
+    assert "full 9" in reporter.errors["lines"][0]

@@ -11,6 +11,7 @@ from tests.keyed_helpers import Group, append, keyed
 from trident.coordinators.errors import FieldError, TableError
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor
+from trident.time_travel.explain_row import RowExplanation, RowSource, RowWriter
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +80,14 @@ def test_a_question_that_cannot_be_answered_says_why(group, table, row, error, t
 def test_the_topology_is_asked_for_its_own_states_alone(group):
     with pytest.raises(TableError, match="not of topology 'other'"):
         trident.explain_row(group.warehouse, "other", "counts", "the")
+
+
+def test_a_hot_keys_many_transactions_are_some_lines_when_it_is_printed() -> None:
+    positions = {f"partition-{n}": n for n in range(1000)}
+    sources = {"lines": RowSource("KafkaSpout", "opaque", positions, None)}
+    writers = tuple(RowWriter(txid, 0, 1, "a1", 1, sources) for txid in range(1, 301))
+    lines = str(RowExplanation("t", "lines", "counts", "the", 300, writers, ())).splitlines()
+    assert lines[0] == "counts 'the': 300 rows, of 300 transactions"
+    assert lines[1] == "  290 earlier transactions, 1 to 290: see .writers"
+    assert len(lines) == 22 and max(map(len, lines)) < 300
+    assert lines[2].startswith("  transaction 291: ") and lines[-2].startswith("  transaction 300: ")

@@ -46,6 +46,7 @@ class DrpcFront:
         self.name, self.plans = graph.name, drpc_plans(graph)
         self._address, self._token, self._event = config.http, config.http_token, event
         self.routes: Sequence[Route] = ()
+        self.role_of: Callable[[], str] | None = None  # where a supervisor knows more
         self._changed = threading.Condition()
         self._role = _Role.STARTING
         self._requests: DrpcRequests | None = None
@@ -61,8 +62,8 @@ class DrpcFront:
 
     @property
     def role(self) -> str:
-        """starting, standby, leader or ended."""
-        return self._role.value
+        """starting, standby, leader or ended; of a query the word that its status has."""
+        return self._role.value if self.role_of is None or self._role is _Role.ENDED else self.role_of()
 
     @property
     def http_address(self) -> str | None:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trident.query")
 _POLL_SECS = 0.5
+# One failure of the same work is a line as often as this.
+_QUIET_SECS = 60.0
 
 
 class Reporter:
@@ -87,6 +89,7 @@ class Reporter:
         self._copies: StandbyCopies | None = None
         self._leads_last = False  # of all that is known here: no other process has led since
         self._final_groups: tuple[GroupStatus, ...] = ()
+        self._quiet_until: dict[tuple[str, str], float] = {}  # of a group's state; monotonic seconds
         self._has_advanced = False
 
     @contextmanager
@@ -254,7 +257,10 @@ class Reporter:
         doing = "recording" if state == VIEWS else "merging"
         text = f"{doing} {state} in the background failed, trying again: {self.site.explain(error)}"
         self.errors[group] = (text, time.time())
-        self.event(text)
+        now = time.monotonic()
+        if now >= self._quiet_until.get((group, state), now):  # it is tried again every few seconds
+            self._quiet_until[group, state] = now + _QUIET_SECS
+            self.event(text)
 
     def server_trouble(self, text: str) -> None:
         """The embedded ZooKeeper server does not answer."""
@@ -321,7 +327,7 @@ class Reporter:
             supervisor.term.incarnation,
             self.progress.run_id,
             supervisor.term.epoch,
-            "leader" if supervisor.leading.is_set() else supervisor.mode,
+            supervisor.role,
             error=str(supervisor.error) if supervisor.error else None,
             groups=self._group_statuses() or self._final_groups,
         )

@@ -186,6 +186,7 @@ def _make_query(
     rehearse = rehearsal and rehearsal(spark, name, topology.graph, warehouse, config)
     reporter.rehearsals = Rehearsals(zk, name, identity, rehearse, reporter.event, reporter.wait_warm)
     reporter.supervisor = Supervisor(zk, supervised, reporter.site, reporter, _settings(config))
+    reporter.front.role_of = lambda: reporter.supervisor.role
     closing = [zk.close]
     if config.zookeeper == "embedded":
         folder = server_folder(warehouse)

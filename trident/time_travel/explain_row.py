@@ -68,9 +68,18 @@ class RowWriter:
     sources: Mapping[str, RowSource] | None
 
 
+# A hot key is written by every transaction, and a position names every partition.
+_SHOWN_WRITERS, _SHOWN_CHARS = 10, 200
+
+
+def _short(metadata: Any) -> str:
+    text = json.dumps(metadata, sort_keys=True)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
 @dataclass(frozen=True)
 class RowExplanation:
-    """The answer of :func:`explain_row`; ``print`` shows it.
+    """The answer of :func:`explain_row`; ``print`` shows the last ten transactions of it.
 
     Attributes:
         table: the state's name.
@@ -90,12 +99,16 @@ class RowExplanation:
 
     def __str__(self) -> str:
         lines = [f"{self.table} {self.row!r}: {self.found} rows, of {len(self.writers)} transactions"]
-        for one in self.writers:
+        earlier = self.writers[:-_SHOWN_WRITERS]
+        if earlier:
+            txids = f"{earlier[0].txid} to {earlier[-1].txid}"
+            lines.append(f"  {len(earlier)} earlier transactions, {txids}: see .writers")
+        for one in self.writers[-_SHOWN_WRITERS:]:
             lines.append(f"  transaction {one.txid}: {one.rows} rows, attempt {one.attempt_id}, epoch {one.epoch}")
             for stream, source in (one.sources or {}).items():
-                lines.append(f"    {stream} ({source.spout}): {json.dumps(source.metadata, sort_keys=True)}")
+                lines.append(f"    {stream} ({source.spout}): {_short(source.metadata)}")
                 if source.before is not None and source.before != source.metadata:
-                    lines.append(f"      behind {json.dumps(source.before, sort_keys=True)}")
+                    lines.append(f"      behind {_short(source.before)}")
             if one.sources is None:
                 lines.append("    its manifest is not kept: where its rows came from is not known")
         return "\n".join([*lines, *(f"  {reason}" for reason in self.not_known)])

@@ -8,7 +8,7 @@ from typing import Any
 from trident.watching.facts import ADVANCES_KEPT, Facts, GroupFacts
 
 Found = Iterator[tuple[tuple[str, ...], float]]
-ROLES = ("leader", "standby", "starting", "running", "merging", "stopped", "failed", "halted")
+ROLES = ("leader", "standby", "suspended", "starting", "running", "merging", "stopped", "failed", "halted")
 MODES = ("running", "paused", "suspended", "recovering", "stopping", "stopped", "gave up", "deposed", "halted")
 _IN_FLIGHT = ("PROCESSING", "PROCESSED", "COMMITTING")
 

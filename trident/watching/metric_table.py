@@ -68,8 +68,9 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
             "gauge",
             "",
             ("role",),
-            "1 for the role that this process has (leader, standby, starting, running: the lease is taken and the"
-            " groups are being opened; merging, stopped, failed, halted), 0 for the others.",
+            "1 for the role that this process has (leader, standby, suspended: ZooKeeper is away; starting, running:"
+            " the lease is taken and the groups are being opened; merging, stopped, failed, halted), 0 for the"
+            " others.",
             reads.roles,
         ),
         Metric(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import errno
+import gc
+import io
 import json
 import math
 import subprocess
@@ -20,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trident.states.delta import key_order, parquet_files
-from trident.states.delta.parquet_files import FileTarget, write_partition
+from trident.states.delta.parquet_files import FileTarget, ParquetWriter, write_partition
 
 UTC = datetime.timezone.utc
 
@@ -162,3 +165,30 @@ def test_a_job_that_does_not_name_its_attempt_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(parquet_files, "TaskContext", SimpleNamespace(get=lambda: task))
     with pytest.raises(AssertionError, match="no local property trident.attempt"):
         parquet_files.attempt_of_job()
+
+
+class _Disk(io.RawIOBase):
+    """A file of a disk that gets full."""
+
+    full = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(data)
+
+
+@pytest.mark.parametrize(("writer", "tracebacks"), [(ParquetWriter, 0), (pq.ParquetWriter, 1)])
+def test_a_writer_that_is_left_on_a_full_disk_prints_nothing_when_it_is_collected(monkeypatch, writer, tracebacks):
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: ignored.append(raised.exc_type))
+    disk, table = _Disk(), pa.table({"n": list(range(1000))})
+    left = writer(disk, table.schema)
+    left.write_table(table)
+    disk.full = True  # another file of the batch finds it out, and the batch fails
+    del left
+    gc.collect()
+    assert len(ignored) == tracebacks

@@ -82,6 +82,7 @@ SUITES = {
     "test_timed": "event time",
     "test_kept_plans": "kept plans",
     "test_class_archive": "starting",
+    "test_cli": "starting",
     "test_cluster": "cluster",
     "test_rollback": "time travel",
     "test_matrix": "matrix",
@@ -936,5 +937,13 @@ PLANTED: dict[str, Caught] = {
     ),
     "242-a-replay-reads-what-it-has-written": spark(
         "assert ", "replay.py::test_every_transaction_gives_what_was_committed_and_nothing_is_written"
+    ),
+    "350-spark-before-zookeeper": pure(
+        "Spark was started", "cli.py::test_zookeeper_is_tried_before_spark_and_the_status_says_how_the_start_ended"
+    ),
+    "351-a-disks-refusal-is-an-error-of-the-framework": pure(
+        "an error of the framework",
+        "cli.py::test_a_warehouse_that_cannot_be_used_is_no_error_of_the_framework[zookeeper start]",
+        "cli.py::test_a_warehouse_that_cannot_be_used_is_no_error_of_the_framework[run job.py]",
     ),
 }

@@ -242,8 +242,9 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
     conditions = set()
     for one in names:
         found = read_status(warehouse, one)
-        conditions.add(condition(found))
-        click.echo(json.dumps(found.to_json()) if as_json else format_status(found))
+        what = condition(found)
+        conditions.add(what)
+        click.echo(json.dumps({**found.to_json(), "condition": what}) if as_json else format_status(found))
     for bad, code in EXIT_OF_CONDITION.items():
         if bad in conditions:
             sys.exit(code)

@@ -174,7 +174,7 @@ def _by_partition(target: FileTarget, batch: pa.RecordBatch) -> Iterator[tuple[t
         yield values, rest.take(pa.array(indices))
 
 
-class ParquetWriter(pq.ParquetWriter):
+class ParquetWriter(pq.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
     """pyarrow's, which is closed by its user alone.
 
     One that could not write, as on a full disk, would try again when it is collected, and print a traceback of that.

@@ -250,6 +250,7 @@ def test_status_is_json_for_programs(tmp_path):
     put_status(tmp_path, "word-count")
     output = trident("status", "--json", "--set", f"warehouse={tmp_path}", code=0)
     assert json.loads(output)["groups"][0]["current_txid"] == 17
+    assert json.loads(output)["condition"] == "running", "and not only what its process wrote last"
 
 
 def test_the_warehouse_may_come_from_the_environment(tmp_path):

@@ -16,19 +16,19 @@ from trident.config import TridentConfig, as_config
 from trident.coordinators.acker import Ackers
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import BatchError, SourceError, TridentError
-from trident.running import last_resort
+from trident.running import interrupts, last_resort
 from trident.running.cluster_probe import prepare_cluster
-from trident.running.interrupts import prepare
 from trident.running.one_host import master_of
 from trident.running.registry import add
 from trident.running.session_end import session_end
 from trident.running.shown import short
 from trident.running.stuck_calls import stuck_calls
 from trident.spark import stores
-from trident.spark.session import check_session, make_session, spark_settings
+from trident.spark.session import check_kind, check_session, make_session, spark_settings
 from trident.spouts.contracts import SpoutContext
 from trident.states.core import storage
 from trident.states.core.host_bound import check_hosts
+from trident.states.core.store_problems import stores_told
 from trident.streams.other_names import QUERY_NAMES, OtherNames
 from trident.streams.shown import Facts, as_html, as_line
 from trident.tuples.plan import TuplePlan
@@ -63,6 +63,7 @@ class Startable(Protocol):
     def users(self) -> Iterator[tuple[Any, str]]: ...
 
 
+@stores_told()
 def start_tuple_topology(
     topology: Startable,
     spark: "SparkSession | None" = None,
@@ -79,6 +80,8 @@ def start_tuple_topology(
         settings: single settings by name; they win over config.
     """
     last_resort.install()
+    if spark is not None:
+        check_kind(spark)
     config = as_config(config).replace(**settings)
     told = [*made_listeners(config.listener_classes), *checked_listeners(listeners)]
     plan = topology.plan()
@@ -86,21 +89,23 @@ def start_tuple_topology(
     warehouse = config.warehouse_place()
     # Two of one name do not meet there: one writer or several, it is all the same.
     stores.prepare_store(warehouse, spark, dict(config.spark_conf), single_writer=True)
-    if spark is None:
-        spark = make_session(f"trident {topology.name}", spark_settings(config))
-    check_session(spark)
-    stores.configure_by_session(warehouse, spark)
-    prepare_cluster(spark, None, config.python_archive)
-    ackers = acker_double
-    if ackers is None:
-        timeout_secs = config.message_timeout_secs or _NEVER_SECS
-        ackers = Ackers(config.ackers, timeout_secs, now=time.monotonic())
-    query = TupleQuery(plan, spark, config, ackers, told)
-    query._telling.started()
-    query._thread.start()
-    # Two of one name both work, each on what its own spouts give it: none is in the other's place.
-    add((topology.name, "tuples", query.run_id), query)
-    prepare()
+    with interrupts.while_starting():
+        if spark is None:
+            spark = make_session(f"trident {topology.name}", spark_settings(config))
+        check_session(spark)
+        interrupts.prepare()
+        interrupts.check()
+        stores.configure_by_session(warehouse, spark)
+        prepare_cluster(spark, None, config.python_archive)
+        ackers = acker_double
+        if ackers is None:
+            timeout_secs = config.message_timeout_secs or _NEVER_SECS
+            ackers = Ackers(config.ackers, timeout_secs, now=time.monotonic())
+        query = TupleQuery(plan, spark, config, ackers, told)
+        query._telling.started()
+        query._thread.start()
+        # Two of one name both work, each on what its own spouts give it: none is in the other's place.
+        add((topology.name, "tuples", query.run_id), query)
     return query
 
 

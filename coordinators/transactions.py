@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-from operator import index
-from typing import Any, NamedTuple
-
-from trident.coordinators.errors import ConfigError, described
-
-
-def checked_txid(txid: Any) -> int:
-    """A transaction's number as a user gives it.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    try:
-        number = 0 if isinstance(txid, bool) else index(txid)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ConfigError("this is no transaction", found=described(txid), expected="a txid: 1, 2, 3…")
-    return number
+from typing import NamedTuple
 
 
 class TransactionAttempt(NamedTuple):

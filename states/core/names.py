@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from operator import index
+from typing import Any
 
 from trident.coordinators.errors import ConfigError, ForeignTable, TableError, TopologyError, described
 
@@ -107,3 +109,18 @@ def other_owner(path: object, owner: tuple[str, str], own: tuple[str, str], txid
         f"if {owner[0]!r} and its tables are wanted no more, `trident reset {owner[0]} --drop-tables`. "
         f"`trident repair {own[0]}` names every such table and changes nothing",
     )
+
+
+def checked_txid(txid: Any) -> int:
+    """A transaction's number as a user gives it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        number = 0 if isinstance(txid, bool) else index(txid)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ConfigError("this is no transaction", found=described(txid), expected="a txid: 1, 2, 3…")
+    return number

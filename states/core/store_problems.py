@@ -53,7 +53,7 @@ def told_by_a_store(error: BaseException) -> StoreProblem | None:
 
 
 _YOURS = "let this process's user use it (ls -ld, mount), or name another path"
-# What a disk refuses is a matter of this machine, and no error of the framework: error number → what, and what to do.
+# A disk that refuses something is a matter of this machine, not an error of the framework: error number → why, action.
 _OF_A_DISK = {
     errno.EACCES: ("this process may not use it", _YOURS),
     errno.EPERM: ("this process may not use it", _YOURS),

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TableError, TopologyError
-from trident.coordinators.transactions import checked_txid
 from trident.running.site import SparkSite
 from trident.spark.session import check_session
 from trident.spark.stores import configure_by_session
 from trident.states.core.binding import StateBinding, TablelessKind
+from trident.states.core.names import checked_txid
 from trident.states.core.place import Place, warehouse_place
 from trident.states.core.store_problems import stores_told
 from trident.states.delta.kernel import KernelEngine

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from trident.coordinators.errors import TableError, TopologyError, TransactionNotKept, described
 from trident.coordinators.incarnation_ids import first_id, rollbacks_of, up_to
 from trident.coordinators.records import Decision
-from trident.coordinators.transactions import checked_txid
 from trident.operations.windows import windows_with_rows
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core import storage
+from trident.states.core.names import checked_txid
 from trident.states.core.place import Place
 from trident.states.delta.incarnations import incarnations_in
 from trident.states.delta.manifest import Manifest

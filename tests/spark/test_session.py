@@ -322,6 +322,14 @@ def test_a_spark_of_another_version_than_pyspark_is_refused_by_the_pair(tmp_path
         check_versions(spark)
 
 
+@pytest.mark.parametrize("found", ["{}", "{}-amzn-1", "{}-SNAPSHOT"])
+def test_a_platforms_build_of_the_same_version_is_taken(tmp_path, monkeypatch, found):
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / f"spark-core_2.13-{found.format(pyspark.__version__)}.jar").write_bytes(b"jar")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    versions.check_spark_home()
+
+
 def test_a_jar_of_delta_of_another_version_is_refused(spark, monkeypatch):
     assert versions._jar_of_delta(spark).endswith(f"delta-spark_4.2_2.13-{metadata.version('delta-spark')}.jar")
     monkeypatch.setattr(versions, "_jar_of_delta", lambda _: "/opt/spark/jars/delta-spark_4.1_2.13-4.3.1.jar")

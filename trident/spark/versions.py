@@ -28,7 +28,7 @@ def check_spark_home() -> None:
     """
     home = _find_spark_home()
     found = [match[1] for jar in Path(home, "jars").glob("spark-core_*.jar") if (match := _SPARK_JAR.match(jar.name))]
-    if found and pyspark.__version__ not in found:
+    if found and _numbers(pyspark.__version__) not in map(_numbers, found):
         raise _other_spark(found[0], f"in {home}" + (" (SPARK_HOME)" if os.environ.get("SPARK_HOME") else ""))
 
 
@@ -38,7 +38,7 @@ def check_versions(spark: SparkSession) -> None:
     Raises:
         SparkSessionProblem: they do not fit; the message names the pair.
     """
-    if spark.version != pyspark.__version__:
+    if _numbers(spark.version) != _numbers(pyspark.__version__):
         home = os.environ.get("SPARK_HOME")
         raise _other_spark(spark.version, f"SPARK_HOME={home}" if home else "the session's JVM")
     name = delta_package()
@@ -52,6 +52,12 @@ def check_versions(spark: SparkSession) -> None:
             action="take the other out of spark.jars, spark.jars.packages and the folder jars of Spark; "
             "trident.configure_spark(builder) adds the one that fits",
         )
+
+
+def _numbers(version: str) -> str:
+    """The numbers alone: a platform's own build has something behind them, 4.2.0-amzn-1."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return found[0].rstrip(".") if found else version
 
 
 def _other_spark(found: str, where: str) -> SparkSessionProblem:

@@ -247,6 +247,7 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
     asked = {**_asked_for, **{key: str(value) for key, value in (config or {}).items()}}
     submitted = submitted_settings()
     settings = {"spark.master": submitted.get("spark.master", "local[*]"), **asked}
+    _refuse_connect(settings)  # before the builder is told a master, which PySpark refuses in its own words
     _leave_other_than(settings)
     made_before = SparkContext._active_spark_context is not None
     try:

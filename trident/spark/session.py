@@ -126,7 +126,7 @@ def check_kind(spark: object) -> None:
             expected="a classic session, with spark.master",
             action="run the program where the driver may be: with spark_master=spark://host:7077 on a cluster",
         )
-    if not isinstance(spark, SparkSession):
+    if not hasattr(spark, "sparkContext"):
         raise SparkSessionProblem(
             "this is no Spark session",
             found=described(spark),

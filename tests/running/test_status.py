@@ -231,7 +231,7 @@ def test_what_was_in_flight_in_a_process_that_is_gone_grows_no_older():
 
 def test_a_process_that_starts_says_so_unless_another_one_runs(tmp_path):
     def first(run_id: str) -> FirstStatus:
-        return FirstStatus(Place(tmp_path), "word-count", run_id, StatusWriter(status_path(tmp_path, "word-count")))
+        return FirstStatus(Place(tmp_path), "word-count", run_id)
 
     first("r1")
     assert condition(read_status(tmp_path, "word-count")) == "starting"

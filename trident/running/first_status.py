@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trident.coordinators.errors import TridentError
-from trident.running.status import StatusWriter, TopologyStatus, condition, read_status
+from trident.running.status import StatusWriter, TopologyStatus, condition, read_status, status_path
 from trident.states.core.place import Place
 
 
@@ -13,16 +13,15 @@ class FirstStatus:
     """Writes ``starting``, and how a start has ended that came to nothing.
 
     A status of a process that runs, or that cannot be seen from here, is left as it is: this process may become that
-    one's standby. The groups of a topology that ran before stay in it, as they were.
-
-    Args:
-        writer: of the topology's status.
+    one's standby. The groups of a topology that ran before stay in it, as they were. It has a writer of its own: the
+    query's writes its first status at once.
     """
 
-    def __init__(self, warehouse: Place, name: str, run_id: str, writer: StatusWriter) -> None:
-        self._writer, self._status = writer, _starting(warehouse, name, run_id)
+    def __init__(self, warehouse: Place, name: str, run_id: str) -> None:
+        self._writer = StatusWriter(status_path(warehouse, name), 0.0)
+        self._status = _starting(warehouse, name, run_id)
         if self._status is not None:
-            writer.update(self._status)
+            self._writer.update(self._status)
 
     def failed(self, error: BaseException) -> None:
         """The start has ended with this error, or was interrupted."""

@@ -95,7 +95,7 @@ class Reporter:
     @contextmanager
     def starting(self, warehouse: Place) -> Iterator[None]:
         """Within it the status says that this process starts, or how that has ended, unless another process runs."""
-        first = FirstStatus(warehouse, self.progress.name, self.progress.run_id, self._writer)
+        first = FirstStatus(warehouse, self.progress.name, self.progress.run_id)
         try:
             yield
         except BaseException as error:

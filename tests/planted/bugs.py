@@ -129,9 +129,13 @@ class Caught(NamedTuple):
 
 
 def located(test: str) -> str:
-    """The whole path of ``NAME.py::TEST``, which is in ``test_NAME.py`` of whichever folder of tests/ has it."""
+    """The whole path of ``NAME.py::TEST``, which is in ``test_NAME.py`` of whichever folder of tests/ has it.
+
+    Of two files of one name it is ``FOLDER/NAME.py::TEST``.
+    """
     name, _, rest = test.partition("::")
-    (path,) = TESTS.rglob(f"test_{name}")
+    folder, slash, file = name.rpartition("/")
+    (path,) = TESTS.rglob(f"{folder}{slash}test_{file}")
     return f"tests/{path.relative_to(TESTS).as_posix()}::{rest}"
 
 
@@ -526,7 +530,7 @@ PLANTED: dict[str, Caught] = {
         "assert", "settled_messages.py::test_the_window_is_read_without_a_spark_job"
     ),
     "75-lost-row-counts-as-processed": pure(
-        r"dict_keys\(\[\]\)", "ledger.py::test_a_message_of_which_a_row_is_missing_has_failed_and_no_other"
+        r"dict_keys\(\[\]\)", "messages/ledger.py::test_a_message_of_which_a_row_is_missing_has_failed_and_no_other"
     ),
     # --- the commit path: states/delta/log_commit.py, kernel.py, committer.py, manifest.py, staging.py, control.py
     "68-control-record-without-its-digest": pure(

@@ -34,7 +34,7 @@ from trident.running import kept_plans
 from trident.running.kept_plans import KeptPlans
 from trident.spark import kept_plans_jar
 from trident.spark.rows import held_rows
-from trident.spark.slots import FilesSlot, RowsSlot, Slot
+from trident.spark.slots import FilesSlot, RowsSlot, Slot, TaskSlot
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat
@@ -400,16 +400,19 @@ def test_a_session_that_came_without_the_jar_is_given_it(spark: Any, monkeypatch
 # --- files ------------------------------------------------------------------------------------
 
 
-def file_slot(spark: Any, paths: Sequence[Path], format: str = "text", fields: str = "line string") -> FilesSlot:
+def file_slot(
+    spark: Any, paths: Sequence[Path], format: str = "text", fields: str = "line string", begin: int = 0
+) -> FilesSlot | TaskSlot:
+    """The files from a byte on; whole ones are read by Spark itself."""
     ranges = []
     for number, path in enumerate(paths, 1):
         found = path.stat()
         entry = LedgerEntry(number, str(path), found.st_size, found.st_mtime_ns)
-        ranges.append(FileRange(entry, 0, found.st_size))
+        ranges.append(FileRange(entry, begin, found.st_size))
     data, partitions = READERS.setdefault(format, FileReader(spark, RowFormat(format, group_schema(fields), {}))).read(
         ranges
     )
-    assert isinstance(data, FilesSlot) and partitions == 1
+    assert isinstance(data, TaskSlot if begin else FilesSlot) and partitions == 1
     return data
 
 
@@ -430,13 +433,26 @@ def test_files_of_each_batch_are_read_by_one_plan(spark: Any, new_group: Any, tm
     group = new_group(lines)
     for txid in (1, 2, 3):
         paths = [tmp_path / f"{txid} a%2B=é.txt", tmp_path / f"{txid}b.txt", tmp_path / f"{txid}.gz"]
-        paths[0].write_bytes(b"one\r\ntw\xffo\n\nlast")
+        paths[0].write_bytes("one\r\ntwö\n\nlast".encode())
         paths[1].write_text("".join(f"{txid} {n}\n" for n in range(txid * 50)))
         paths[2].write_bytes(gzip.compress(b"packed\n"))
         slots = {"rows": file_slot(spark, paths)}
         found = group.run(txid, slots)
         assert found is not None and found == group.anew(txid, slots), group.refusal if found is None else ""
         assert len(found["out"]) == 2 * (4 + txid * 50 + 1)
+    assert len(group.kept._shapes) == 1
+
+
+def test_parts_of_files_of_each_batch_are_read_by_one_plan(spark: Any, new_group: Any, tmp_path: Path) -> None:
+    group = new_group(lines)
+    for txid in (1, 2, 3):
+        paths = [tmp_path / f"{txid} a%2B=é.txt", tmp_path / f"{txid}b.txt"]
+        for path in paths:
+            path.write_text("".join(f"{path.name} {n}\r\n" for n in range(txid * 50)))
+        slots = {"rows": file_slot(spark, paths, begin=200 + txid)}
+        found = group.run(txid, slots)
+        assert found is not None and found == group.anew(txid, slots), group.refusal if found is None else ""
+        assert 0 < len(found["out"]) < 200 * txid and f"{txid}b.txt 49" in str(found)
     assert len(group.kept._shapes) == 1
 
 

@@ -29,7 +29,7 @@ from trident.running.late_at_once import Staging
 from trident.running.late_forms import AT_ONCE, LateForms
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import held_rows, to_dataframe
-from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot
+from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot, TaskSlot
 from trident.spouts.contracts import Emitted, Json, SpoutKind
 from trident.spouts.executors import spout_kind
 from trident.spouts.files.reading import source_failure
@@ -337,7 +337,7 @@ class SparkBatchRunner:
         data = emitted.data
         if self._kept_plans.why_not is not None or (self._batch_partitions or emitted.partitions) != 1:
             return None
-        if isinstance(data, FilesSlot):
+        if isinstance(data, (FilesSlot, TaskSlot)):
             return data
         table = held_rows(data, schema)
         if table is None or not table.num_rows or table.nbytes > ROWS_BYTES_MAX:

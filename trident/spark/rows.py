@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
 from trident.coordinators.errors import SourceError
-from trident.spark.slots import FilesSlot
+from trident.spark.slots import NamedRows
 from trident.states.core.names import backquoted
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 # The rows of a batch as a spout may give them; tuples in the order of the schema. The framework's own spouts also name
-# files: a kept plan then reads them without a DataFrame for each batch.
-Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple[Any, ...]], FilesSlot]
+# rows of files: a kept plan then reads them without a DataFrame for each batch.
+Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple[Any, ...]], NamedRows]
 
 
 def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "DataFrame":
@@ -36,7 +36,7 @@ def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "
     Raises:
         SourceError: the data does not fit; the message names the field or the row.
     """
-    if isinstance(data, FilesSlot):
+    if isinstance(data, NamedRows):
         data = data.frame()
     if isinstance(data, DataFrame):
         return _from_dataframe(data, schema)

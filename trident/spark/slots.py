@@ -77,11 +77,25 @@ class RowsSlot:
         return self.spark.createDataFrame(self.table, self.schema)
 
 
-@dataclass(frozen=True)
-class FilesSlot:
-    """Rows of whole files: the property lists these as [path, bytes, time of modification in ms].
+class NamedRows:
+    """A slot that a spout gives as data: its rows are named, not held.
 
     A spout of the user's that wraps one of the framework's is given it as data: it has the methods of its DataFrame.
+    """
+
+    def frame(self) -> "DataFrame":
+        """A frame of these rows alone."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pickle and copy ask for these
+            raise AttributeError(name)
+        return getattr(self.frame(), name)
+
+
+@dataclass(frozen=True)
+class FilesSlot(NamedRows):
+    """Rows of whole files: the property lists these as [path, bytes, time of modification in ms].
 
     Attributes:
         of: names the kind of files, and all that ``read`` and ``behind`` depend on.
@@ -114,10 +128,36 @@ class FilesSlot:
     def frame(self) -> "DataFrame":
         return self.behind(self.read([path for path, _, _ in self.files]))
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # pickle and copy ask for these
-            raise AttributeError(name)
-        return getattr(self.frame(), name)
+
+@dataclass(frozen=True)
+class TaskSlot(NamedRows):
+    """Rows that a task makes of what it is sent: the property holds that.
+
+    Attributes:
+        sent: what the task is sent, as rows.
+        of: names all that ``behind`` depends on.
+        behind: makes the rows of a frame of what is sent.
+        whole: gives a frame of the rows without a kept plan.
+    """
+
+    sent: RowsSlot
+    of: Hashable
+    behind: Callable[["DataFrame"], "DataFrame"]
+    whole: Callable[[], "DataFrame"]
+
+    @property
+    def shape(self) -> Hashable:
+        return "task", self.of
+
+    @property
+    def rows(self) -> str:
+        return self.sent.rows
+
+    def over(self, kept: Any, property: str) -> "DataFrame":
+        return self.behind(self.sent.over(kept, property))
+
+    def frame(self) -> "DataFrame":
+        return self.whole()
 
 
 def _in_its_store(path: str) -> str:

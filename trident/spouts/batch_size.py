@@ -27,13 +27,14 @@ from trident.spouts.arguments import whole
 
 # A batch of up to so many times the least size is a small one.
 _SMALL = 2
+_MIN_ROWS = 1_000
 
 
 class AdaptiveBatchSize:
     """The size of the next batch between bounds that the user sets.
 
     Args:
-        min_rows: the size when nothing waits; at least 1.
+        min_rows: the size when nothing waits; at least 1. None: 1,000, or max_rows where that is less.
         max_rows: the size that is never exceeded.
         in_flight: batches that may be active at once (max_spout_pending).
         target_secs: batches that took longer are not made larger.
@@ -42,9 +43,9 @@ class AdaptiveBatchSize:
         TopologyError: the bounds are impossible.
     """
 
-    def __init__(self, min_rows: int, max_rows: int, in_flight: int = 3, target_secs: float = 5.0) -> None:
-        for name, value in (("min_rows", min_rows), ("max_rows", max_rows)):
-            whole(name, value, 1)
+    def __init__(self, min_rows: int | None, max_rows: int, in_flight: int = 3, target_secs: float = 5.0) -> None:
+        whole("max_rows", max_rows, 1)
+        min_rows = min(_MIN_ROWS, max_rows) if min_rows is None else whole("min_rows", min_rows, 1)
         if max_rows < min_rows:
             raise TopologyError(
                 "the bounds of the batch size are the wrong way round",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import deltalake
@@ -387,3 +388,17 @@ def test_impossible_arguments_and_foreign_metadata_are_refused(tmp_path):
     one, other = as_schema("a long, b string, s string", "test"), as_schema("b string, a int, c long", "test")
     assert differences(one, other, exactly=True) == ["no s", "a int instead of bigint", "a new c"]
     assert differences(one, one, exactly=True) == [] and differences(one, other, exactly=False)[-1] != "a new c"
+
+
+def test_a_table_with_checkpoints_of_the_second_kind_is_read_on_any_thread(spark, tmp_path):
+    properties = "'delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '2'"
+    table = Table(spark, tmp_path / "t", f"TBLPROPERTIES ({properties})")
+    rows = table.add(0, 1, 2) + table.add(3, 4)
+
+    def read() -> Counter:
+        run = Run(DeltaSpout(table.path), spark, tmp_path / "state")
+        run.begin_all()
+        return sum(map(run.rows, run.pins), Counter())
+
+    with ThreadPoolExecutor(1) as fresh:  # a thread on which nobody has set Spark's active session
+        assert fresh.submit(read).result() == rows

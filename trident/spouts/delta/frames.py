@@ -130,6 +130,8 @@ class DeltaFrames:
         return self._jvm.scala.Option.empty()
 
     def _delta_log(self) -> Any:
+        # Delta takes the session of the thread for a part of its work, and nobody has set that of a driver's thread.
+        self._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
         with self._lock:
             if self._log is None:
                 path = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.io.File(self._table).toURI())
@@ -140,14 +142,14 @@ class DeltaFrames:
             return self._log
 
     def _snapshot(self, version: int) -> Any:
-        found = self._snapshots.get(version)
+        log, found = self._delta_log(), self._snapshots.get(version)
         if found is None:
             try:
                 require_whole_log(self._table, version)
             except TableError as error:
                 raise SourceError(error.message) from error
             try:
-                found = self._delta_log().getSnapshotAt(version, self._none(), self._none(), False)
+                found = log.getSnapshotAt(version, self._none(), self._none(), False)
             except Exception as error:  # Delta's, of many types
                 raise SourceError(
                     f"version {version} of the Delta table {self._table} cannot be read",

@@ -8,20 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trident.coordinators.errors import TopologyError
+from trident.spouts.files.options import checked
 from trident.spouts.files.tasks import shown
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMATS = ("text", "csv", "json", "parquet")
-# Hadoop knows these by the end of the name; an offset into one means nothing.
-COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate")
 MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
 _GLOB = re.compile(r"([{}\[\]*?\\])")
-
-
-def is_compressed(path: str) -> bool:
-    return path.endswith(COMPRESSED)
 
 
 def is_name_for_spark(path: str) -> bool:
@@ -39,7 +34,7 @@ class RowFormat:
     """How lines become rows.
 
     Attributes:
-        options: Spark's options for the format.
+        options: Spark's options for the format; those that Spark is given, by its names.
 
     Raises:
         TopologyError: an option cannot be used.
@@ -50,43 +45,31 @@ class RowFormat:
     options: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        lowered = {key.lower(): value for key, value in self.options.items()}
-        for option, why in (
-            ("multiline", "a row must be a line"),
-            ("linesep", "rows end with a newline"),
-            ("encoding", "files are read as UTF-8"),
-            ("charset", "files are read as UTF-8"),
-            ("wholetext", "a row is a line"),
-            ("pathglobfilter", "give the path as a glob"),
-            ("recursivefilelookup", "give the path as a glob with **"),
-            ("ignorecorruptfiles", "rows would be lost"),
-            ("ignoremissingfiles", "rows would be lost"),
-            ("modifiedbefore", "rows would be lost"),
-            ("modifiedafter", "rows would be lost"),
-            ("inferschema", "a schema is given"),
-        ):
-            if option in lowered and str(lowered[option]).lower() not in ("false", "utf-8", "utf8", "\n"):
-                raise TopologyError(
-                    f"FileSpout cannot use the option {self._as_written(option)}",
-                    found=repr(lowered[option]),
-                    expected=f"none: {why}",
-                )
+        object.__setattr__(self, "options", checked(self.name, self.options))
         if self.mode not in MODES:
             raise TopologyError("the mode for malformed rows is unknown", found=self.mode, expected=" or ".join(MODES))
 
-    def _as_written(self, option: str) -> str:
-        return next(key for key in self.options if key.lower() == option)
-
-    def option(self, name: str, default: str) -> str:
-        return next((str(value) for key, value in self.options.items() if key.lower() == name.lower()), default)
+    def option(self, name: str, default: str = "") -> str:
+        """The value of an option, by its name as Spark writes it."""
+        return self.options.get(name, default)
 
     @property
     def mode(self) -> str:
         return self.option("mode", "FAILFAST").upper()
 
     @property
+    def charset(self) -> str:
+        return self.option("encoding", "UTF-8")
+
+    @property
     def header(self) -> bool:
         return self.name == "csv" and self.option("header", "false").lower() == "true"
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that files have: all but the one for malformed rows."""
+        corrupt = self.option("columnNameOfCorruptRecord", "_corrupt_record")
+        return [name for name in self.schema.names if name != corrupt]
 
     @property
     def names_files(self) -> bool:

@@ -87,6 +87,8 @@ class FileListing:
     def new_files(self, known: Container[str]) -> list[FoundFile]:
         """The files whose path is not known, in the order (mtime, path).
 
+        Empty files are left out: one that has just been opened for writing is empty for a moment, and has no rows.
+
         Raises:
             SourceError: a folder cannot be listed.
         """
@@ -96,7 +98,7 @@ class FileListing:
                 for name in self._candidates(path):
                     if name not in known and name not in found:
                         file = look_at(name)
-                        if file is not None:
+                        if file is not None and file.size:
                             found[name] = file
             except OSError as error:
                 raise _cannot_list(path, error.filename or path, error) from error

@@ -27,14 +27,29 @@ from trident.states.core.names import backquoted
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructField
 
 _BATCH_ROWS = 64 << 10
 
 
-def count_rows(path: str) -> int:
-    """The rows of a file, from its footer."""
+# Spark reads integers that do not fit as other numbers, or fails without a name of file and column.
+_INTEGERS = {
+    "tinyint": ("int8",),
+    "smallint": ("int8", "int16", "uint8"),
+    "int": ("int8", "int16", "int32", "uint8", "uint16"),
+    "bigint": ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
+}
+
+
+def count_rows(path: str, schema: "Iterable[StructField]" = ()) -> int:
+    """The rows of a file, from its footer.
+
+    Raises:
+        SourceError: it is no Parquet file, or a column of the schema cannot be read from it.
+    """
     try:
-        return pq.read_metadata(path).num_rows
+        footer = pq.read_metadata(path)
+        found = footer.schema.to_arrow_schema()
     except (OSError, pa.ArrowException) as error:
         raise SourceError(
             f"the input file {path} cannot be read as Parquet",
@@ -42,13 +57,37 @@ def count_rows(path: str) -> int:
             expected="a whole Parquet file: files must appear by a rename",
             action="restore or remove it",
         ) from error
+    for field in schema:
+        _check_column(path, found, field)
+    return int(footer.num_rows)
+
+
+def _check_column(path: str, found: "pyarrow.Schema", field: "StructField") -> None:
+    same = [name for name in found.names if name.lower() == field.name.lower()]
+    if len(same) > 1:
+        raise SourceError(
+            f"the input file {path} has several columns of one name",
+            found=", ".join(same),
+            expected=f"one column {field.name}, whether its letters are capitals or not",
+            action="correct the file's producer, or take the file out of the folder",
+        )
+    fits = _INTEGERS.get(field.dataType.simpleString())
+    for name in same:
+        kind = found.field(name).type
+        if fits is not None and pa.types.is_integer(kind) and str(kind) not in fits:
+            raise SourceError(
+                f"column {name} of the input file {path} does not fit the schema",
+                found=str(kind),
+                expected=f"{field.dataType.simpleString()}: {', '.join(fits)}",
+                action="correct the schema of the spout (of uint64 a decimal(20,0)), or take the file away",
+            )
 
 
 def read_parquet(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
     """The rows of some ranges."""
     whole = [part for part in ranges if part.whole and ":" not in part.entry.path]
     parts = [part for part in ranges if part not in set(whole)]
-    exact = [part for part in parts if is_exact(part.entry.path, format.schema)]
+    exact = [part for part in parts if is_exact(part.entry.path, format)]
     frames = [_in_tasks(spark, format, exact, partitions)] if exact else []
     if whole:
         frames.append(_native(spark, format, whole))
@@ -68,8 +107,10 @@ def _native(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange
     return frame.selectExpr(*columns, *more)
 
 
-def is_exact(path: str, schema: Any) -> bool:
+def is_exact(path: str, format: RowFormat) -> bool:
     """Tells whether Arrow reads every column of the schema from this file as Spark would."""
+    if format.options:
+        return False  # they are Spark's
     try:
         footer = pq.ParquetFile(path)
     except (OSError, pa.ArrowException):
@@ -78,7 +119,7 @@ def is_exact(path: str, schema: Any) -> bool:
     if any(key.startswith(b"org.apache.spark.legacy") for key in keys):
         return False  # dates in the old calendar
     found = footer.schema_arrow
-    for field in to_arrow_schema(schema, timezone="UTC"):
+    for field in to_arrow_schema(format.schema, timezone="UTC"):
         at = found.get_field_index(field.name)
         if at < 0 or pa.types.is_nested(field.type) or not found.field(at).type.equals(field.type):
             return False

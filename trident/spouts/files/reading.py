@@ -1,31 +1,33 @@
 """Turns ranges of files into rows, the same rows each time (docs/semantics.md 3).
 
 Whole files are read by Spark itself. Parts of files, and more files than Spark
-lists quickly, are read by Python in the tasks (`tasks.py`). Both give
-lines as bytes, and everything after that is one native expression: bytes that
-are not UTF-8 become U+FFFD, one carriage return at the end is cut off, CSV and
-JSON are parsed. Which way was taken therefore never shows in the rows.
+lists quickly, are read by Python in the tasks (`tasks.py`). Both give lines as bytes, and everything after
+that is one native expression (`parsing.py`). Which way was taken therefore never shows in the rows.
 """
 
 from __future__ import annotations
 
 import functools
+import pickle
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from trident.coordinators.causes import causes, search_causes
 from trident.coordinators.errors import SourceError
-from trident.spark.slots import FilesSlot
+from trident.spark.slots import FilesSlot, RowsSlot, Slot, TaskSlot
 from trident.spouts.files.cuts import FileRange
-from trident.spouts.files.format import RowFormat, escape, is_compressed, is_name_for_spark
+from trident.spouts.files.format import RowFormat, escape, is_name_for_spark
+from trident.spouts.files.header import Header, read_header
+from trident.spouts.files.packing import UNPACKED_HERE, is_packed, is_packed_for_spark, spark_unpacks, why_not_unpacked
 from trident.spouts.files.parquet import is_exact, read_parquet
-from trident.spouts.files.tasks import UNPACKED_HERE, Piece, read_lines, reported, shown
-from trident.states.core.names import backquoted
-from trident.workers.reports import MARK, SOURCE, find_report
+from trident.spouts.files.parsing import Parsing, refused
+from trident.spouts.files.tasks import Piece, read_lines, reported, shown
+from trident.workers.reports import SOURCE, find_report
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -35,29 +37,35 @@ if TYPE_CHECKING:
 NATIVE_FILES_MAX = 30
 # One Spark partition per this many bytes: a batch below that runs fastest in one.
 PARTITION_BYTES = 8 << 20
-_CORRUPT = "_trident_corrupt"
-_LINE = """CASE WHEN endswith(value, char(13))
-    THEN substring(make_valid_utf8(value), 1, length(make_valid_utf8(value)) - 1)
-    ELSE make_valid_utf8(value) END"""
 
 
 def check_readable(path: str, format: RowFormat) -> None:
-    """For when a file is discovered: one that nothing here can read is named before it is part of a batch."""
+    """For when a file is discovered: one that nothing here can read is named before it is part of a batch.
+
+    Raises:
+        SourceError: its name, its packing or its header line cannot be read, or has other columns.
+    """
     if format.name == "parquet":
-        bad = not is_name_for_spark(path) and not (shown(path) == path and is_exact(path, format.schema))
-        expected = "a name in UTF-8 without a colon"
+        bad = not is_name_for_spark(path) and not (shown(path) == path and is_exact(path, format))
+        found, expected = "its name", "a name in UTF-8 without a colon"
     else:
+        why_not = why_not_unpacked(path)
         by_python = format.header or not is_name_for_spark(path)
-        bad = by_python and is_compressed(path) and not path.endswith(UNPACKED_HERE)
+        bad = why_not is not None or (by_python and is_packed_for_spark(path))
+        found = why_not or "its name, or its packing with a header line"
         expected = f"a file that is not packed, or {' or '.join(UNPACKED_HERE)}"
-        expected += "; others only without a header line and with a name in UTF-8 without a colon"
+        expected += (
+            "; .deflate, .lz4 and .snappy of Hadoop only without a header line and with a name in UTF-8 without a colon"
+        )
     if bad:
         raise SourceError(
             f"the input file {shown(path)} cannot be read by this stream",
-            found="its name, or its packing with a header line",
+            found=found,
             expected=expected,
             action="rename it, pack it anew, or take it out of the folder; until then nothing new is taken from there",
         )
+    if format.header:
+        read_header(path, format)
 
 
 def partitions_for(size: int, cores: int) -> int:
@@ -71,10 +79,13 @@ class FileReader:
     def __init__(self, spark: "SparkSession", format: RowFormat) -> None:
         self._spark, self._format = spark, format
         self._cores = max(1, spark.sparkContext.defaultParallelism)
+        self._strict = format.mode == "FAILFAST"
+        # In this order of columns → the form that the lines' rows are parsed with.
+        self._forms: dict[tuple[str, ...] | None, Parsing] = {}
 
-    def read(self, ranges: Sequence[FileRange]) -> tuple["DataFrame | FilesSlot", int]:
+    def read(self, ranges: Sequence[FileRange]) -> tuple["DataFrame | Slot", int]:
         """The rows of some ranges, and how many Spark partitions they are worth."""
-        size = sum(part.size * (4 if is_compressed(part.entry.path) else 1) for part in ranges)
+        size = sum(part.size * (4 if is_packed(part.entry.path) else 1) for part in ranges)
         partitions = partitions_for(size, self._cores)
         if not ranges:
             return self._spark.createDataFrame([], self._format.schema), 1
@@ -82,109 +93,114 @@ class FileReader:
             return read_parquet(self._spark, self._format, ranges, partitions), partitions
         if partitions == 1 and all(map(self._can_be_native, ranges)) and len(ranges) <= NATIVE_FILES_MAX:
             files = [(part.entry.path, part.entry.size, part.entry.mtime_ns // 1_000_000) for part in ranges]
-            return FilesSlot(self, files, self._native, self._rows), partitions
-        return self._rows(self._lines(ranges, partitions)), partitions
+            return FilesSlot(self, files, self._native, self._native_rows), partitions
+        by_order: dict[tuple[str, ...] | None, list[tuple[FileRange, int]]] = {}
+        for part in ranges:
+            header = self._header(part)
+            by_order.setdefault(header.order, []).append((part, header.size))
+        if partitions == len(by_order) == 1 and not any(map(self._by_spark_alone, ranges)):
+            ((order, parts),) = by_order.items()
+            return self._slot(parts, order), partitions
+        frames = [self._rows_of(parts, order, partitions) for order, parts in by_order.items()]
+        return functools.reduce(lambda one, other: one.unionByName(other), frames), partitions
+
+    def _header(self, part: FileRange) -> Header:
+        check_readable(part.entry.path, self._format)  # one that a version before has discovered
+        return read_header(part.entry.path, self._format) if self._format.header else _NO_HEADER
+
+    def _rows_of(
+        self, parts: Sequence[tuple[FileRange, int]], order: tuple[str, ...] | None, partitions: int
+    ) -> "DataFrame":
+        native = [part for part, _ in parts if self._can_be_native(part)]
+        if len(native) < len(parts) or len(native) > NATIVE_FILES_MAX:
+            # One way for all of them: a union costs more than it saves. Only what
+            # Python cannot unpack stays with Spark.
+            native = [part for part in native if self._by_spark_alone(part)]
+        chosen = set(native)
+        frames = [self._native_rows(self._native([part.entry.path for part in native]))] if native else []
+        if rest := [(part, skip) for part, skip in parts if part not in chosen]:
+            frames.append(self._parsed(self._in_tasks(rest, partitions), order))
+        return functools.reduce(lambda one, other: one.unionByName(other), frames)
 
     # --- lines ------------------------------------------------------------------------------
 
-    def _lines(self, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
-        """``value`` (and ``file``): one row per line, not yet checked to be UTF-8."""
-        native = [part for part in ranges if self._can_be_native(part)]
-        if len(native) < len(ranges) or len(native) > NATIVE_FILES_MAX:
-            # One way for all of them: a union costs more than it saves. Only what
-            # Python cannot unpack stays with Spark.
-            native = [part for part in native if is_compressed(part.entry.path)]
-        chosen = set(native)
-        rest = [part for part in ranges if part not in chosen]
-        if not rest:
-            return self._native_of(native)
-        if not native:
-            return self._in_tasks(rest, partitions)
-        return self._native_of(native).unionByName(self._in_tasks(rest, partitions))
-
     def _can_be_native(self, part: FileRange) -> bool:
-        return part.whole and is_name_for_spark(part.entry.path) and not self._format.header
+        path = part.entry.path
+        return part.whole and is_name_for_spark(path) and spark_unpacks(path) and not self._format.header
 
-    def _native_of(self, ranges: Sequence[FileRange]) -> "DataFrame":
-        return self._native([part.entry.path for part in ranges])
+    def _by_spark_alone(self, part: FileRange) -> bool:
+        return is_packed_for_spark(part.entry.path)
 
     def _native(self, paths: Sequence[str]) -> "DataFrame":
         lines = self._spark.read.text([escape(path) for path in paths], lineSep="\n")
-        if self._format.names_files:
+        if self._strict:
             return lines.selectExpr("value", "_metadata.file_path AS file")
         return lines  # a column for each `name=value` folder is not made: the paths are files
 
-    def _in_tasks(self, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
-        for part in ranges:
-            check_readable(part.entry.path, self._format)  # one that a version before has discovered
-        groups = group(pieces(ranges, self._format.header), partitions)
-        names = self._format.names_files
-        task = functools.partial(read_lines, groups, names)
-        lines = self._spark.range(0, len(groups), 1, len(groups)).mapInArrow(
-            task, "value binary, file string" if names else "value binary"
+    def _native_rows(self, lines: "DataFrame") -> "DataFrame":
+        """The rows of lines as Spark gives them: not yet checked to be UTF-8."""
+        if self._strict and self._format.charset == "UTF-8":
+            lines = lines.select(self._in_utf8, "file")
+        return self._parsed(lines, None)
+
+    def _in_tasks(self, parts: Sequence[tuple[FileRange, int]], partitions: int) -> "DataFrame":
+        groups = group(_pieces_of(parts), partitions)
+        return self._lines(self._spark.range(0, len(groups), 1, len(groups)), groups)
+
+    def _slot(self, parts: Sequence[tuple[FileRange, int]], order: tuple[str, ...] | None) -> TaskSlot:
+        """A batch that one task reads."""
+        sent = pa.table({"pieces": pa.array([pickle.dumps(_pieces_of(parts))], pa.binary())})
+        return TaskSlot(
+            RowsSlot(self._spark, sent, _SENT),
+            (self, order),
+            lambda rows: self._parsed(self._lines(rows), order),
+            lambda: self._rows_of(parts, order, 1),
         )
+
+    def _lines(self, rows: "DataFrame", groups: Sequence[Sequence[Piece]] = ()) -> "DataFrame":
+        """The lines of the pieces that each row names: by number, or by what is sent in it."""
+        names = self._format.names_files
+        task = functools.partial(read_lines, groups, names, self._strict and self._format.charset == "UTF-8")
+        lines = rows.mapInArrow(task, "value binary, file string" if names else "value binary")
         # Sent as bytes: Arrow's strings would have to be UTF-8.
         return lines.selectExpr("CAST(value AS STRING) AS value", *(["file"] if names else []))
 
+    @functools.cached_property
+    def _in_utf8(self) -> "Column":
+        refusal = refused(
+            f"a line of {self._format.name} is not UTF-8",
+            expected="text in UTF-8",
+            action="correct the file's producer; where the files are in Latin-1 set the option encoding='ISO-8859-1'; "
+            "with mode='PERMISSIVE' such bytes become U+FFFD",
+        )
+        return F.when(F.expr("is_valid_utf8(value)"), F.col("value")).otherwise(refusal).alias("value")
+
     # --- rows -------------------------------------------------------------------------------
 
-    def _rows(self, lines: "DataFrame") -> "DataFrame":
-        text = self._format.name == "text"
-        name = self._format.schema.fields[0].name if text else "value"
-        # As SQL: built from Column objects it takes ten calls to the JVM for each batch.
-        lines = lines.selectExpr(f"{_LINE} AS {backquoted(name)}", *(["file"] if self._format.names_files else []))
-        return lines if text else self._parsed(lines)
-
-    def _parsed(self, lines: "DataFrame") -> "DataFrame":
-        csv, mode = self._format.name == "csv", self._format.mode
-        kept = F.length(F.trim("value")) > 0  # as Spark's own readers do
-        comment = self._format.option("comment", "") if csv else ""
-        if comment:
-            kept = kept & ~F.startswith("value", F.lit(comment))
-        options = {k: str(v) for k, v in self._format.options.items() if k.lower() not in ("mode", "header")}
-        options["mode"] = "PERMISSIVE"
-        schema = self._format.schema
-        if mode != "PERMISSIVE":
-            # A row that cannot be parsed is found by this field, so that the error can name its file.
-            options["columnNameOfCorruptRecord"] = _CORRUPT
-            schema = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
-        if csv:
-            parsed = F.from_csv("value", schema.simpleString(), options)
-        else:
-            parsed = F.from_json("value", schema, options)
-        rows = lines.where(kept).select("*", parsed.alias("row"))
-        if mode != "PERMISSIVE":
-            good = F.col("row").isNotNull() & F.col(f"row.{_CORRUPT}").isNull()
-            rows = rows.where(good if mode == "DROPMALFORMED" else F.when(good, True).otherwise(self._refusal()))
-        return rows.select([F.col("row").getField(field.name).alias(field.name) for field in self._format.schema])
-
-    def _refusal(self) -> "Column":
-        what = F.to_json(
-            F.struct(
-                F.lit(SOURCE).alias("kind"),
-                F.lit(True).alias("repeats"),
-                F.concat(F.lit(f"a row of {self._format.name} cannot be parsed, in "), "file").alias("message"),
-                F.substring("value", 1, 200).alias("found"),
-                F.lit(f"a row of {self._format.schema.simpleString()}"[:500]).alias("expected"),
-                F.lit(
-                    "correct the file's producer, skip the batch, or set option mode='PERMISSIVE' or 'DROPMALFORMED'"
-                ).alias("action"),
-            )
-        )
-        return F.raise_error(F.concat(F.lit(f"<<{MARK}:"), F.base64(F.encode(what, "UTF-8")), F.lit(">>"))).cast(
-            "boolean"
-        )
+    def _parsed(self, lines: "DataFrame", order: tuple[str, ...] | None) -> "DataFrame":
+        form = self._forms.get(order)
+        if form is None:
+            form = self._forms[order] = Parsing(self._format, order)
+        return form.rows(lines)
 
 
-def pieces(ranges: Sequence[FileRange], header: bool) -> list[Piece]:
-    """Ranges as tasks read them: none longer than PARTITION_BYTES."""
+_NO_HEADER = Header(0)
+_SENT = StructType([StructField("pieces", BinaryType())])
+
+
+def _pieces_of(parts: Sequence[tuple[FileRange, int]]) -> list[Piece]:
+    return [piece for part, skip in parts for piece in pieces([part], skip)]
+
+
+def pieces(ranges: Sequence[FileRange], skip: int = 0) -> list[Piece]:
+    """Ranges as tasks read them: none longer than PARTITION_BYTES. ``skip``: bytes before the first row."""
     result = []
     for part in ranges:
-        most = max(1, part.end) if is_compressed(part.entry.path) else PARTITION_BYTES
+        most = max(1, part.end) if is_packed(part.entry.path) else PARTITION_BYTES
         for begin in range(part.begin, part.end, most):
             end = min(part.end, begin + most)
             entry = part.entry
-            result.append(Piece(entry.path, entry.size, entry.mtime_ns, begin, end, header and begin == 0))
+            result.append(Piece(entry.path, entry.size, entry.mtime_ns, begin, end, skip))
     return result
 
 
@@ -205,6 +221,8 @@ def group(items: Sequence[Piece], partitions: int) -> list[list[Piece]]:
 
 _NATIVE_FAILURE = re.compile(r"\[(FAILED_READ_FILE[.\w]*)\] Encountered error while reading file (.+?)\. (.*)")
 
+_ANOTHER_TYPE = re.compile("DATA_TYPE_MISMATCH|_PARQUET_TYPE|PARQUET_TYPE_|Parquet type", re.IGNORECASE)
+
 
 def source_failure(error: BaseException) -> SourceError | None:
     """The SourceError behind a failed Spark job, when a file was the cause; else None."""
@@ -217,8 +235,10 @@ def source_failure(error: BaseException) -> SourceError | None:
     match = search_causes(error, _NATIVE_FAILURE)
     if match is None:
         return None
+    restore = "restore the file; the batch is tried again up to max_attempts"
+    another_type = _ANOTHER_TYPE.search(f"{match[1]} {match[3]}") is not None
     return SourceError(
         f"the file {match[2]} cannot be read",
         found=f"{match[1]} {match[3]}".strip()[:300],
-        action="restore the file; the batch is tried again up to max_attempts",
+        action="correct the schema of the spout, or take the file away" if another_type else restore,
     )

@@ -21,10 +21,11 @@ from trident.spouts.checkpoint import FILES, SourceOffset
 from trident.spouts.contracts import Backlog, BatchCoordinator, Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.files.changes import ON_CHANGED, ChangePolicy, unreadable
 from trident.spouts.files.cuts import START, FileRange, Position, cut, length_after, ranges, read_position
-from trident.spouts.files.format import FORMATS, RowFormat, is_compressed
+from trident.spouts.files.format import FORMATS, RowFormat
 from trident.spouts.files.imported import are_below, local_files, numbered, position
 from trident.spouts.files.ledger import FileLedger, LedgerEntry
 from trident.spouts.files.listing import FileListing, as_paths
+from trident.spouts.files.packing import is_packed
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
 from trident.spouts.files.source import accept_source
@@ -46,31 +47,44 @@ class FileSpout:
     Files must appear whole, by a rename into the folder, and never change
     afterwards. Those found by one look are ordered by modification time, then
     path. Names that begin with ``_`` or ``.`` are left out; folders below are
-    not searched, except by a glob with ``**``.
+    not searched, except by a glob with ``**``. An empty file is not taken until it has content.
 
     Transactional: the rows of a transaction are fixed by its metadata (a range
     of files and offsets) and are the same at each replay; their order within the
     batch is not fixed. A file whose size or modification time changed before it was
     read to its end fails the batch, or with ``on_changed="skip"`` its rest is left out.
+    Files that were read are looked at again: one whose size has changed since is an error that
+    names it, and nothing new is taken until it is moved away; with ``on_changed="skip"``, or where only its
+    modification time has changed, a warning.
 
     Text gives one field ``value``: a row is a line without its newline and without
     one carriage return before it; empty lines count, and so does a last line without
-    a newline; bytes that are not UTF-8 become U+FFFD. CSV and JSON have a row per line,
-    blank lines left out; a row that cannot be parsed fails the batch with the file's name,
-    unless the option ``mode`` is PERMISSIVE or DROPMALFORMED (as in Spark). Compressed
-    files (.gz, .bz2, …) are never cut. A file that cannot be read because of its name or packing
-    (.zst and the like with a header line, or with a colon in the name) is named when it is discovered, and
-    nothing new is taken until it is gone. Links to nowhere, and to themselves, are passed over.
+    a newline. CSV and JSON have a row per line, blank lines left out.
+    A row that cannot be parsed, a line that is not UTF-8, and a quoted value that is not closed on its line fail
+    the batch with the file's name, unless the option ``mode`` is PERMISSIVE or DROPMALFORMED (as in Spark; with
+    PERMISSIVE bytes that are not UTF-8 become U+FFFD). Files in Latin-1 are read with the option
+    ``encoding="ISO-8859-1"``.
+
+    With ``header=True`` blank lines and comments before the header are passed over. A file whose header has the
+    schema's names in another order is read by name; one with other names is refused when it is discovered,
+    unless the option ``enforceSchema`` is True: then names are not looked at. With False they must be in the
+    schema's order.
+
+    Packed files (.gz, .bz2, .zst, .zstd, in capitals too; .deflate, .lz4, .snappy of Hadoop) are never cut. A file that
+    cannot be read because of its name or packing (.zip and the like, a file of the lz4 tool; .deflate, .lz4 and
+    .snappy with a header line or with a colon in the name) is named when it is discovered, and nothing new is taken
+    until it is gone. Links to nowhere, and to themselves, are passed over.
 
     Args:
         path: a folder, a file, a glob, or a list of these; must exist when the topology starts.
         format: "text", "csv", "json" (lines) or "parquet".
         schema: a StructType or DDL text; needed except for text.
-        min_rows: about how many rows a batch has when little waits.
+        min_rows: about how many rows a batch has when little waits; by default 1,000, or max_rows if that is less.
         max_rows: about how many it has at most. Rows are estimated from bytes (exact for Parquet).
             With both equal every batch has about that size, except the last of what waits.
-        options: Spark's options for the format, such as ``{"header": True, "sep": ";"}``.
-        on_changed: "fail" or "skip".
+        options: Spark's options for the format, such as ``{"header": True, "sep": ";"}``. Each is used as Spark's
+            reader does, or refused by name.
+        on_changed: "fail" or "skip"; "skip" leaves out what is not read yet of a file that has changed.
         poll_interval_secs: least time between two looks at the folder.
         max_bytes: about how many bytes a batch has at most, whatever its rows.
         moved_from: the folder in which the files were before they were moved to ``path``; those that were
@@ -91,7 +105,7 @@ class FileSpout:
         path: Union[Path, list[Path], tuple[Path, ...]],
         format: str = "text",
         schema: Union[str, "StructType", None] = None,
-        min_rows: int = 1_000,
+        min_rows: int | None = None,
         max_rows: int = 1_000_000,
         options: Mapping[str, Any] | None = None,
         on_changed: str = "fail",
@@ -105,7 +119,7 @@ class FileSpout:
             raise TopologyError("on_changed is unknown", found=repr(on_changed), expected=" or ".join(ON_CHANGED))
         poll_interval_secs = spout_arguments.seconds("poll_interval_secs of a FileSpout", poll_interval_secs)
         spout_arguments.whole("max_bytes of a FileSpout", max_bytes, 1)
-        AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
+        sizes = AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
         self.paths = as_paths(path)
         self.moved_from = None if moved_from is None else as_paths(moved_from)[0]
         if moved_from is not None and len(self.paths) > 1:
@@ -115,7 +129,7 @@ class FileSpout:
                 expected="one path",
             )
         self.format, self.on_changed = format, on_changed
-        self.min_rows, self.max_rows, self.max_bytes = min_rows, max_rows, max_bytes
+        self.min_rows, self.max_rows, self.max_bytes = sizes.min_rows, max_rows, max_bytes
         self.poll_interval_secs = poll_interval_secs
         self.options = spout_arguments.options("a FileSpout", options)
         if format == "text" and schema is None:
@@ -239,11 +253,16 @@ class FileCoordinator(BatchCoordinator):
     def _look_now(self) -> None:
         found = self._listing.new_files(self._book.numbers)
         if self._exact:
-            found = [file._replace(rows=count_rows(file.path)) for file in found]
+            found = [file._replace(rows=count_rows(file.path, self._spout.output_schema)) for file in found]
         for file in found:
             check_readable(file.path, self._spout.row_format)
         if found:
             self._ledger.append(found)
+        self._policy.look_again(self._position().number)
+
+    def _position(self) -> Position:
+        """Where the last transaction ends."""
+        return self._ends[max(self._ends)] if self._ends else START
 
     def backlog(self) -> Backlog:
         """All that waits; the rows of text, CSV and JSON are estimated from bytes, once there was a sample.
@@ -255,7 +274,7 @@ class FileCoordinator(BatchCoordinator):
         """
         with self._lock:
             self._look()
-            position = self._ends[max(self._ends)] if self._ends else START
+            position = self._position()
             length = length_after(self._book, position)
             waiting = [e for e in self._book.entries[position.number - 1 :] if e.number not in self._book.skipped]
         if self._exact:
@@ -298,7 +317,7 @@ class FileCoordinator(BatchCoordinator):
             target = min(target, self._spout.max_bytes)
         while True:
             try:
-                end = cut(self._book, start, target, self._align, lambda entry: not is_compressed(entry.path))
+                end = cut(self._book, start, target, self._align, lambda entry: not is_packed(entry.path))
                 break
             except _Skipped:
                 continue  # the ledger says so now; the cut begins again without that file
@@ -327,7 +346,7 @@ class FileCoordinator(BatchCoordinator):
         return self._row_bytes or 1.0
 
     def _bytes_per_row(self, part: FileRange) -> float | None:
-        if is_compressed(part.entry.path):
+        if is_packed(part.entry.path):
             return None if self._row_bytes else 100.0 / _UNPACKED
         try:
             with open(part.entry.path, "rb") as file:

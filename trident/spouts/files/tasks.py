@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,15 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.coordinators.errors import SourceError
+from trident.spouts.files.packing import BROKEN, is_packed, opened
 from trident.workers.reports import SOURCE, marked
 
 if TYPE_CHECKING:
     import pyarrow
 
 _BLOCK_BYTES = 2 << 20
-# Packed files that Python reads where Spark cannot; the others only Spark reads.
-UNPACKED_HERE = (".gz", ".bz2")
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 class Piece(NamedTuple):
@@ -28,7 +26,7 @@ class Piece(NamedTuple):
 
     Attributes:
         size, mtime_ns: of the file when it was discovered.
-        header: whether the first line is a header, to be left out.
+        skip: so many bytes of the content are before the first row: a header and what is before it.
     """
 
     path: str
@@ -36,7 +34,7 @@ class Piece(NamedTuple):
     mtime_ns: int
     begin: int
     end: int
-    header: bool = False
+    skip: int = 0
 
 
 class SourceFailure(Exception):
@@ -81,25 +79,27 @@ def check_unchanged(path: str, status: os.stat_result, size: int, mtime_ns: int)
 
 
 def read_lines(
-    groups: Sequence[Sequence[Piece]], names: bool, batches: Iterable["pyarrow.RecordBatch"]
+    groups: Sequence[Sequence[Piece]], names: bool, strict: bool, batches: Iterable["pyarrow.RecordBatch"]
 ) -> Iterator["pyarrow.RecordBatch"]:
-    """The function of a mapInArrow over task numbers: the lines of each task's pieces.
+    """The function of a mapInArrow over tasks: the lines of each task's pieces.
 
     Args:
-        groups: the pieces of each task.
+        groups: the pieces of each task, when rows have a task's number; when they have pickled pieces it is empty.
         names: whether to add the file's path to each line.
-        batches: rows with the task's number in ``id``.
+        strict: whether a line that is not UTF-8 is an error.
     """
     for batch in batches:
-        for number in batch.column(0).to_pylist():
-            yield from _lines_of(groups[number], names)
+        for named in batch.column(0).to_pylist():
+            yield from _lines_of(groups[named] if groups else pickle.loads(named), names, strict)
 
 
-def _lines_of(pieces: Sequence[Piece], names: bool) -> Iterator["pyarrow.RecordBatch"]:
+def _lines_of(pieces: Sequence[Piece], names: bool, strict: bool) -> Iterator["pyarrow.RecordBatch"]:
     waiting: list[tuple[str, bytes]] = []
     size = 0
     for piece in pieces:
         for block in _blocks(piece):
+            if strict:
+                _check_utf8(block, piece.path)
             waiting.append((shown(piece.path), block))
             size += len(block)
             if size >= _BLOCK_BYTES:
@@ -112,12 +112,12 @@ def _lines_of(pieces: Sequence[Piece], names: bool) -> Iterator["pyarrow.RecordB
 def _blocks(piece: Piece) -> Iterator[bytes]:
     """Blocks of whole lines, each line ending with a newline."""
     try:
-        with open(piece.path, "rb", buffering=1 << 16) as raw:
+        with open(piece.path, "rb", buffering=1 << 16) as raw, opened(raw, piece.path) as file:
             check_unchanged(piece.path, os.fstat(raw.fileno()), piece.size, piece.mtime_ns)
-            file, packed = _unpacked(raw, piece.path), piece.path.endswith(UNPACKED_HERE)
+            packed = is_packed(piece.path)
             position = _go_to_first_line(file, piece)
             # The first line begins at 0 for every piece, though a byte order mark be before it.
-            first = piece.begin == 0 and not piece.header
+            first = piece.begin == 0 and not piece.skip
             while first or packed or position < piece.end:
                 first = False
                 block = file.read(_BLOCK_BYTES if packed else max(1, min(_BLOCK_BYTES, piece.end - position)))
@@ -129,7 +129,7 @@ def _blocks(piece: Piece) -> Iterator[bytes]:
                 yield block if block.endswith(b"\n") else block + b"\n"
             # Read to the end while it was being overwritten: the size or time tells.
             check_unchanged(piece.path, os.fstat(raw.fileno()), piece.size, piece.mtime_ns)
-    except (OSError, EOFError, zlib.error) as error:
+    except BROKEN as error:
         raise SourceFailure(
             f"the input file {shown(piece.path)} cannot be read",
             found=str(error),
@@ -137,29 +137,38 @@ def _blocks(piece: Piece) -> Iterator[bytes]:
         ) from error
 
 
-def _unpacked(file: Any, path: str) -> Any:
-    """The file's content; packed ones are read as a whole."""
-    if path.endswith(".gz"):
-        return gzip.GzipFile(fileobj=file)
-    if path.endswith(".bz2"):
-        import bz2  # optional: a Python may be built without it
+def _check_utf8(block: bytes, path: str) -> None:
+    try:
+        pa.array([block], pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        line = next(line for line in block.split(b"\n") if not _is_utf8(line))
+        raise SourceFailure(
+            f"a line is not UTF-8, in {shown(path)}",
+            found=line.decode("utf-8", "replace")[:200],
+            expected="text in UTF-8",
+            action="correct the file's producer; where the files are in Latin-1 set the option encoding='ISO-8859-1'; "
+            "with mode='PERMISSIVE' such bytes become U+FFFD",
+            repeats=True,
+        ) from None
 
-        return bz2.BZ2File(file)
-    return file
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _go_to_first_line(file: Any, piece: Piece) -> int:
-    if piece.begin:
+    """Goes there; returns how many bytes of the content are before it."""
+    if piece.begin > piece.skip:
         # The line that begins before the piece belongs to the piece before;
         # when a line begins exactly here this reads the newline before it.
         file.seek(piece.begin - 1)
-        file.readline()
-    else:
-        if file.read(len(_BOM)) != _BOM:
-            file.seek(0)
-        if piece.header:
-            file.readline()
-    return file.tell()
+        return piece.begin - 1 + len(file.readline())
+    before = piece.skip or (len(BOM) if file.peek(len(BOM))[: len(BOM)] == BOM else 0)
+    return len(file.read(before))
 
 
 def _as_batch(blocks: list[tuple[str, bytes]], names: bool) -> "pyarrow.RecordBatch":

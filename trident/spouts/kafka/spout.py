@@ -88,7 +88,7 @@ class KafkaSpout:
         dead_letters: name of a Delta table for messages whose value does not parse: each is in the results or in
             it, by the same transaction, with all columns, the value as bytes, and ``error``. None: such a message
             fails the batch.
-        min_rows: how many messages a batch has when little waits.
+        min_rows: how many messages a batch has when little waits; by default 1,000, or max_rows if that is less.
         max_rows: how many it has at most.
         config: settings of librdkafka, such as ``{"security.protocol": "SASL_SSL"}``; in no text or stored record.
         secrets: further settings by where they are kept: ``{"sasl.password": "env:KAFKA_PASSWORD"}`` or
@@ -116,7 +116,7 @@ class KafkaSpout:
         commit_group: str | None = None,
         isolation: str = "read_committed",
         columns: Sequence[str] = tuple(COLUMNS),
-        min_rows: int = 1_000,
+        min_rows: int | None = None,
         max_rows: int = 500_000,
         value: str = "bytes",
         value_schema: Union[str, StructType, None] = None,
@@ -163,8 +163,8 @@ class KafkaSpout:
         if dead_letters is not None and value == "bytes":
             raise TopologyError(f"{user} with value='bytes' takes no dead_letters", found=described(dead_letters))
         self.table = None if dead_letters is None else DeltaAppend(dead_letters)
-        AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
-        self.min_rows, self.max_rows = min_rows, max_rows
+        sizes = AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
+        self.min_rows, self.max_rows = sizes.min_rows, max_rows
         self.poll_interval_secs = spout_arguments.seconds(f"poll_interval_secs of {user}", poll_interval_secs)
         self.patience_secs = spout_arguments.seconds(f"patience_secs of {user}", patience_secs, zero=False)
 

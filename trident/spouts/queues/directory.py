@@ -70,7 +70,7 @@ class DirectoryQueue:
             ) from error
 
     def messages(self) -> Iterator[FileMessage]:
-        """The files that are there, in no order."""
+        """The files that are there, in no order; an empty one is no message: its owner may just have opened it."""
         try:
             with os.scandir(self.folder) as items:
                 for item in items:
@@ -85,7 +85,7 @@ class DirectoryQueue:
                             continue
                         raise
                     old_enough = not self._min_age_secs or time.time() - status.st_mtime >= self._min_age_secs
-                    if stat.S_ISREG(status.st_mode) and old_enough:
+                    if stat.S_ISREG(status.st_mode) and status.st_size and old_enough:
                         yield message_of(item.name, status)
         except OSError as error:
             raise SourceError(f"the directory {self.folder} cannot be listed", found=str(error)) from error

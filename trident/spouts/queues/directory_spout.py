@@ -284,7 +284,8 @@ class DirectoryEmitter(TakingEmitter[_Taken]):
     def _range(self, copy: Path) -> FileRange:
         check_readable(str(copy), self._spout.row_format)
         status = os.stat(copy)
-        rows = count_rows(str(copy)) if self._spout.row_format.name == "parquet" else None
+        is_parquet = self._spout.row_format.name == "parquet"
+        rows = count_rows(str(copy), self._spout.output_schema) if is_parquet else None
         entry = LedgerEntry(1, str(copy), status.st_size, status.st_mtime_ns, rows)
         return FileRange(entry, 0, entry.length)
 

@@ -1,0 +1,133 @@
+"""Lines as rows, in expressions of Spark: decoded, one carriage return at the end cut off, CSV and JSON parsed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from trident.spouts.files.format import RowFormat
+from trident.spouts.files.header import separator
+from trident.states.core.names import backquoted
+from trident.workers.reports import MARK, SOURCE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_CORRUPT = "_trident_corrupt"
+_LINE = "CASE WHEN endswith(text, char(13)) THEN substring(text, 1, length(text) - 1) ELSE text END"
+_BLANKS = "".join(map(chr, range(33)))  # a line of these alone is blank to Spark's own readers
+
+
+class Parsing:
+    """How lines of a format become rows. Its expressions are made once: each takes a call to the JVM.
+
+    Args:
+        order: the fields in the order that the files have them; None: it is the schema's.
+    """
+
+    def __init__(self, format: RowFormat, order: tuple[str, ...] | None) -> None:
+        self._format = format
+        self._file = ["file"] if format.names_files else []
+        text = format.name == "text"
+        if format.charset != "UTF-8":
+            decoded = f"decode(CAST(value AS BINARY), '{format.charset}')"
+        else:
+            decoded = "value" if format.mode == "FAILFAST" else "make_valid_utf8(value)"
+        self._decoded = [f"{decoded} AS text", *self._file]
+        self._line = [f"{_LINE} AS {backquoted(format.schema.names[0] if text else 'value')}", *self._file]
+        if text:
+            return
+        self._kept = F.length(F.trim("value", F.lit(_BLANKS))) > 0
+        comment = format.option("comment")
+        if comment:
+            self._kept = self._kept & ~F.startswith("value", F.lit(comment))
+        self._row = self._parse(order).alias("row")
+        self._good = self._condition()
+        self._fields = [F.col("row").getField(field.name).alias(field.name) for field in format.schema]
+
+    def rows(self, lines: "DataFrame") -> "DataFrame":
+        """The rows of lines: ``value``, and ``file`` where the format names files."""
+        format = self._format
+        if format.charset == "UTF-8" and format.mode == "DROPMALFORMED":
+            lines = lines.where("is_valid_utf8(value)")
+        lines = lines.selectExpr(*self._decoded).selectExpr(*self._line)
+        if format.name == "text":
+            return lines
+        rows = lines.where(self._kept).select("value", *self._file, self._row)
+        return (rows if self._good is None else rows.where(self._good)).select(self._fields)
+
+    def _parse(self, order: tuple[str, ...] | None) -> "Column":
+        format = self._format
+        options = {k: v for k, v in format.options.items() if k not in ("mode", "header", "enforceSchema", "encoding")}
+        options["mode"] = "PERMISSIVE"
+        schema = format.schema
+        if order is not None:
+            extra = [field for field in schema if field.name not in order]
+            schema = StructType([*(schema[name] for name in order), *extra])
+        if format.mode != "PERMISSIVE":
+            # A row that cannot be parsed is found by this field, so that the error can name its file.
+            options["columnNameOfCorruptRecord"] = _CORRUPT
+            schema = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+        if format.name == "csv":
+            return F.from_csv("value", schema.toDDL(), options)
+        return F.from_json("value", schema, options)
+
+    def _condition(self) -> "Column | None":
+        """True for rows that are kept; fails at one that may not be there."""
+        format = self._format
+        if format.mode == "PERMISSIVE":
+            return None
+        good = F.col("row").isNotNull() & F.col(f"row.{_CORRUPT}").isNull()
+        if format.mode == "DROPMALFORMED":
+            return good
+        what = f"a row of {format.name} cannot be parsed"
+        expected = f"a row of {format.schema.simpleString()}"[:500]
+        action = "correct the file's producer, skip the batch, or set option mode='PERMISSIVE' or 'DROPMALFORMED'"
+        malformed = refused(what, expected, action).cast("boolean")
+        checked = F.when(~good, malformed)
+        is_open = _is_open(format)
+        if is_open is not None:
+            refusal = refused(
+                "a quoted value of csv is not closed on its line",
+                "each row on one line: a newline inside of quotes is not supported",
+                "have the file's producer write values without newlines, or set option mode='PERMISSIVE', with which "
+                "each line is a row whatever quotes it has",
+            )
+            checked = F.when(is_open, refusal.cast("boolean")).when(
+                ~good, refused(what, expected, action).cast("boolean")
+            )
+        return checked.otherwise(F.lit(True))
+
+
+def _is_open(format: RowFormat) -> "Column | None":
+    """Tells whether a line ends inside of a quoted value; None: no line does."""
+    quote, escape = format.option("quote", '"'), format.option("escape", "\\")
+    if format.name != "csv" or not quote or quote == "\0" or format.option("unescapedQuoteHandling"):
+        return None
+    sep = re.escape(separator(format))
+    begins = f"(^|{sep})" + ("[ \\t]*" if format.option("ignoreLeadingWhiteSpace") == "true" else "")
+    quoted = re.escape(quote)
+    # Without the quotes that are part of a value, and then without the values that are closed.
+    inner: Any = F.col("value")
+    for pair in ([escape * 2, escape + quote] if escape not in ("", "\0", quote) else []) + [quote * 2]:
+        inner = F.replace(inner, F.lit(pair), F.lit(""))
+    opened = F.regexp_replace(inner, f"{begins}{quoted}[^{quoted}]*{quoted}", "")
+    return F.contains(F.col("value"), F.lit(quote)) & F.rlike(opened, F.lit(f"{begins}{quoted}"))
+
+
+def refused(what: str, expected: str, action: str) -> "Column":
+    """An expression that fails with a report of the line ``value`` of ``file``."""
+    report = F.to_json(
+        F.struct(
+            F.lit(SOURCE).alias("kind"),
+            F.lit(True).alias("repeats"),
+            F.concat(F.lit(f"{what}, in "), "file").alias("message"),
+            F.substring(F.expr("make_valid_utf8(value)"), 1, 200).alias("found"),
+            F.lit(expected).alias("expected"),
+            F.lit(action).alias("action"),
+        )
+    )
+    return F.raise_error(F.concat(F.lit(f"<<{MARK}:"), F.base64(F.encode(report, "UTF-8")), F.lit(">>"))).cast("string")

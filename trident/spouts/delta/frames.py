@@ -130,7 +130,7 @@ class DeltaFrames:
         return self._jvm.scala.Option.empty()
 
     def _delta_log(self) -> Any:
-        # Delta takes the session of the thread for a part of its work, and nobody has set that of a driver's thread.
+        # Delta takes the thread's active session for a part of its work; a thread of the driver has none by itself.
         self._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
         with self._lock:
             if self._log is None:

@@ -24,7 +24,7 @@ _SPACES = bytes(range(33))  # what Java trims
 
 
 class Header(NamedTuple):
-    """What is before the rows of a file.
+    """The part of a file before its rows.
 
     Attributes:
         size: bytes of the file's content before the first row.
@@ -88,7 +88,7 @@ def _is_open(text: str, format: "RowFormat") -> bool:
 
 
 def separator(format: "RowFormat") -> str:
-    """What is between two values."""
+    """The text between two values."""
     sep = format.option("sep", format.option("delimiter", ","))
     return _ESCAPED.get(sep, sep)
 

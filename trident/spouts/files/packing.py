@@ -1,4 +1,4 @@
-"""How files are packed, as the end of their name says: who can unpack them, and which of them nobody can here."""
+"""How files are packed, as the end of their name says: who can unpack them, and which are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAR = tuple(f".tar{ending}" for ending in PACKED)
 # Files of the tools of that name, which Hadoop's own way of packing, under the same ending, is not.
 _OF_TOOLS = {".lz4": b"\x04\x22\x4d\x18", ".snappy": b"\xff\x06\x00\x00"}
 
-# What reading a damaged one raises.
+# Reading a damaged one raises one of these.
 BROKEN = (OSError, EOFError, zlib.error, pa.ArrowException)
 
 

@@ -26,6 +26,7 @@ NAMES = (
     "metrics",
     "python-pass",
     "kept-plans",
+    "files",
     "catch-up",
     "zookeeper",
     "restart",

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trident.coordinators import faults, master
+from trident.coordinators.advice import after_giving_up
 from trident.coordinators.errors import (
     AttemptCapReached,
     BatchError,
@@ -309,16 +310,13 @@ class GroupDriver:
             # Another transaction may have failed since, and be tried no more.
             cause, count = self._failures.get(txid, self.last_error), self._state.failures_of(txid)
             where = f"transaction {txid} of batch group {self._store.group!r}"
-            if count.same >= self._limits.max_same_failures:
+            same = count.same >= self._limits.max_same_failures
+            if same:
                 said = f"{where} fails the same way each time ({count.same} times in a row): {cause}"
             else:
                 said = f"{where} failed {count.failures} times; the last error: {cause}"
-            name = self._store.topology
-            self.error = AttemptCapReached(
-                said,
-                txid=txid,
-                action=f"mend the cause and start again, or give the batch up with `trident skip {name} --txid {txid}`",
-            )
+            action = after_giving_up(self._store.topology, txid, cause, same)
+            self.error = AttemptCapReached(said, txid=txid, action=action)
             # The place in this framework where a batch fails does not tell its reader why it did.
             self.error.__cause__ = cause.with_traceback(None) if isinstance(cause, BatchError) else cause
 

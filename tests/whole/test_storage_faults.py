@@ -179,6 +179,7 @@ def test_at_the_attempt_cap_it_stops_with_the_cause_and_a_restart_goes_on(case: 
     with pytest.raises(AttemptCapReached, match=FULL) as raised:
         case.query.await_termination(WAIT_SECS)
     assert isinstance(raised.value.__cause__, StorageProblem) and str(case.disk.folder) in str(raised.value)
+    assert "no row is lost" in str(raised.value.action) and "trident skip" not in str(raised.value)
     case.disk.make_room()
     case.start()
     case.check()

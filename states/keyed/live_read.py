@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
+from trident.states.core import own_jar
 from trident.states.core.binding import WHOLE_VALUES
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.descriptor import StateDescriptor
@@ -60,10 +61,15 @@ def live_frame(spark: "SparkSession", stored: Stored, aggregator: Any) -> "DataF
     if parts is None:
         return by_spark
     schema = StructType([StructField(field.name, field.dataType, True) for field in stored.state.schema.fields])
-    numbers = DataFrame(java.parts(spark._jsparkSession, len(parts), stored.files.size), spark)
-    frame = numbers.mapInArrow(_read(parts), schema)
-    lows, highs = _bounds_of_files(parts)
-    java.giveWay(frame._jdf, by_spark._jdf, list(stored.state.keys), lows, highs)
+    try:
+        numbers = DataFrame(java.parts(spark._jsparkSession, len(parts), stored.files.size), spark)
+        frame = numbers.mapInArrow(_read(parts), schema)
+        lows, highs = _bounds_of_files(parts)
+        java.giveWay(frame._jdf, by_spark._jdf, list(stored.state.keys), lows, highs)
+    except Exception as error:
+        if not own_jar.does_not_fit(spark.sparkContext, error):
+            raise
+        return by_spark
     return frame
 
 
@@ -114,7 +120,7 @@ def _read(parts: Sequence[LivePart]) -> Callable[[Iterable[pa.RecordBatch]], Ite
 
 def _java_class(spark: "SparkSession") -> Any | None:
     """The Java class by which a frame gives way; None: the session has it not, or its tasks are on other hosts."""
-    if not is_local_master(spark.sparkContext.master):
+    if not is_local_master(spark.sparkContext.master) or not own_jar.fits(spark.sparkContext):
         return None
     jvm: Any = spark._jvm
     try:

@@ -14,10 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -41,7 +43,9 @@ from trident.spouts.files.format import RowFormat
 from trident.spouts.files.ledger import LedgerEntry
 from trident.spouts.files.reading import FileReader, source_failure
 from trident.spouts.partitions import Emission, EmittedFile, PartitionEmission
+from trident.states.core import own_jar
 from trident.states.delta.staging import StagingTarget, stage
+from trident.states.keyed import live_read
 from trident.udf.signatures import translate_failure
 
 Rows = Sequence[tuple[Any, ...]]
@@ -387,6 +391,36 @@ def test_without_the_jar_every_plan_is_made_anew(new_group: Any, monkeypatch: An
     monkeypatch.setattr(kept_plans, "kept_plan_class", lambda _: None)
     group = new_group(append)
     assert group.run(1, group.slots({"rows": rows_of(1)})) is None and "jar" in group.kept.why_not
+
+
+def test_a_jar_that_does_not_fit_costs_time_in_every_place_that_calls_it(
+    spark: Any, new_group: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    """V2: another Spark lacks a method that the jar calls, which Java finds when it is called."""
+    context, jvm = spark.sparkContext, spark._jvm
+    missing = jvm.java.lang.NoSuchMethodError("org.apache.spark.sql.classic.Dataset.ofRows")
+
+    class Unfit:
+        """The class in the jar, with real errors of the JVM."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "stateOf":
+                return lambda session: None
+            return lambda *_: jvm.java.util.concurrent.CompletableFuture.failedFuture(missing).join()
+
+    monkeypatch.setattr(own_jar, "_unfit", WeakSet())
+    group = new_group(append)
+    monkeypatch.setattr(group.kept, "_kept", Unfit())
+    slots = group.slots({"rows": rows_of(1)})
+    assert own_jar.fits(context) and kept_plans_jar.kept_plan_class(context) is not None
+    assert [group.run(txid, slots) for txid in (1, 2)] == [None, None]
+    assert "does not fit" in group.kept.why_not and caplog.text.count("the jar of kept plans does not fit") == 1
+    assert kept_plans_jar.kept_plan_class(context) is None and live_read._java_class(spark) is None
+
+    monkeypatch.setattr(own_jar, "_unfit", WeakSet())
+    with pytest.raises(Py4JJavaError) as caught:
+        Unfit().of()
+    assert own_jar.does_not_fit(context, caught.value) and not own_jar.does_not_fit(context, ValueError("no"))
 
 
 def test_a_session_that_came_without_the_jar_is_given_it(spark: Any, monkeypatch: Any) -> None:

@@ -28,6 +28,7 @@ FORBIDDEN = {
 STATES_MAY_USE = {
     "coordinators.backoff",
     "coordinators.bounded_calls",
+    "coordinators.causes",
     "coordinators.errors",
     "coordinators.transactions",
     "coordinators.faults",
@@ -63,7 +64,7 @@ IMPURE = {
     *SPARK_AND_DELTA,
 }
 # `trident repair` decides on facts, without I/O: repair/look.py finds them, repair/apply.py does what is decided.
-REPAIR = ["damaged", "diagnose", "facts", "foreign", "outside", "rebuild", "steps", "whole"]
+REPAIR = ["damaged", "diagnose", "facts", "foreign", "outside", "rebuild", "steps", "stuck", "whole"]
 REPAIR_MAY_USE = {
     "coordinators.positions",
     "coordinators.records",

@@ -20,7 +20,7 @@ from trident.planning.session_frames import Batch, SessionFrames
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.rows import arrow_rows
 from trident.spark.slots import RowsSlot
-from trident.states.core import pools
+from trident.states.core import own_jar, pools
 from trident.states.keyed.state_copy import LogIsPast
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.requests import MOVED, Answers, Asked, Outcome, RequestId, read_told
@@ -112,16 +112,29 @@ class RequestJobs:
         """
         table = pa.table([pa.array([asked.pickled()], pa.binary())], names=_ASKED.names)
         slot = RowsSlot(self._spark, table, _ASKED)
+        try:
+            told = self._by_kept_plan(slot)
+        except Exception as error:
+            if not own_jar.does_not_fit(self._spark.sparkContext, error):
+                raise
+            with self._lock:
+                self._kept = self._class = told = None
+        if told is not None:
+            return read_told(*told)
+        ((outcomes, rows),) = self._frame(slot.frame().coalesce(1)).collect()
+        return read_told(outcomes, rows)
+
+    def _by_kept_plan(self, slot: RowsSlot) -> tuple[str, str] | None:
+        """The answers of the job; None where this session keeps no plan."""
         while (kept := self._plan(slot)) is not None:
             found = kept.run(json.dumps({_PROPERTY: slot.rows}))
             if found is not None:
                 (((outcomes, rows),),) = json.loads(found)  # of its only Spark partition the only row
-                return read_told(outcomes, rows)
+                return outcomes, rows
             with self._lock:  # the session is in another state than when it was planned
                 if self._kept is kept:
                     self._kept = None
-        ((outcomes, rows),) = self._frame(slot.frame().coalesce(1)).collect()
-        return read_told(outcomes, rows)
+        return None
 
     def _plan(self, slot: RowsSlot) -> Any | None:
         """The kept plan; None where this session keeps none."""

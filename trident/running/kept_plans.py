@@ -14,6 +14,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.planning.kept import why_not_kept
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.slots import Slot
+from trident.states.core import own_jar
 from trident.states.core.staged import StagedFile
 from trident.states.delta.parquet_files import ATTEMPT
 from trident.states.delta.staging import StagingTarget, reports_of, stage_by
@@ -30,6 +31,7 @@ _SHAPES_MAX = 8
 # A plan that could not be made so often in a row is not tried again.
 _FAILURES_MAX = 3
 _NOTHING: Mapping[str, str] = {}
+_NO_FIT = "the jar of kept plans does not fit this session's Spark"
 
 
 @dataclass
@@ -114,6 +116,11 @@ class KeptPlans:
                 with shape.lock:
                     if shape.plan is plan:
                         shape.plan = None
+            except Exception as error:
+                if not own_jar.does_not_fit(self._spark.sparkContext, error):
+                    raise
+                self.why_not = _NO_FIT
+                return None
 
     def _shape(self, key: Hashable) -> _Shape | None:
         with self._lock:
@@ -136,6 +143,9 @@ class KeptPlans:
             shape.refusal = plan.refusal()
             shape.fields = written.columns
         except Exception as error:  # the batch's own plan says it better, or runs
+            if own_jar.does_not_fit(spark.sparkContext, error):
+                self.why_not = shape.refusal = _NO_FIT
+                return
             shape.failures += 1
             log.warning("the plan of group %s could not be made to be kept: %s", self._plan.name, error)
             if shape.failures >= _FAILURES_MAX:

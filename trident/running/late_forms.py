@@ -25,6 +25,7 @@ from trident.running.late_in_worker import LateInWorker, WorkerPass, late_pass
 from trident.spark.jobs import JobWatch
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.slots import Slot
+from trident.states.core import own_jar
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.staged import StagedFile
 from trident.states.delta.staging import stage
@@ -147,7 +148,11 @@ class LateForms:
         except Exception as error:
             report = find_report(error, STALE, SPARKS)
             if report is None:
-                raise
+                if not self._without_the_jar(error):
+                    raise
+                watch.parts = 1
+                watch.begin_run()
+                return None
             if report["kind"] == SPARKS or brought is None:
                 self._could_not(report, attempt.txid)
             elif _is_true(brought):
@@ -213,6 +218,13 @@ class LateForms:
         elif report.get("large"):
             self._large_looks.found(report["large"], txid)
 
+    def _without_the_jar(self, error: Exception) -> bool:
+        """Tells whether the jar of kept plans does not fit; then no form is tried again that needs it."""
+        if not own_jar.does_not_fit(self._spark.sparkContext, error):
+            return False
+        self._in_worker, self._at_once = None, []
+        return True
+
     def close(self) -> None:
         self._bringing.shutdown(timeout_secs=_CLOSE_SECS)
         if self._copies is not None:
@@ -252,8 +264,13 @@ class LateForms:
         if form == PASS:
             if self._in_worker is None:
                 return self._by_spark(attempt, staged, info, copies)
-            with faults.fault_point(RESOLVE):
-                return self._in_worker.stage(attempt, staged, info, copies)
+            try:
+                with faults.fault_point(RESOLVE):
+                    return self._in_worker.stage(attempt, staged, info, copies)
+            except Exception as error:
+                if not self._without_the_jar(error):
+                    raise
+                return self._by_spark(attempt, staged, info, copies)
         assert self._in_driver is not None
         try:
             with faults.fault_point(RESOLVE):

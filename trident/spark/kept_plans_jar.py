@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from trident.states.core import own_jar
+
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
@@ -29,7 +31,9 @@ def jars() -> list[str]:
 
 
 def kept_plan_class(context: "SparkContext") -> Any | None:
-    """The Java class ``KeptPlan`` in a context's JVM, looked for once; None: it is not there."""
+    """The Java class ``KeptPlan`` in a context's JVM, looked for once; None: it is not there, or does not fit."""
+    if not own_jar.fits(context):
+        return None
     if context not in _found:
         _found[context] = _find(context)
     return _found[context]

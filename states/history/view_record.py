@@ -132,7 +132,12 @@ class ViewRecorder:
         point = common_point(lambda txid: self._merged(keyed, txid), newest, above)
         if point is None:
             return None
-        tables = {state.name: self._version(state, point) for state in states if state.starts_at - 1 <= point}
+        try:
+            tables = {state.name: self._version(state, point) for state in states if state.starts_at - 1 <= point}
+        except SnapshotUnavailable as error:
+            # The log of a table begins behind the last MERGE, as of a fork that began between two: the next one serves.
+            log.debug("no view of %s/%s as of transaction %d: %s", self._topology, self._group, point, error)
+            return None
         tables |= self._versions_beside(point)
         return GroupView(self._topology, self._group, self._incarnation, epoch, point, time.time(), tables)
 

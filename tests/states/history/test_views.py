@@ -244,6 +244,25 @@ def test_a_view_is_one_transaction_of_all_tables_and_is_found_at_once(group, tmp
     print("a look takes", (time.perf_counter() - began) * 10, "ms")
 
 
+def test_a_log_that_begins_behind_the_last_merge_has_no_view_yet(group, tmp_path):
+    """O6: as of a fork that began between two MERGEs, whose tables have no earlier versions."""
+    made = compactors(group)
+    views = recorded(group, made)
+    publish(group, range(1, 4))
+    for one in made:
+        one.merge_once(2, force=True)
+    lines = group.engine.load(str(tmp_path / "lines"))
+    assert group.engine.run_maintenance(lines, every=1)  # a checkpoint, from which on it is whole
+    for version in range(lines.version):
+        (tmp_path / f"lines/_delta_log/{version:020d}.json").unlink()
+    assert views.record() is None
+    publish(group, range(4, 5))
+    for one in made:
+        one.merge_once(4, force=True)
+    assert views.record().txid == 4
+    check(group, trident.view(tmp_path, "top"))
+
+
 def test_the_views_table_has_a_row_for_each_table_of_each_view(group, tmp_path):
     made = compactors(group)
     for txid in (1, 2):

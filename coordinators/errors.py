@@ -22,6 +22,7 @@
     ├── BatchError               one attempt at a batch failed; it may be tried again
     │   ├── FailedException      user code failed the batch on purpose
     │   ├── UserFunctionError    user code raised
+    │   ├── ValueDoesNotFit      a value of a state would not fit its type, or cannot be combined
     │   ├── BatchTimeout         processing took longer than message_timeout_secs
     │   └── BatchOutOfMemory     an executor, or a Python worker, ran out of memory
     ├── AttemptCapReached        one batch failed max_attempts times
@@ -202,6 +203,20 @@ class UserFunctionError(BatchError):
     def __init__(self, message: str, *, operation: str, location: str, **facts: Any) -> None:
         super().__init__(message, **facts)
         self.operation, self.location = operation, location
+
+
+class ValueDoesNotFit(BatchError):
+    """A batch would give a key of a state a value that does not fit its type, or that its combiner cannot make.
+
+    Attributes:
+        state: the state's name.
+        key: the key, as text.
+    """
+
+    def __init__(self, message: str, *, state: str, key: str, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.state, self.key = state, key
+        self.fingerprint = f"{state} {key}"
 
 
 class BatchTimeout(BatchError):

@@ -489,6 +489,7 @@ def diff_(
 @click.option("--accept-loss", is_flag=True, help="With --adopt-tables: data that a source has forgotten is lost.")
 @click.option("--abandon-decision", is_flag=True, help="Give up a decided transaction that is not published anywhere.")
 @click.option("--accept-outside", multiple=True, metavar="STATE", help="Go on without what its store has lost.")
+@click.option("--clamp", multiple=True, metavar="STATE", help="Put the type's limit for its sums that do not fit.")
 @click.option("--apply", "apply_", is_flag=True, help="Do it; without this nothing is changed.")
 @_command
 def repair(
@@ -500,6 +501,7 @@ def repair(
     accept_loss: bool,
     abandon_decision: bool,
     accept_outside: tuple[str, ...],
+    clamp: tuple[str, ...],
     apply_: bool,
     settings: tuple[str, ...],
 ) -> None:
@@ -519,6 +521,7 @@ def repair(
         accept_loss,
         abandon_decision,
         frozenset(accept_outside),
+        frozenset(clamp),
     )
     repaired = run_repair(name, choices, apply_, _config(settings))
     click.echo(report(repaired, where_words(None, None, settings), apply_))

@@ -149,9 +149,20 @@ def foreign_commit(topology: str, state: str, path: Place, commit: TableCommit, 
     return Halted(
         f"another writer changed the table {path} after version {version}, the last that this topology left; {older}",
         found=f"table version {commit.version}: {reason}",
-        expected="commits of this topology, OPTIMIZE, VACUUM, statistics or added columns only",
+        expected="commits of this topology, OPTIMIZE, VACUUM, statistics, added columns, comments, harmless properties",
         action=f"{_first(topology)}; {repair_command(topology, '--undo-foreign', state)} takes the change back, "
         f"{repair_command(topology, '--accept-foreign', state)} keeps it where that is exact (add --apply to do it)",
+    )
+
+
+def not_written(topology: str, path: Place, version: int, asks: Sequence[str], reason: str) -> Halted:
+    """A table asks of its writers what this framework does not do: known before anything is decided."""
+    return Halted(
+        f"the table {path} can no longer be written by this topology: it asks more of its writers than they do",
+        found=f"at version {version}: {'; '.join(asks) or reason}",
+        expected="a table without constraints, defaults, generated columns and features that a writer must know",
+        action="take that away from the table (ALTER TABLE … DROP CONSTRAINT, DROP DEFAULT, DROP FEATURE) and start "
+        f"again: nothing is decided, and no row is lost; {_first(topology)}",
     )
 
 

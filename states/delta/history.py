@@ -22,11 +22,11 @@ from trident.states.delta.log_entries import (
     entry_signature,
     metadata_at,
     newest_version,
-    only_adds_columns,
     read_commit,
     read_commits,
     versions_of,
 )
+from trident.states.delta.metadata_changes import harmful_change
 
 __all__ = [
     "TableCommit",
@@ -37,7 +37,6 @@ __all__ = [
     "find_version_by_txn",
     "foreign",
     "newest_version",
-    "only_adds_columns",
     "read_commit",
     "unbroken",
 ]
@@ -46,8 +45,7 @@ IsOurs = Callable[[TableCommit], bool]
 """Recognises the commits of the topology that asks."""
 
 # Operations of others that leave every row as it is, as Delta names them.
-_ADD_COLUMNS = "ADD COLUMNS"
-_HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS", _ADD_COLUMNS})
+_HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS"})
 
 
 def commits_since(path: str, version: int) -> list[TableCommit]:
@@ -85,12 +83,11 @@ def _judged(path: str, commit: TableCommit) -> TableCommit:
     if commit.metadata is None:
         return commit
     before = metadata_at(path, commit.version - 1)
-    good = before is not None and only_adds_columns(before.metadata, commit.metadata)
-    return replace(commit, only_adds_columns=good)
+    return commit if before is None else replace(commit, harm=harmful_change(before.metadata, commit.metadata))
 
 
 def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]) -> bool:
-    """Tells whether a table's schema at a version is an earlier one with nothing but further, nullable columns.
+    """Tells whether a table's schema at a version is an earlier one, but for further, nullable columns and comments.
 
     Args:
         was: recognises the earlier schema, given as ``schema_json``.
@@ -103,7 +100,7 @@ def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]
         if was(after.metadata["schemaString"]):
             return True
         before = metadata_at(path, after.since - 1)
-        if before is None or not only_adds_columns(before.metadata, after.metadata):
+        if before is None or harmful_change(before.metadata, after.metadata):
             return False
         after = before
     return False
@@ -114,8 +111,9 @@ def foreign(commit: TableCommit, is_ours: Callable[[TableCommit], bool]) -> str 
 
     Accepted are our own commits and those of others that provably leave every
     row, the transaction ids and the control records as they are: OPTIMIZE,
-    VACUUM, statistics, and columns added that may be null (ALTER TABLE ... ADD
-    COLUMNS). The operation's name alone is not trusted.
+    VACUUM, statistics, and changes of the metadata alone that are harmless
+    (``metadata_changes``): columns added that may be null, comments, some
+    properties. The operation's name alone is not trusted.
 
     Args:
         is_ours: recognises our own commits. It must look at something that
@@ -126,12 +124,14 @@ def foreign(commit: TableCommit, is_ours: Callable[[TableCommit], bool]) -> str 
         return None
     name = commit.operation or "a commit without a name"
     by = f"{name} by {commit.engine_info or 'an unknown writer'}"
-    if commit.operation not in _HARMLESS:
+    # Nothing but metadata, whatever the writer calls that.
+    described = commit.metadata_changed and not (commit.added or commit.removes or commit.changes)
+    if commit.operation not in _HARMLESS and not described:
         return by
-    schema_changed = commit.metadata_changed and not (commit.operation == _ADD_COLUMNS and commit.only_adds_columns)
+    harm = commit.harm if commit.metadata_changed else ""
     for changed, what in (
         (commit.data_change, "changed rows"),
-        (schema_changed, "changed the schema or the table properties"),
+        (harm, harm),
         (commit.protocol_changed, "changed the table's features"),
         (commit.control, f"changed the domain metadata {sorted(commit.control)}"),
         (commit.txns, f"set transaction ids for {sorted(commit.txns)}"),

@@ -766,6 +766,18 @@ class KernelEngine:
             return snapshot
         return self.set_properties(snapshot, {"delta.feature.domainMetadata": "supported"}, {}, "trident")
 
+    def why_not_written(self, snapshot: TableSnapshot) -> str | None:
+        """Tells why Kernel cannot commit to a table as it is, such as a table feature; None: it can."""
+
+        def build() -> Any:
+            return snapshot._java.buildUpdateTableTransaction("trident", self._manual).build(self.java)
+
+        try:
+            guard(snapshot.path, build)
+        except TableError as error:
+            return error.message
+        return None
+
     def live_files(self, snapshot: TableSnapshot) -> list[LiveFile]:
         """The data files of this table version, with their statistics.
 

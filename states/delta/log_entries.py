@@ -52,8 +52,8 @@ class TableCommit:
         data_change: whether a file action says that rows changed.
         metadata: the whole metadata that holds from this commit on, None when it set none.
         deletion_vectors: whether a file was added of which only some rows count.
-        only_adds_columns: whether all that it changed in the metadata is that there are further,
-            nullable columns. Known of commits from :func:`commits_since`.
+        harm: what it changed in the metadata that may not stay; "": nothing. Known of commits from
+            ``history.commits_since``.
     """
 
     version: int
@@ -69,7 +69,7 @@ class TableCommit:
     data_change: bool
     metadata: Mapping[str, Any] | None = None
     deletion_vectors: bool = False
-    only_adds_columns: bool = False
+    harm: str = "changed the schema or the table properties"
     changes: tuple[str, ...] = ()
 
     @property
@@ -319,23 +319,6 @@ def last_checkpoint(path: str) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ValueError(f"not an object: {found!r}")
     return found
-
-
-def only_adds_columns(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Tells whether two metadata of a table differ in further, plainly nullable columns only.
-
-    Earlier rows read as null there, and a writer that does not know the columns
-    need not write them: no default, no generated value, no constraint.
-    """
-    for part in ("id", "name", "description", "partitionColumns", "configuration"):
-        if (before.get(part) or None) != (after.get(part) or None):
-            return False
-    old, new = json.loads(before["schemaString"])["fields"], json.loads(after["schemaString"])["fields"]
-    known = {field["name"] for field in old}
-    added = [field for field in new if field["name"] not in known]
-    return [field for field in new if field["name"] in known] == old and all(
-        field["nullable"] and set(field.get("metadata") or ()) <= {"comment"} for field in added
-    )
 
 
 def follow(files: dict[str, LiveFile], commit: TableCommit) -> None:

@@ -45,7 +45,7 @@ from trident.states.keyed.log_watch import LOG_VERSION, check_log
 from trident.states.keyed.merge_files import MergeFailed
 from trident.states.keyed.merge_io import FileUnreadable
 from trident.states.keyed.merge_process import WorkerEnded
-from trident.states.keyed.merge_rows import NotMergeable
+from trident.states.keyed.merge_rows import DoesNotFit, NotMergeable
 from trident.states.keyed.merge_statement import merge_failed
 from trident.states.keyed.spark_merge import SparkMerge
 from trident.states.keyed.tables import (
@@ -222,8 +222,15 @@ class Compactor:
         control = self._control(self._engine.load(self.log))
         return merged_upto(self.state, self._open_plain(), control.starts_at)
 
-    def merge(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> MergeReport:
-        """Carries out a plan; the guard makes that safe however old the plan is."""
+    def merge(
+        self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot, clamps: bool = False
+    ) -> MergeReport:
+        """Carries out a plan; the guard makes that safe however old the plan is.
+
+        Args:
+            clamps: whether a sum that does not fit its column becomes the greatest, or least, value that does: for a
+                repair, where a person has asked for it.
+        """
         started = time.monotonic()
         state = self._as_stored(plain, log_snapshot)
         marker = {
@@ -236,10 +243,12 @@ class Compactor:
         # A repair that restores the table must not come between: its lock, which MERGEs share.
         with faults.fault_point(MERGE), table_lock(self.plain, shared=True):
             try:
+                if clamps:
+                    raise CannotMerge("values that do not fit are clamped")
                 merged, cpu_secs = self._merge_files(state, plan, plain, marker)
             except (CannotMerge, MergeFailed, WorkerEnded) as reason:
                 self._say_why(reason)
-                self._by_spark.merge(state, plan, plain, log_snapshot, marker)
+                self._by_spark.merge(state, plan, plain, log_snapshot, marker, clamps)
                 merged, cpu_secs = merged_upto(self.state, self._settled_plain(), self.state.starts_at), 0.0
         if merged < plan.upto:
             # Delta passes over a write whose txnVersion it thinks it has, without a word.
@@ -265,6 +274,8 @@ class Compactor:
             if merged < plan.upto:
                 raise
             return merged, 0.0
+        except DoesNotFit as error:
+            raise MergeFailed(str(error)) from error
         except (FileUnreadable, NotMergeable) as error:
             raise merge_failed(self.plain, plan, str(error)) from error
         try:

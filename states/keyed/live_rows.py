@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -17,7 +17,7 @@ from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.file_rows import rows_of, wanted_rows
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.keyed.merge_rows import NotMergeable, RowMerge
+from trident.states.keyed.merge_rows import DoesNotFit, NotMergeable, RowMerge
 
 # Of one part's log in memory; merging takes a few times as much.
 _LOG_BYTES = 1 << 30
@@ -156,14 +156,8 @@ class LivePart:
                 log's rows are more bytes than a task is to hold.
         """
         merge = self.merge
-        parts = merge.retention.stretches(self.after, self.upto)
         log = self._log_rows()
-        try:
-            # Of each part of the transactions; and of all of them, for their keys.
-            news = [merge.reduced(_between(log, *part)) for part in parts]
-            new = news[0] if len(news) == 1 else merge.reduced(log)
-        except NotMergeable as error:
-            raise self._not_merged(error) from error
+        parts, news, new = self._reduced(log)
         changed = [merge.table_schema.empty_table()]
         changes = _Changes(new, merge.keys)
         for batch in rows_of(str(self.plain), self.files, merge.kept_schema):
@@ -185,6 +179,22 @@ class LivePart:
             raise self._not_merged(error) from error
         yield from merge.shown(merged).combine_chunks().to_batches()
 
+    def _reduced(self, log: pa.Table) -> tuple[Sequence[tuple[int, int]], list[pa.Table], pa.Table]:
+        """The log's parts by transactions, each reduced; and all of them, for their keys."""
+        merge = self.merge
+        parts: Sequence[tuple[int, int]] = merge.retention.stretches(self.after, self.upto)
+        try:
+            news = [merge.reduced(_between(log, *part)) for part in parts]
+            return parts, news, news[0] if len(news) == 1 else merge.reduced(log)
+        except DoesNotFit:
+            # A sum of the log alone need not fit; each transaction's does, and so does the total behind each of them.
+            parts = [(txid - 1, txid) for txid in sorted(set(log.column(TXID_COLUMN).to_pylist()))]
+        try:
+            news = [merge.reduced(_between(log, *part)) for part in parts]
+        except NotMergeable as error:
+            raise self._not_merged(error) from error
+        return parts, news, replace(merge, aggregator="max").reduced(log)
+
     def _log_rows(self) -> pa.Table:
         schema = self.merge.log_schema
         found, size = [schema.empty_table()], 0
@@ -200,7 +210,11 @@ class LivePart:
         return pa.concat_tables(found)
 
     def _not_merged(self, error: Exception) -> TableError:
-        return TableError(f"rows of state {self.name} cannot be merged", found=error)
+        return TableError(
+            f"rows of state {self.name} cannot be merged",
+            found=error,
+            action="`trident repair` of its topology names each key whose value does not fit, and what can be done",
+        )
 
 
 def _between(rows: pa.Table, after: int, upto: int) -> pa.Table:

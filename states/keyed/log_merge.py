@@ -9,16 +9,16 @@ null values and all, and no code of the topology is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DecimalType, LongType, StructField, StructType
 
 from trident.coordinators.errors import ConfigError, TableError
-from trident.states.core.binding import SEQUENCED, WHOLE_VALUES, aggregator_name, kept_schema
+from trident.states.core.binding import COMBINE, SEQUENCED, WHOLE_VALUES, aggregator_name, kept_schema
 from trident.states.core.copyable import why_not_exact
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.names import backquoted
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 # Log rows in this many bytes of Parquet are sent to every task; they take some ten times as much there.
 _BROADCAST_BYTES_MAX = 8 << 20
+_DIGITS_MAX = 38  # of a decimal of Spark
+# So many halves of a bigint have a sum that is a bigint.
+_HALF_BITS = 32
 
 
 def keeps_last(state: StateDescriptor) -> bool:
@@ -262,10 +265,14 @@ def _in_turn(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
 # --- native aggregators ------------------------------------------------------------------------
 
 
-def merged_log(state: StateDescriptor, rows: "DataFrame", native: NativeMerge) -> "DataFrame":
-    """One row per key: the combination of log rows. No rows give none, also without keys."""
-    kinds = {field.name: field.dataType for field in state.schema.fields}
-    values = [native.merge(quoted(name)).cast(kinds[name]).alias(name) for name in state.value_fields]
+def merged_log(state: StateDescriptor, rows: "DataFrame", native: NativeMerge, is_part: bool = False) -> "DataFrame":
+    """One row per key: the combination of log rows. No rows give none, also without keys.
+
+    Args:
+        is_part: the table's value is still to be added. A sum of the log alone may not fit the column though each
+            transaction's total did, so that it is given in the type of :func:`wide_type`.
+    """
+    values = [combined_values(state, name, native, is_part).alias(name) for name in state.value_fields]
     if state.keys:
         return rows.groupBy(*[quoted(key) for key in state.keys]).agg(*values)
     # A global aggregate gives one row also for none, and a state without a transaction has none.
@@ -309,6 +316,100 @@ def _size_bytes(frame: "DataFrame") -> int:
     return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
 
 
+def wide_type(state: StateDescriptor, name: str) -> "DecimalType | None":
+    """The type in which sums of a value field are added up; None where each combination of two values has the type.
+
+    Spark raises where a sum does not fit on the way, in whatever order the rows come, and without naming the key.
+    """
+    kind = state.schema[name].dataType
+    if state.merging != COMBINE or state.aggregator not in ("count", "sum"):
+        return None
+    if isinstance(kind, DecimalType):
+        return DecimalType(_DIGITS_MAX, kind.scale)
+    return DecimalType(_DIGITS_MAX, 0) if isinstance(kind, LongType) else None
+
+
+def combined_values(state: StateDescriptor, name: str, native: NativeMerge, is_part: bool = False) -> "Column":
+    """The combination of a group's values of a field, as an aggregate of a native aggregator.
+
+    Args:
+        is_part: as of :func:`merged_log`.
+    """
+    kind, wide = state.schema[name].dataType, wide_type(state, name)
+    if wide is None:
+        return native.merge(quoted(name)).cast(kind)
+    total = wide_sum(quoted(name), wide, isinstance(kind, LongType))
+    if is_part:
+        lost = total.isNull() & (F.count(quoted(name)) > 0)
+        return F.when(lost, _not_fitting(state, kind, F.lit("more than 38 digits")).cast(wide)).otherwise(total)
+    return fitted(state, name, total, F.count(quoted(name)) > 0)
+
+
+def wide_sum(values: "Column", wide: "DecimalType", are_integers: bool) -> "Column":
+    """The sum of a group's values, exact whatever their order; null where there is none, or more than 38 digits."""
+    if not are_integers:
+        return F.try_sum(values).cast(wide)
+    # Of integers the sums of both halves, neither of which can overflow: adding up decimals takes far longer.
+    high, low = F.shiftright(values, _HALF_BITS), values.bitwiseAND(F.lit((1 << _HALF_BITS) - 1))
+    return F.sum(high).cast(wide) * F.lit(1 << _HALF_BITS).cast("decimal(10,0)") + F.sum(low).cast(wide)
+
+
+def fitted(
+    state: StateDescriptor,
+    name: str,
+    total: "Column",
+    is_there: "Column",
+    side: str | None = None,
+    clamps: bool = False,
+) -> "Column":
+    """A sum in the type of its column; an error that names state and key where it does not fit.
+
+    Args:
+        is_there: tells whether there is a sum, also where ``total`` is null.
+        side: of the key's columns.
+        clamps: whether the greatest, or least, value of the type takes the place of one that does not fit.
+    """
+    kind = state.schema[name].dataType
+    value = total.try_cast(kind)
+    if clamps:
+        low, high = (F.lit(end).cast(kind) for end in _ends_of(kind))
+        value = F.coalesce(value, F.when(total > 0, high).when(total < 0, low))
+    error = _not_fitting(state, kind, F.coalesce(total.cast("string"), F.lit("more than 38 digits")), side)
+    return F.when(value.isNull() & is_there, error.cast(kind)).otherwise(value)
+
+
+def _ends_of(kind: Any) -> tuple[str, str]:
+    """The least and the greatest value of a type of sums, as text."""
+    if isinstance(kind, LongType):
+        return str(-(1 << 63)), str((1 << 63) - 1)
+    most = "9" * (kind.precision - kind.scale) + ("." + "9" * kind.scale if kind.scale else "")
+    return f"-{most}", most
+
+
+def _not_fitting(state: StateDescriptor, kind: Any, found: "Column", side: str | None = None) -> "Column":
+    return F.raise_error(
+        F.concat(
+            F.lit(f"a value of state {state.name} does not fit its type {kind.simpleString()}: overflow; key: "),
+            key_text(state.keys, side),
+            F.lit("; found: "),
+            found,
+            F.lit(f". {repair_advice(state)}"),
+        )
+    )
+
+
+def key_text(keys: Sequence[str], side: str | None = None) -> "Column":
+    """A key as errors show it, as JSON."""
+    if not keys:
+        return F.lit("{}")
+    return F.to_json(F.struct(*[quoted(key, side).alias(key) for key in keys]), {"ignoreNullFields": "false"})
+
+
+def repair_advice(state: StateDescriptor) -> str:
+    """The advice of an error about a value that an earlier version has let into a state and that nothing can read."""
+    return f"`trident repair {state.topology}` names each such key and what can be done"
+
+
 # --- Python combiners --------------------------------------------------------------------------
 
 
@@ -323,13 +424,58 @@ def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggrega
 def _folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
     """The values of all keys of either."""
     names = [field.name for field in state.schema.fields]
+    fold = fold_of(aggregator.combine, state.keys, state.value_fields, names, state.name)
+    return _in_order(state, base, rows).mapInArrow(fold, _nullable(state.schema))
+
+
+def _in_order(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame":
+    """The rows of both, those of a key one behind the other, in the order of their transactions."""
+    names = [field.name for field in state.schema.fields]
     old = base.select(*[quoted(name) for name in names], F.lit(0).cast("bigint").alias(TXID_COLUMN))
     union = old.unionByName(rows.select(*[quoted(name) for name in names], quoted(TXID_COLUMN)))
     keys = [quoted(key) for key in state.keys]
     spread = union.repartition(*keys) if keys else union.repartition(1)
-    ordered = spread.sortWithinPartitions(*keys, quoted(TXID_COLUMN))
-    fold = fold_of(aggregator.combine, state.keys, state.value_fields, names, state.name)
-    return ordered.mapInArrow(fold, _nullable(state.schema))
+    return spread.sortWithinPartitions(*keys, quoted(TXID_COLUMN))
+
+
+def unfit(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame | None":
+    """The keys without a value that fits the state, as (key, reason): both text, the key as errors show it.
+
+    Args:
+        base, rows: as for :func:`live`, of the keys that are looked at; no value of the state is needed for it.
+        aggregator: the state's, when that is a Python combiner.
+
+    Returns:
+        None where each combination of two values fits.
+
+    Raises:
+        ConfigError: a Python combiner is needed and was not given.
+    """
+    if keeps_last(state):
+        return None
+    if native_merge(state) is None:
+        found = unfit_of(require_combiner(state, aggregator).combine, state.keys, state.value_fields)
+        return _in_order(state, base, rows).mapInArrow(found, "key string, reason string")
+    wide = {name: kind for name in state.value_fields if (kind := wide_type(state, name)) is not None}
+    if not wide:
+        return None
+    fields = [quoted(field.name) for field in state.schema.fields]
+    both = base.select(*fields).unionByName(rows.select(*fields))
+    reasons = []
+    for name, kind in wide.items():
+        own = state.schema[name].dataType
+        total, count = wide_sum(quoted(name), kind, isinstance(own, LongType)), F.count(quoted(name))
+        text = F.concat(
+            F.lit("found: "),
+            F.coalesce(total.cast("string"), F.lit("more than 38 digits")),
+            F.lit(f"; expected: a value of {name!r} that fits {own.simpleString()}"),
+        )
+        reasons.append(F.when(total.try_cast(own).isNull() & (count > 0), text))
+    keys = [quoted(key) for key in state.keys]
+    reason = F.coalesce(*reasons).alias(TXID_COLUMN)  # a name that no key has
+    grouped = both.groupBy(*keys).agg(reason) if keys else both.agg(reason)
+    bad = grouped.where(quoted(TXID_COLUMN).isNotNull())
+    return bad.select(key_text(state.keys).alias("key"), quoted(TXID_COLUMN).alias("reason"))
 
 
 def overlaid(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
@@ -368,17 +514,65 @@ def fold_of(
                 if current is not None and same == compared:
                     if txid == 0:
                         raise doubled(state_name, dict(zip(keys, key)))
-                    value = tuple(combine(a, b) for a, b in zip(value, partial))
+                    try:
+                        value = tuple(combine(a, b) for a, b in zip(value, partial))
+                    except Exception as error:
+                        raise not_combined(state_name, dict(zip(keys, key)), error) from error
                     continue
                 if current is not None:
                     done.append((current, value))
                 current, same, value = key, compared, partial
             if done:
-                yield _batch(done, schema, keys, values)
+                yield _batch(done, schema, keys, values, state_name)
         if current is not None:
-            yield _batch([(current, value)], schema, keys, values)
+            yield _batch([(current, value)], schema, keys, values, state_name)
 
     return fold
+
+
+def unfit_of(
+    combine: Any, keys: Sequence[str], values: Sequence[str]
+) -> "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
+    """As :func:`fold_of`, but gives (key, reason), both as text, of each key that has no value which fits."""
+
+    def unfit(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        same: tuple[Any, ...] | None = None
+        value: tuple[Any, ...] = ()
+        bad = False
+        for batch in batches:
+            kinds = [batch.schema.field(name).type for name in values]
+            found: list[tuple[str, str]] = []
+            key_columns = [python_values(batch.column(name)) for name in keys]
+            row_keys = zip(*key_columns) if keys else iter([()] * batch.num_rows)
+            for key, partial in zip(row_keys, zip(*[python_values(batch.column(name)) for name in values])):
+                compared = frozen(key)
+                if same != compared:
+                    same, value, bad = compared, partial, False
+                    continue
+                if bad:
+                    continue
+                try:
+                    value = tuple(combine(a, b) for a, b in zip(value, partial))
+                    for kind, each in zip(kinds, value):
+                        pa.array([each], kind)
+                except Exception as error:
+                    bad = True
+                    found.append((repr(dict(zip(keys, key))), f"{type(error).__name__}: {error}"))
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([one[at] for one in found], pa.string()) for at in (0, 1)], names=["key", "reason"]
+            )
+
+    return unfit
+
+
+def not_combined(state_name: str, key: object, error: Exception) -> TableError:
+    return TableError(
+        f"the values of a key of state {state_name} cannot be combined",
+        found=f"{type(error).__name__}: {error}; key: {key!r}",
+        expected="a value of the state's type",
+        action="the log has what was to be combined, and nothing is lost: correct the combiner (its code may change "
+        "from start to start) so that it has a value for them, and start the topology again",
+    )
 
 
 def doubled(state_name: str, key: object) -> TableError:
@@ -394,8 +588,18 @@ def doubled(state_name: str, key: object) -> TableError:
 
 
 def _batch(
-    rows: list[tuple[Any, ...]], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str]
+    rows: list[tuple[Any, ...]], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str], state_name: str
 ) -> "pa.RecordBatch":
     columns = {name: [key[index] for key, _ in rows] for index, name in enumerate(keys)}
     columns.update({name: [value[index] for _, value in rows] for index, name in enumerate(values)})
-    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    try:
+        arrays = [pa.array(columns[field.name], field.type) for field in schema]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        for key, value in rows:
+            for name, each in zip(values, value):
+                try:
+                    pa.array([each], schema.field(name).type)
+                except (pa.ArrowException, TypeError, ValueError, OverflowError) as reason:
+                    raise not_combined(state_name, dict(zip(keys, key)), reason) from error
+        raise
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

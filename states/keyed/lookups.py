@@ -139,6 +139,22 @@ def base_of(
         ForeignTable: a table is not the state's.
         ConfigError: a Python combiner is needed and was not given.
     """
+    stored, base, rows = parts_of(spark, engine, warehouse, name, keys_frame, txid, pins)
+    if keys_frame is None or not stored.state.keys:
+        return stored.frame(aggregator)
+    return shown(stored.state, base) if rows is None else stored.grouped(base, rows, aggregator)
+
+
+def parts_of(
+    spark: "SparkSession",
+    engine: KernelEngine,
+    warehouse: AnyPath,
+    name: str,
+    keys_frame: "DataFrame | None",
+    txid: int,
+    pins: StatePins | None = None,
+) -> "tuple[Stored, DataFrame, DataFrame | None]":
+    """A state as :func:`base_of` finds it, with the rows that table and log have of the keys, not combined yet."""
     root, state = Place(warehouse), load_state(warehouse, name)
     if not state.state_kind.has_log:
         raise TableError(
@@ -147,13 +163,12 @@ def base_of(
     stored = _stored_as_of(spark, engine, root, state, txid, pins or StatePins())
     base, rows = stored.base, stored.rows
     if keys_frame is None or not state.keys:
-        return stored.frame(aggregator)
+        return stored, base, rows
     asked = keys_frame.select(*[quoted(key) for key in state.keys]).alias("s")
     base = base.alias("t").join(asked, same_key(state.keys, "t", "s"), "left_semi")
-    if rows is None:
-        return shown(state, base)
-    rows = rows.alias("t").join(asked, same_key(state.keys, "t", "s"), "left_semi")
-    return stored.grouped(base, rows, aggregator)
+    if rows is not None:
+        rows = rows.alias("t").join(asked, same_key(state.keys, "t", "s"), "left_semi")
+    return stored, base, rows
 
 
 def _stored_as_of(

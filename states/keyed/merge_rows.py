@@ -27,6 +27,10 @@ class NotMergeable(ArithmeticError):
     """The rows cannot be merged: a sum does not fit, or a key is there twice."""
 
 
+class DoesNotFit(NotMergeable):
+    """A sum does not fit on the way: where the total does, Spark finds it."""
+
+
 class NotInOrder(Exception):
     """Rows that should be in the order of their keys are not."""
 
@@ -260,7 +264,13 @@ class RowMerge:
         columns = {name: keys.column(name) for name in self.keys}
         for name in self.values:
             a, b = base.column(name).take(old_rows), new.column(name).take(new_rows)
-            columns[name] = _fitted(_COMBINED[self.aggregator](a, b), self.schema.field(name).type, name)
+            kind = self.schema.field(name).type
+            try:
+                columns[name] = _fitted(_COMBINED[self.aggregator](a, b), kind, name)
+            except DoesNotFit as error:
+                fold, rows = _COMBINED[self.aggregator], range(len(keys))
+                at = next((at for at in rows if not _fits(fold, a.slice(at, 1), b.slice(at, 1), kind)), 0)
+                raise DoesNotFit(f"{error}; key: {keys.slice(at, 1).to_pylist()}") from error
         return pa.table([columns[field.name] for field in self.schema], schema=self.schema)
 
 
@@ -332,7 +342,7 @@ def _sums(rows: pa.Table, keys: int) -> pa.Table:
     high = pc.add(halves.column("v"), pc.shift_right(halves.column("low"), _HALF_BITS))
     bound = 1 << (63 - _HALF_BITS)
     if pc.any(pc.or_(pc.less(high, -bound), pc.greater_equal(high, bound))).as_py():
-        raise NotMergeable("overflow: a sum does not fit a bigint")
+        raise DoesNotFit("overflow: a sum does not fit a bigint")
     low = pc.bit_wise_and(halves.column("low"), (1 << _HALF_BITS) - 1)
     return halves.set_column(keys, "v", pc.bit_wise_or(pc.shift_left(high, _HALF_BITS), low)).drop_columns(["low"])
 
@@ -362,8 +372,16 @@ def _added(a: Any, b: Any) -> Any:
     try:
         both = pc.add_checked(a, b) if pa.types.is_integer(a.type) else pc.add(a, b)
     except pa.ArrowInvalid as error:
-        raise NotMergeable(f"overflow: a sum does not fit its column: {error}") from error
+        raise DoesNotFit(f"overflow: a sum does not fit its column: {error}") from error
     return pc.coalesce(both, a, b)
+
+
+def _fits(fold: Callable[[Any, Any], Any], a: Any, b: Any, kind: pa.DataType) -> bool:
+    try:
+        _fitted(fold(a, b), kind, "")
+    except DoesNotFit:
+        return False
+    return True
 
 
 def _greatest(a: Any, b: Any) -> Any:
@@ -378,7 +396,7 @@ def _fitted(column: Any, kind: pa.DataType, name: str) -> Any:
     try:
         return column.cast(kind)
     except pa.ArrowInvalid as error:
-        raise NotMergeable(f"overflow: a value does not fit column {name!r} of type {kind}: {error}") from error
+        raise DoesNotFit(f"overflow: a value does not fit column {name!r} of type {kind}: {error}") from error
 
 
 _FOLDS: dict[str, Callable[[pa.Table, int], pa.Table]] = {

@@ -15,10 +15,19 @@ from trident.states.core.native import NativeMerge
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.kernel_errors import java_causes
 from trident.states.keyed.compaction import MergePlan, guard_condition
-from trident.states.keyed.log_merge import deleted, is_sequenced, keeps_last, quoted, same_key
+from trident.states.keyed.log_merge import (
+    deleted,
+    fitted,
+    is_sequenced,
+    keeps_last,
+    quoted,
+    same_key,
+    wide_type,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DecimalType
 
 # Two compactors that both read P and want (P, a] and (P, b], a < b, may both merge, one after the other: Delta's
 # SetTransaction is monotone, not a compare-and-set. A row that the first one wrote carries its _upto, and stops the
@@ -39,11 +48,13 @@ def merge_into(
     source: "DataFrame",
     native: NativeMerge | None,
     adopted: bool = False,
+    clamps: bool = False,
 ) -> None:
     """Merges new rows, one per key, into the plain table at ``path``; its Delta settings are the session's.
 
     Args:
         adopted: whether the table has rows that no MERGE of ours has written, from before the first transaction.
+        clamps: as of ``log_merge.fitted``.
 
     Raises:
         CommitConflict: another compactor merged meanwhile; nothing was changed.
@@ -53,8 +64,13 @@ def merge_into(
     added: dict[str, "str | Column"] = {
         backquoted(field.name): quoted(field.name, "s") for field in state.schema.fields
     }
+    if native is not None:
+        for name in state.value_fields:
+            if wide_type(state, name) is not None:
+                new = quoted(name, "s")
+                added[backquoted(name)] = fitted(state, name, new, new.isNotNull(), "s", clamps)
     added[backquoted(UPTO_COLUMN)] = _txid(plan.upto)
-    changed = _changed(state, plan, native, adopted)
+    changed = _changed(state, plan, native, adopted, clamps)
     if is_sequenced(state):
         # A row of the table that is later in the sequence stays, and so does a deleted one: it holds the key deleted.
         # Nothing of this MERGE shows in it, so that the guard need not look at it.
@@ -77,7 +93,7 @@ def merge_into(
 
 
 def _changed(
-    state: StateDescriptor, plan: MergePlan, native: NativeMerge | None, adopted: bool
+    state: StateDescriptor, plan: MergePlan, native: NativeMerge | None, adopted: bool, clamps: bool
 ) -> dict[str, "str | Column"]:
     """Returns what a MERGE sets in a row that is there."""
     kinds = {field.name: field.dataType for field in state.schema.fields}
@@ -87,10 +103,24 @@ def _changed(
     }
     for name in state.value_fields:
         new = quoted(name, "s")
-        if native is not None:
+        wide = None if native is None else wide_type(state, name)
+        if wide is not None and native is not None:
+            # Null as a sum that has too many digits is told from null as no value by what it is made of.
+            there = quoted(name, "t").isNotNull() | new.isNotNull()
+            total = F.coalesce(F.try_add(quoted(name, "t").cast(wide), new), F.when(~_both(name), _either(name, wide)))
+            new = fitted(state, name, total, there, "t", clamps)
+        elif native is not None:
             new = native.combine_columns(quoted(name, "t"), new).cast(kinds[name])
         changed[backquoted(name)] = new
     return changed
+
+
+def _both(name: str) -> "Column":
+    return quoted(name, "t").isNotNull() & quoted(name, "s").isNotNull()
+
+
+def _either(name: str, wide: "DecimalType") -> "Column":
+    return F.coalesce(quoted(name, "t").cast(wide), quoted(name, "s"))
 
 
 def _stays(state: StateDescriptor, plan: MergePlan) -> "Column":

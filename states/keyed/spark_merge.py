@@ -59,8 +59,12 @@ class SparkMerge:
         plain: TableSnapshot,
         log_snapshot: TableSnapshot,
         marker: Mapping[str, object],
+        clamps: bool = False,
     ) -> None:
         """Carries out a plan; the guard makes that safe however old the plan is.
+
+        Args:
+            clamps: as of ``log_merge.fitted``.
 
         Raises:
             CommitConflict, TableError: as ``merge_into``.
@@ -71,13 +75,13 @@ class SparkMerge:
             if keeps_last(state):
                 source = newest_log(state, rows)
             elif self._native is not None:
-                source = merged_log(state, rows, self._native)
+                source = merged_log(state, rows, self._native, is_part=True)
             else:
                 # The guard also proves that no row changed since this version was read.
                 table, _ = plain_frame(session, self._engine, plain)
                 source = folded(state, table_rows(state, table), rows, self._combiner)
             adopted = adopted_version(plain.schema_json) is not None
-            merge_into(session, self._plain, state, plan, source, self._native, adopted)
+            merge_into(session, self._plain, state, plan, source, self._native, adopted, clamps)
 
     def _session(
         self, state: StateDescriptor, plan: MergePlan, plain: TableSnapshot, marker: Mapping[str, object]
@@ -99,6 +103,8 @@ class SparkMerge:
             "spark.sql.join.preferSortMergeJoin": "false",
             # A sum that no longer fits its column is an error, never null.
             "spark.sql.ansi.enabled": "true",
+            # Else the sum of two decimals of 38 digits has one digit less behind the point.
+            "spark.sql.decimalOperations.allowPrecisionLoss": "false",
         }
         for key, value in settings.items():
             conf.set(key, str(value))

@@ -25,6 +25,7 @@ from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
 from trident.states.delta.staging import StagingTarget
 from trident.states.delta.told import Told
 from trident.states.history.lately import PublishedLately
+from trident.states.keyed.fitting import Fitting
 from trident.states.outside.health import OutsideProgress
 from trident.states.publishing.cleaning import Cleaner
 from trident.states.publishing.group_tables import GroupTables
@@ -75,6 +76,7 @@ class DeltaCommitter:
         user_code = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, led, self._outside)
         self._opener = TableOpener(self._tables, self._bindings)
         self._publisher = Publisher(self._tables, self._bindings, self.manifests, user_code)
+        self._fitting = Fitting(engine, self._tables.warehouse, topology, group, incarnation)
         self._cleaner = Cleaner(self._tables, self.manifests, lambda: [target.root for target in self.staging_targets])
         self._decided_here: set[TransactionAttempt] = set()
 
@@ -138,6 +140,8 @@ class DeltaCommitter:
         own = [self._tables.watched(self._tables.warehouse / spec.path) for _, spec in parts if spec is not None]
         unchanged = unchanged_tables([*self._tables.plains.watched(self._bindings), *own])
         self._tables.plains.check(self._bindings, unchanged)
+        for binding, _ in parts:
+            self._fitting.check(binding, staged[binding.name], attempt.txid)
         tables = tuple(self._part(binding, spec, staged[binding.name], record, unchanged) for binding, spec in parts)
         rows = {table.state: table.rows for table in tables}
         wants_commit = any(spout.get("commit_data") is not None for spout in processed.spouts.values())

@@ -12,7 +12,8 @@ from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
-from trident.states.delta.log_entries import Watched
+from trident.states.delta.log_entries import Watched, metadata_at
+from trident.states.delta.metadata_changes import asks_of_writers
 from trident.states.keyed.plain_watch import PlainWatch, check_commits, is_our_publish
 
 
@@ -69,6 +70,14 @@ class GroupTables:
             self.topology, state, path, version, snapshot.version, lambda commit: is_our_publish(commit, incarnation)
         )
 
+    def check_writable(self, path: Place, snapshot: TableSnapshot) -> None:
+        """Raises Halted where a table asks of its writers what these do not do: no transaction is decided for it."""
+        reason = self.engine.why_not_written(snapshot)
+        if reason is not None:
+            described = metadata_at(str(path), snapshot.version)
+            asks = [] if described is None else asks_of_writers(described.metadata)
+            raise halts.not_written(self.topology, path, snapshot.version, asks, reason)
+
     def watched(self, path: Place) -> Watched:
         """The table as this process left it, for ``unchanged``."""
         known = self.seen[str(path)]
@@ -98,6 +107,7 @@ class GroupTables:
         if not control.same_batch(mark):
             self.check_fence()
             raise halts.transactions_differ(self.topology, path, control, mark)
+        self.check_writable(path, snapshot)
         self.remember(snapshot)
         return snapshot
 

@@ -135,6 +135,7 @@ class TableOpener:
         if binding.state_kind.may_grow(binding) and spec.lacks_columns(snapshot.schema_json):
             snapshot = self._add_columns(binding, spec, path)
         self._check_schema(path, snapshot, spec)
+        self._tables.check_writable(path, snapshot)
         if binding.state_kind.is_described:
             tables = self._tables
             state = StateDescriptor.of(binding, tables.topology, tables.group, tables.incarnation, control.starts_at)
@@ -144,6 +145,7 @@ class TableOpener:
             descriptor = load_descriptor(self._tables.warehouse, binding.name)
             found = self._tables.plains.open(descriptor, record.tables, path, control.starts_at)
             self._check_schema(self._tables.warehouse / plain.path, found, plain)
+            self._tables.check_writable(self._tables.warehouse / plain.path, found)
             if CHANGE_FEED in plain.properties:
                 enable_change_feed(self._tables.engine, str(self._tables.warehouse / plain.path), binding.keys)
 

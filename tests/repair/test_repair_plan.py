@@ -31,7 +31,7 @@ from trident.repair.facts import (
     TopologyFacts,
 )
 from trident.repair.look import own_manifests
-from trident.repair.steps import AbandonDecision, Choices, Finding, Restore, SetMarks, WriteRecord
+from trident.repair.steps import AbandonDecision, Choices, ClampValues, Finding, Restore, SetMarks, WriteRecord
 from trident.states.core.control import ControlRecord
 from trident.states.core.staged import StagedFile
 from trident.states.delta.manifest import Manifest, ManifestTable
@@ -326,6 +326,8 @@ def changed(role: str, foreign: tuple[ForeignChange, ...], **more: object) -> To
         (LOG, PROPERTIES + CHANGE, {}, True, False),
         (PLAIN, CHANGE, {}, True, True),
         (PLAIN, CHANGE, {"odd_rows": "2 keys have several rows"}, True, False),
+        (PLAIN, CHANGE, {"not_written": "the constraint positive (n > 0)"}, True, False),
+        (APPEND, PROPERTIES, {"not_written": "the constraint positive (n > 0)"}, True, False),
         (PLAIN, RESTORED, {}, True, False),
         (APPEND, CHANGE, {"ours_after": True}, False, True),
         (PLAIN, RESTORED, {"ours_after": True}, False, False),
@@ -604,3 +606,12 @@ def test_a_manifest_from_before_a_rollback_is_the_topologys_own_and_one_from_bef
     own = [(manifest.incarnation, manifest.attempt.txid) for _, manifest in own_manifests(found, "a-r1")]
     assert own == [("a", 2), ("a", 4), ("a-r1", 3)]
     assert own_manifests(found[3:], "a-r1") == found[3:]
+
+
+def test_sums_that_do_not_fit_are_clamped_only_when_asked_for_by_name() -> None:
+    facts = changed(PLAIN, (), stuck_keys=(('{"word":"a"}', "found: 9223372036854775808"),))
+    (finding,) = diagnose(facts)
+    assert finding.chosen is None and '{"word":"a"}' in finding.text and "9223372036854775808" in finding.text
+    assert [offer.options for offer in finding.offers] == [("--clamp", "counts")]
+    (step,) = steps_of(diagnose(facts, Choices(clamp=frozenset({"counts"}))))
+    assert isinstance(step, ClampValues) and (step.state, step.upto) == ("counts", 3)

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, StructField
+from pyspark.sql.types import BooleanType, DataType, DecimalType, StructField
 
 from trident.operations.aggregates import groups_step
 from trident.operations.aggregation import Aggregation
@@ -30,7 +30,7 @@ from trident.workers.look_up import LookUp
 from trident.workers.own_steps import CombineStored
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 FOUND = "__trident_found"
 _STORED_PREFIX = "__trident_stored_"
@@ -41,6 +41,7 @@ _ASKED_ROWS_MAX, _ASKED_BYTES_MAX = 1_000_000, 32 << 20
 # The same where Spark does not know the bytes.
 _UNKNOWN_ROWS_MAX = 250_000
 _SENT, _MOVED = "broadcast", "merge"
+_DIGITS = 38  # of a decimal of Spark, at most
 _PARTITION, _AT = "__trident_was_in", "__trident_was_at"
 
 
@@ -181,8 +182,21 @@ class CombineStoredOp(Operation):
     def transform(self, frames: SessionFrames) -> Transform:
         (kind,) = (field.dataType for field in self.fields if field.name == self.value)
         value, stored = column(self.value), column(self.stored)
-        both = self.aggregator.combine_columns(stored, value).cast(kind)
+        both = self._combined(stored, value, kind).cast(kind)
         return frames.select([*column_list(self.keys), F.when(F.col(FOUND), both).otherwise(value).alias(self.value)])
+
+    def _combined(self, stored: "Column", value: "Column", kind: DataType) -> "Column":
+        combined: Column = self.aggregator.combine_columns(stored, value)
+        if not (isinstance(kind, DecimalType) and kind.precision == _DIGITS and self.aggregator.native_name == "sum"):
+            return combined
+        # Of two such decimals Spark's sum has one digit less behind the point: it is rounded. Of 37 digits it is exact.
+        narrow = DecimalType(_DIGITS - 1, kind.scale)
+        exact: Column = self.aggregator.combine_columns(stored.try_cast(narrow), value.try_cast(narrow))
+        lost = [one.isNotNull() & one.try_cast(narrow).isNull() for one in (stored, value)]
+        text = (
+            f"{self.aggregator!r}: a value of {self.value!r} has more than {_DIGITS - 1} digits and cannot be added to"
+        )
+        return F.when(lost[0] | lost[1], F.raise_error(F.lit(text)).cast(kind)).otherwise(exact)
 
     @property
     def on_arrow(self) -> PyOp | None:

@@ -33,6 +33,7 @@ from trident.repair.rebuild import EPOCH_LEAP
 from trident.repair.steps import (
     AbandonDecision,
     Choices,
+    ClampValues,
     Finding,
     NewOutbox,
     PutPositions,
@@ -47,10 +48,12 @@ from trident.running.connecting import open_zookeeper
 from trident.running.own_zookeeper import leading, refuse_leader_elsewhere
 from trident.spark.session import make_session, spark_settings
 from trident.spark.stores import configure_by_session
+from trident.states.core.descriptor import load_descriptor
 from trident.states.core.place import Place
 from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_lock import table_lock
+from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.copies import forget_copies
 from trident.states.keyed.log_watch import repair_marker, repaired_to
 from trident.states.outside.outbox_log import OutboxLog, outbox_folder
@@ -180,6 +183,13 @@ class _Repair:
         if isinstance(step, PutPositions):
             self._store(step.group).put_positions(step.pins, step.opaque, step.opaque_txid)
             return f"the positions of {', '.join(sorted({*step.pins, *step.opaque}))} are in ZooKeeper again"
+        if isinstance(step, ClampValues):
+            state = load_descriptor(self._warehouse, step.state)
+            compactor = Compactor(self._engine.spark, self._engine, self._warehouse, state)
+            planned = compactor.plan(step.upto)
+            if planned is not None:
+                compactor.merge(*planned, clamps=True)
+            return f"the log of {step.state} is merged up to transaction {step.upto}, what did not fit is clamped"
         if isinstance(step, WriteLedger):
             return write_ledger(step.damage)
         if isinstance(step, NewOutbox):

@@ -26,6 +26,7 @@ from trident.repair.foreign import foreign_changes, unverified_log
 from trident.repair.outside import outside_states
 from trident.repair.rebuild import marks_of, rebuild
 from trident.repair.steps import Choices, Finding, Offer, Refused, SetMarks, WriteRecord
+from trident.repair.stuck import stuck_values
 from trident.repair.whole import ahead_of_log, without_record
 from trident.states.keyed.plain_watch import ACCEPTED
 
@@ -57,7 +58,13 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
         if group.record is not None and differ.chosen is None:
             return [*changed, differ]
         return _into_one_record(changed, differ)
-    rest = [*ahead_of_log(group), *undecidable(group, choices), *lost_positions(group), *damaged_ledgers(group)]
+    rest = [
+        *stuck_values(group, choices),
+        *ahead_of_log(group),
+        *undecidable(group, choices),
+        *lost_positions(group),
+        *damaged_ledgers(group),
+    ]
     return [*changed, *_went_back(group, choices), *outside_states(group, choices), *rest]
 
 

@@ -55,6 +55,8 @@ class TableFacts:
         healed: whether a repair has taken back changes by others since the mark, and ZooKeeper may not know of it.
         ours_after: whether a transaction, or a MERGE, of ours came after the first of them.
         unverified: whether log entries that are needed to know are gone.
+        not_written: why this framework cannot commit to it, though others changed it; "" where it can.
+        stuck_keys: of a plain table: the keys without a value that fits, each with the reason, both as text.
         odd_rows: why a plain table's rows, changed by others, could not be merged into; "" when they could.
     """
 
@@ -77,6 +79,8 @@ class TableFacts:
     ours_after: bool = False
     unverified: bool = False
     odd_rows: str = ""
+    not_written: str = ""
+    stuck_keys: tuple[tuple[str, str], ...] = ()
 
     @property
     def has_transaction(self) -> bool:

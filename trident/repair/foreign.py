@@ -84,6 +84,11 @@ def _merged_meanwhile(group: GroupFacts, table: TableFacts, first: ForeignChange
 
 
 def _accept(group: GroupFacts, table: TableFacts, restored: bool) -> Offer | Refused:
+    if table.not_written:
+        return Refused(
+            f"It cannot be accepted: the table asks more of its writers than this framework does: {table.not_written}. "
+            "Take that away (ALTER TABLE … DROP CONSTRAINT, DROP DEFAULT, DROP NOT NULL, DROP FEATURE), run this again."
+        )
     if all(change.only_properties for change in table.foreign):
         return Offer(
             ("--accept-foreign", table.state),

@@ -46,9 +46,11 @@ from trident.states.core.staged import StagedFile
 from trident.states.core.tables import UPTO_COLUMN
 from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
-from trident.states.delta.log_entries import entry_signature, read_actions, read_commit
+from trident.states.delta.log_entries import entry_signature, metadata_at, read_actions, read_commit
 from trident.states.delta.manifest import Manifest, ManifestStore, groups_with_manifests
+from trident.states.delta.metadata_changes import asks_of_writers
 from trident.states.delta.staging import verify_staged
+from trident.states.keyed.fitting import Fitting
 from trident.states.keyed.log_watch import (
     merged_log_version,
     only_properties,
@@ -258,10 +260,22 @@ class _Look:
                 plain = self._table(one.name, PLAIN, one.plain_path, record, one)
                 control = published.control
                 floor, starts_at = (control.floor, control.starts_at) if control else (0, one.starts_at)
-                yield replace(plain, floor=floor, starts_at=starts_at)
+                stuck = self._stuck_keys(one, published, plain)
+                yield replace(plain, floor=floor, starts_at=starts_at, stuck_keys=stuck)
         for path, group in tables_beside(self.warehouse, self.topology):
             if group == self.group:
                 yield self._table(path.name, SIDE_TABLE, path.name, record, None)
+
+    def _stuck_keys(self, state: StateDescriptor, log: TableFacts, plain: TableFacts) -> tuple[tuple[str, str], ...]:
+        """Keys that no read and no MERGE can give; not looked for where something else is wrong with the tables."""
+        whole = log.exists and plain.exists and not (log.foreign or plain.foreign)
+        if not whole or log.control is None or log.control.incarnation != state.incarnation:
+            return ()
+        fitting = Fitting(self.engine, self.warehouse, self.topology, self.group, state.incarnation)
+        try:
+            return tuple(fitting.stuck_keys(state, log.control.txid))
+        except TableError:  # what is wrong with the tables themselves is found by the other looks
+            return ()
 
     def _table(
         self, state: str, role: str, relative: str, record: GroupRecord | None, descriptor: StateDescriptor | None
@@ -291,7 +305,8 @@ class _Look:
             table = replace(table, merged_log=merged_log_version(str(path), as_published))
         if control is None or (control.topology, control.group) != (self.topology, self.group):
             return table
-        return self._with_changes(table, path, snapshot, control, descriptor)
+        table = self._with_changes(table, path, snapshot, control, descriptor)
+        return replace(table, not_written=self._not_written(path, snapshot)) if table.foreign else table
 
     def _before(self, path: str, version: int, control: ControlRecord | None) -> ControlRecord | None:
         """The control record before the present transaction's."""
@@ -352,6 +367,14 @@ class _Look:
             ours_after=any(commit.txns or commit.metadata_changed for commit in later),
             odd_rows=self._odd_rows(path, table, descriptor) if table.role == PLAIN else "",
         )
+
+    def _not_written(self, path: Place, snapshot: TableSnapshot) -> str:
+        described = metadata_at(str(path), snapshot.version)
+        asks = [] if described is None else asks_of_writers(described.metadata)
+        reason = self.engine.why_not_written(snapshot)
+        columns = [] if described is None else json.loads(described.metadata["schemaString"])["fields"]
+        asks += [f"the column {one['name']}, which is NOT NULL" for one in columns if not one["nullable"]]
+        return "; ".join(asks) or reason or ""
 
     def _since(self, table: TableFacts, path: str, ours: history.IsOurs) -> tuple[int, int]:
         """The version behind which changes by others are looked for, and the one before which entries for it are gone.

@@ -21,11 +21,12 @@ class Choices:
     accept_loss: bool = False
     abandon_decision: bool = False
     accept_outside: frozenset[str] = frozenset()
+    clamp: frozenset[str] = frozenset()
 
     @property
     def states(self) -> frozenset[str]:
         """All states that are named."""
-        return self.undo_foreign | self.accept_foreign | self.accept_unverified
+        return self.undo_foreign | self.accept_foreign | self.accept_unverified | self.clamp
 
     def pick(self, offer: Offer) -> Offer | None:
         """The offer, if every option that it needs was given (of a state's change, others decide)."""
@@ -110,7 +111,16 @@ class NewOutbox:
     state: str
 
 
-Step = Restore | SetMarks | WriteRecord | AbandonDecision | PutPositions | WriteLedger | NewOutbox
+@dataclass(frozen=True)
+class ClampValues:
+    """MERGE a keyed state's log, with the greatest or least value of the type in the place of sums that do not fit."""
+
+    group: str
+    state: str
+    upto: int
+
+
+Step = ClampValues | Restore | SetMarks | WriteRecord | AbandonDecision | PutPositions | WriteLedger | NewOutbox
 
 
 @dataclass(frozen=True)

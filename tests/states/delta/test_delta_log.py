@@ -148,8 +148,8 @@ def test_our_commits_and_a_log_drop_are_ours(engine, table):
         ("UPDATE", "UPDATE delta.`{}` SET id = 99 WHERE id = 10"),
         ("MERGE", "MERGE INTO delta.`{}` t USING (SELECT 10L id) s ON t.id = s.id WHEN MATCHED THEN DELETE"),
         ("WRITE", "INSERT INTO delta.`{}` VALUES (5)"),
-        ("SET TBLPROPERTIES", "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('x' = 'y')"),
-        ("CHANGE COLUMN", "ALTER TABLE delta.`{}` ALTER COLUMN id COMMENT 'changed'"),
+        ("SET TBLPROPERTIES", "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('delta.appendOnly' = 'true')"),
+        ("ADD CONSTRAINT", "ALTER TABLE delta.`{}` ADD CONSTRAINT positive CHECK (id >= 0)"),
     ],
 )
 def test_a_change_by_others_is_named(spark, table, operation, statement):
@@ -158,6 +158,22 @@ def test_a_change_by_others_is_named(spark, table, operation, statement):
     assert reason.startswith(operation)
     # The snapshot's control record is still ours: only the log entry shows the change.
     assert "trident" not in read_commit(table, 3).control
+
+
+def test_comments_and_harmless_properties_of_others_may_stay(spark, table):
+    """C2: a comment on a table halted its topology."""
+    for statement in (
+        "COMMENT ON TABLE delta.`{}` IS 'the lines of the day'",
+        "ALTER TABLE delta.`{}` ALTER COLUMN id COMMENT 'a number'",
+        "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('team' = 'us', 'delta.logRetentionDuration' = 'interval 60 days')",
+        "ALTER TABLE delta.`{}` UNSET TBLPROPERTIES ('team')",
+    ):
+        before = len(reasons(table))
+        spark.sql(statement.format(table))
+        found = reasons(table)
+        assert len(found) == before + 1 and not any(found), (statement, found)
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT positive CHECK (id >= 0)")
+    assert "which added the constraint positive" in reasons(table)[-1]
 
 
 def test_another_topology_on_the_table_is_foreign(engine, table):

@@ -21,6 +21,7 @@ from trident.states.delta import history
 from trident.states.delta.evolution import add_columns, columns_only_added
 from trident.states.delta.history import commits_since, foreign
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine
+from trident.states.delta.metadata_changes import harmful_change
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import read_state
 
@@ -249,7 +250,7 @@ def test_a_crash_right_after_is_no_foreign_change_and_decided_rows_fit_still(spa
     for version in range(newest.version):
         (tmp_path / "lines/_delta_log" / f"{version:020d}.json").unlink()
     (commit,) = commits_since(path, newest.version)
-    assert commit.only_adds_columns
+    assert not commit.harm
     assert columns_only_added(path, commit.version, hashlib.sha256(newest.schema_json.encode()).hexdigest())
     assert not columns_only_added(path, commit.version, schema_hash), "not known any more: halt"
 
@@ -271,16 +272,18 @@ def test_a_start_with_further_columns_after_any_crash_finds_what_was_decided_and
     latest.commit(3, ["b"])
     read = spark.read.format("delta").load(f"{tmp_path}/rows").orderBy("word")
     assert [tuple(row) for row in read.collect()] == [(word, 1, None, None) for word in ("a", "b", "decided")]
-    spark.sql(f"ALTER TABLE delta.`{tmp_path}/rows` ALTER COLUMN n COMMENT 'ours no more'")
-    with pytest.raises(Halted, match="CHANGE COLUMN"):
-        group_helpers.Group(engine, tmp_path, wide, epoch=5, record=latest.record).open()
+    spark.sql(f"ALTER TABLE delta.`{tmp_path}/rows` ALTER COLUMN n COMMENT 'of others'")
+    latest = group_helpers.Group(engine, tmp_path, wide, epoch=5, record=latest.record).open()
+    spark.sql(f"ALTER TABLE delta.`{tmp_path}/rows` ADD CONSTRAINT some CHECK (n > 0)")
+    with pytest.raises(Halted, match="ADD CONSTRAINT .* added the constraint some"):
+        group_helpers.Group(engine, tmp_path, wide, epoch=6, record=latest.record).open()
 
 
 META = {
     "id": "1",
     "format": {"provider": "parquet"},
     "partitionColumns": [],
-    "configuration": {"a": "b"},
+    "configuration": {"delta.a": "b"},
     "schemaString": json.dumps(
         {
             "type": "struct",
@@ -312,28 +315,34 @@ X, Y, Z = {"name": "x"}, {"name": "y", "type": "string"}, {"name": "z"}
         (schema_of(Y, X, Z), False),
         (schema_of(X, Z), False),
         (schema_of({**X, "type": "long"}, Y, Z), False),
-        ({**schema_of(X, Y, Z), "configuration": {"a": "c"}}, False),
+        ({**schema_of(X, Y, Z), "configuration": {"delta.a": "c"}}, False),
+        ({"configuration": {"delta.a": "b", "delta.constraints.c": "x > 0"}}, False),
+        ({"configuration": {"delta.a": "b", "owner": "sales", "delta.logRetentionDuration": "interval 9 days"}}, True),
+        ({"description": "the lines", "name": "lines"}, True),
+        (schema_of({**X, "metadata": {"comment": "c"}}, Y), True),
+        (schema_of({**X, "nullable": False}, Y), False),
+        (schema_of({**X, "metadata": {"delta.generationExpression": "y"}}, Y), False),
         ({**schema_of(X, Y, Z), "id": "2"}, False),
         ({**schema_of(X, Y, Z), "partitionColumns": ["x"]}, False),
     ],
 )
-def test_only_further_nullable_columns_are_nothing_but_columns(change, good):
-    assert history.only_adds_columns(META, {**META, **change}) is good
+def test_only_further_nullable_columns_and_what_no_row_shows_are_harmless(change, good):
+    assert (harmful_change(META, {**META, **change}) == "") is good
 
 
 @pytest.mark.parametrize(
     ("change", "good"),
     [
         ({}, True),
-        ({"only_adds_columns": False}, False),
+        ({"harm": "took away a column"}, False),
         ({"data_change": True}, False),
         ({"txns": {"a": 1}}, False),
         ({"control": {"trident": {}}}, False),
         ({"protocol_changed": True}, False),
-        ({"operation": "OPTIMIZE"}, False),
+        ({"operation": "OPTIMIZE"}, True),
     ],
 )
-def test_a_commit_of_others_that_adds_columns_does_only_that(change, good):
+def test_a_commit_of_others_that_is_harmless_does_nothing_else(change, good):
     commit = history.TableCommit(
         **{
             "version": 3,
@@ -347,7 +356,7 @@ def test_a_commit_of_others_that_adds_columns_does_only_that(change, good):
             "metadata_changed": True,
             "protocol_changed": False,
             "data_change": False,
-            "only_adds_columns": True,
+            "harm": "",
             **change,
         }
     )

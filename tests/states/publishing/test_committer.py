@@ -26,6 +26,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import Deposed, ForeignTable, Halted, SchemaMismatch, TableError
 from trident.coordinators.faults import InjectedFault
 from trident.coordinators.ports import ProcessedBatch
+from trident.coordinators.records import TableMark
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
@@ -599,3 +600,19 @@ def test_from_prepare_to_advance_the_jvm_is_not_called_and_only_what_is_new_is_f
     drafts = [name for name in flushed if name.endswith(".trident.tmp")]
     assert sorted(os.path.dirname(name) for name in drafts) == sorted(logs)
     assert sorted(flushed) == sorted([str(manifest), str(manifest.parent), *drafts, *logs])
+
+
+@pytest.mark.parametrize("table", ["rows", "counts__log", "counts"])
+def test_a_table_that_asks_more_of_its_writers_is_refused_before_a_decision(spark, engine, group: Group, table) -> None:
+    """C1: `trident repair --accept-foreign` took a CHECK constraint, and the next transaction was decided for good."""
+    group.commit(1, ["a"])
+    path = group.warehouse / table
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT short CHECK (length(word) < 20)")
+    with pytest.raises(Halted, match="added the constraint short"):
+        group.prepare(TransactionAttempt(2, 0), ["b"])
+    changed = engine.load(str(path))
+    marks = dict(group.record.tables)
+    mark = marks.get(changed.table_id) or TableMark(0, 0, 0, "")
+    accepted = replace(group.record, tables={**marks, changed.table_id: replace(mark, version=changed.version)})
+    with pytest.raises(Halted, match=r"asks more of its writers.*the constraint short"):
+        Group(engine, group.warehouse, epoch=2, record=accepted).open()

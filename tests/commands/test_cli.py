@@ -367,6 +367,13 @@ def test_a_warehouse_that_cannot_be_used_is_no_error_of_the_framework(tmp_path, 
             assert said in result.output and warehouse in result.output
 
 
+def test_a_checkpoint_may_be_named_from_the_working_folder(tmp_path, monkeypatch):
+    write(tmp_path, WORD_COUNT)
+    monkeypatch.chdir(tmp_path)
+    output = trident("migrate", "lake/ck", "--topology", "job.py", code=2)
+    assert output.startswith(f"trident: {tmp_path}/lake/ck is no checkpoint of a query that has begun")
+
+
 def test_zookeeper_is_tried_before_spark_and_the_status_says_how_the_start_ended(tmp_path, monkeypatch):
     from trident.running import starting
 

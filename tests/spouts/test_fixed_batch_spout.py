@@ -222,7 +222,7 @@ def test_none_where_the_schema_forbids_it_is_an_error(spark):
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
 def test_the_first_and_the_last_moment_of_the_calendar_have_local_time_too(zone, monkeypatch):
-    from trident.spark.rows import _local
+    from trident.states.core.typed_values import local_time as _local
 
     monkeypatch.setenv("TZ", zone)
     time.tzset()

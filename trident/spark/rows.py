@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Union
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
+from pyspark.sql.types import ArrayType, MapType, StructType
 
 from trident.coordinators.errors import SourceError
 from trident.spark.slots import NamedRows
 from trident.states.core.names import backquoted
+from trident.states.core.typed_columns import fitted, table_of
+from trident.states.core.typed_values import WrongValue
 
 if TYPE_CHECKING:
     import pyarrow
@@ -112,23 +112,14 @@ def _from_arrow(spark: "SparkSession", table: "pyarrow.Table", schema: "StructTy
 
 def _fitted(table: "pyarrow.Table", schema: "StructType") -> "pyarrow.Table":
     _check_names(table.column_names, [field.name for field in schema.fields])
-    target = to_arrow_schema(schema, timezone="UTC")
-    table = table.select([field.name for field in schema.fields])
-    columns = []
-    for field, column in zip(target, table.columns, strict=True):
-        if column.null_count and not field.nullable:
-            raise SourceError(
-                f"the field {field.name!r} of a spout's batch holds nulls", expected="none, by its schema"
-            )
-        try:
-            columns.append(column.cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SourceError(
-                f"the field {field.name!r} of a spout's batch does not fit its type: {error}",
-                found=str(column.type),
-                expected=schema[field.name].dataType.simpleString(),
-            ) from error
-    return pa.table(columns, schema=target)
+    try:
+        return fitted(table, to_arrow_schema(schema, timezone="UTC"))
+    except WrongValue as wrong:
+        raise SourceError(
+            f"the field {wrong.path!r} of a spout's batch does not fit its type: {wrong}",
+            found=wrong.details["found"],
+            expected=wrong.details["expected"],
+        ) from None
 
 
 def arrow_rows(rows: "Sequence[tuple[Any, ...]]", schema: "StructType") -> "pyarrow.Table":
@@ -138,30 +129,21 @@ def arrow_rows(rows: "Sequence[tuple[Any, ...]]", schema: "StructType") -> "pyar
         SourceError: a value does not fit its field.
     """
     target = to_arrow_schema(schema, timezone="UTC")
-    wrong = next((row for row in rows if len(row) != len(target)), None)
-    if wrong is not None:
+    other = next((row for row in rows if len(row) != len(target)), None)
+    if other is not None:
         raise SourceError(
             "a row of a spout's batch cannot be used",
-            found=repr(wrong)[:200],
+            found=repr(other)[:200],
             expected=f"a tuple of {len(target)}: {', '.join(target.names)}",
         )
-    # Not zip(*rows): an iterator for each of many rows is work for the garbage collector.
-    values = [[row[place] for row in rows] for place in range(len(target))]
-    columns = [_column(column, field, of) for column, field, of in zip(values, target, schema.fields)]
-    return pa.table(columns, schema=target)
-
-
-def _column(values: list[Any], field: "pyarrow.Field", of: Any) -> "pyarrow.Array":
     try:
-        if isinstance(of.dataType, TimestampType):
-            # As PySpark does: a time without a zone is this process's local time; Arrow would take it for UTC.
-            values = [_local(v) if isinstance(v, datetime) and v.tzinfo is None else v for v in values]
-        column = pa.array(values, field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, ValueError) as error:
-        raise _bad_value(values, field.type, of, error) from error
-    if column.null_count and not field.nullable:
-        raise SourceError(f"the field {field.name!r} of a spout's batch holds None", expected="none, by its schema")
-    return column
+        return table_of(rows, target)
+    except WrongValue as wrong:
+        raise SourceError(
+            f"the field {wrong.path!r} of row {wrong.position} of a spout's batch does not fit its type",
+            found=wrong.value,
+            expected=wrong.details["expected"],
+        ) from None
 
 
 def _create(spark: "SparkSession", table: "pyarrow.Table", schema: "StructType") -> "DataFrame":
@@ -172,8 +154,6 @@ def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType")
     rows = _checked(data, schema)
     if not rows:
         return spark.createDataFrame([], schema)
-    if _is_nested(schema):
-        return _verified(spark, rows, schema)
     return _create(spark, arrow_rows(rows, schema), schema)
 
 
@@ -193,36 +173,3 @@ def _checked(data: Iterable[Any], schema: "StructType") -> list[tuple[Any, ...]]
 
 def _is_nested(schema: "StructType") -> bool:
     return any(isinstance(field.dataType, (ArrayType, MapType, StructType)) for field in schema.fields)
-
-
-def _local(naive: datetime) -> datetime:
-    """With this process's offset; Python gives none on the first and the last day that it knows."""
-    try:
-        return naive.astimezone()
-    except (ValueError, OverflowError):
-        inside = naive + timedelta(days=2 if naive.year == 1 else -2)
-        return naive.replace(tzinfo=timezone(inside.astimezone().utcoffset() or timedelta(0)))
-
-
-def _bad_value(values: list[Any], type: Any, field: Any, error: Exception) -> SourceError:
-    for number, value in enumerate(values):
-        try:
-            pa.array([value], type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, ValueError):
-            return SourceError(
-                f"the field {field.name!r} of row {number} of a spout's batch does not fit its type",
-                found=repr(value)[:200],
-                expected=field.dataType.simpleString(),
-            )
-    return SourceError(f"the field {field.name!r} of a spout's batch does not fit its type: {error}")
-
-
-def _verified(spark: "SparkSession", rows: list[tuple[Any, ...]], schema: "StructType") -> "DataFrame":
-    """Rows with nested values: PySpark's own verification knows them."""
-    try:
-        return spark.createDataFrame(rows, schema)
-    except (PySparkException, TypeError, ValueError) as error:
-        raise SourceError(
-            f"the rows of a spout's batch do not fit its schema: {str(error).splitlines()[0]}",
-            expected=schema.simpleString(),
-        ) from error

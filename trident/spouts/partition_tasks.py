@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.conversion import LocalDataToArrowConversion
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.typed_columns import batches_of
+from trident.states.core.typed_values import WrongValue, in_one_line
 from trident.states.delta.parquet_files import FileTarget, spare_collections, write_partition
 from trident.workers.failures import Label, fail
 
@@ -151,32 +152,7 @@ _MISSING: Any = object()
 
 def to_batches(rows: Any, schema: Any) -> Iterator[pa.RecordBatch]:
     """Rows as Arrow batches of a schema, a piece at a time: tables, batches, or tuples in the schema's order."""
-    target = to_arrow_schema(schema, timezone="UTC")
-    if isinstance(rows, (pa.Table, pa.RecordBatch)):
-        rows = [rows]
-    pending: list[Any] = []
-    for row in rows:
-        if isinstance(row, (pa.Table, pa.RecordBatch)):
-            yield from _cast(row, target)
-            continue
-        if not isinstance(row, (tuple, list)) or len(row) != len(target):
-            raise TypeError(f"found the row {row!r}, expected a tuple of {len(target)}: {', '.join(target.names)}")
-        pending.append(tuple(row))
-        if len(pending) >= _ROWS_PER_BATCH:
-            yield from _converted(pending, schema, target)
-            pending = []
-    if pending:
-        yield from _converted(pending, schema, target)
-
-
-def _converted(rows: list[tuple[Any, ...]], schema: Any, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    # Knows every type of Spark, nested ones too.
-    yield from _cast(LocalDataToArrowConversion.convert(rows, schema, False), target)
-
-
-def _cast(table: Any, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    if sorted(table.column_names) != sorted(target.names):
-        raise TypeError(f"found the fields {', '.join(table.column_names)}, expected {', '.join(target.names)}")
-    yield from table.select(target.names).cast(target).to_batches()
+    try:
+        yield from batches_of(rows, to_arrow_schema(schema, timezone="UTC"), _ROWS_PER_BATCH)
+    except WrongValue as wrong:
+        raise TypeError(in_one_line(wrong)) from None

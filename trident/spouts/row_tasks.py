@@ -11,6 +11,8 @@ from pyspark import cloudpickle
 
 from trident.coordinators.causes import first_line
 from trident.spouts.files.tasks import SourceFailure
+from trident.states.core.typed_columns import batches_of
+from trident.states.core.typed_values import WrongValue, in_one_line
 from trident.workers.failures import may_pass
 
 if TYPE_CHECKING:
@@ -53,25 +55,24 @@ def _read_one(read: Callable[[Any], Any], pickled: bytes) -> Any:
 
 
 def arrow_batches(make: Callable[[], Any], schema: "StructType", what: str) -> Iterator["pyarrow.RecordBatch"]:
-    """Rows as Arrow batches, converted and checked as PySpark does for its own data sources.
+    """Rows as Arrow batches, converted and checked as all values that users' code gives.
 
     Args:
         make: gives the rows: tuples, Rows, or Arrow record batches.
         what: the source, for messages.
     """
-    from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches  # time: 30 ms, in tasks only
+    # Of PySpark, which not each worker has loaded yet.
+    from pyspark.sql.pandas.types import to_arrow_schema
 
     rows = _read(make, what)
     try:
-        yield from records_to_arrow_batches(rows, _ROWS_PER_ARROW_BATCH, schema, _Named(what))  # type: ignore[arg-type]
-    except SourceFailure:
-        raise
-    except Exception as error:  # PySpark's and Arrow's, of many types
+        yield from batches_of(rows, to_arrow_schema(schema, timezone="UTC"), _ROWS_PER_ARROW_BATCH)
+    except WrongValue as wrong:
         raise SourceFailure(
-            f"the rows of {what} do not fit its schema: {first_line(error)}",
+            f"the rows of {what} do not fit its schema: {in_one_line(wrong)}",
             expected=schema.simpleString()[:500],
             repeats=True,
-        ) from error
+        ) from None
 
 
 def _read(make: Callable[[], Any], what: str) -> Iterator[Any]:
@@ -90,13 +91,3 @@ def _read(make: Callable[[], Any], what: str) -> Iterator[Any]:
     except Exception as error:
         said = f"{what} raised {type(error).__name__}: {first_line(error)}"
         raise SourceFailure(said, repeats=not may_pass(error)) from error
-
-
-class _Named:
-    """A data source as PySpark's conversion asks for it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def name(self) -> str:
-        return self._name

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.states.core.plain_values import in_utc
+from trident.states.core.typed_columns import typed
 from trident.workers.chain import Frame, Step
 from trident.workers.failures import Label, fail
-from trident.workers.values import WrongValue, _type_text, cut_repr
+from trident.workers.values import WrongValue, cut_repr
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ def _to_pandas(array: pa.Array, name: str) -> Any:
         pa.bool_(): pd.BooleanDtype(),
     }
     mapper = nullable.get if array.null_count else None
-    series = array.to_pandas(types_mapper=mapper, maps_as_pydicts="strict")
+    # Within a list NumPy's own times would have no zone.
+    as_object = pa.types.is_nested(array.type)
+    series = array.to_pandas(types_mapper=mapper, maps_as_pydicts="strict", timestamp_as_object=as_object)
     series.name = name
     return series
 
@@ -236,62 +239,3 @@ def _by_name(names: Sequence[Any], outputs: Sequence[str], column: Callable[[int
         )
     places = {str(name): place for place, name in enumerate(names)}
     return [column(places[output]) for output in outputs]
-
-
-def typed(column: Any, kind: pa.DataType, name: str) -> pa.Array:
-    """A column as an array of a type, where no value changes by that.
-
-    Raises:
-        WrongValue: its type is another one, or a value does not fit.
-    """
-    found = getattr(column, "type", None) or getattr(column, "dtype", None)
-    try:
-        if isinstance(column, (pa.Array, pa.ChunkedArray)):
-            array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        elif pa.types.is_nested(kind):
-            array = pa.array(column, type=kind, from_pandas=True)
-        else:
-            array = pa.array(column, from_pandas=True)
-        if isinstance(array, pa.ChunkedArray):  # pandas' Arrow strings give one
-            array = array.combine_chunks()
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if array.type == kind:
-            return array
-        found = array.type
-        if _may_become(array.type, kind):
-            return pc.cast(array, kind, safe=True)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise WrongValue(
-            f"output {name!r} does not fit its type: {str(error).splitlines()[0]}", str(found), _type_text(kind)
-        ) from None
-    raise WrongValue(f"output {name!r} is not of its type", str(found), _type_text(kind))
-
-
-def _may_become(found: pa.DataType, kind: pa.DataType) -> bool:
-    """Tells whether a cast between the types means the same values: Arrow would also make text of numbers."""
-    is_ = pa.types
-    if is_.is_null(found) or is_.is_nested(kind):
-        return True
-    if _is_text(kind):
-        return _is_text(found)
-    if _is_binary(kind):
-        return _is_binary(found)
-    if is_.is_integer(kind) or is_.is_floating(kind):
-        return is_.is_integer(found) or is_.is_floating(found)
-    if is_.is_decimal(kind):
-        return is_.is_integer(found) or is_.is_decimal(found)
-    if is_.is_timestamp(kind):
-        return is_.is_timestamp(found) and (found.tz is None) == (kind.tz is None)
-    return is_.is_date(kind) and is_.is_date(found)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    is_ = pa.types
-    return (
-        is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind)
-    )

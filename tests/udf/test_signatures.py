@@ -383,3 +383,67 @@ def test_an_optional_annotation_is_its_inner_type() -> None:
 
     assert run_pass(stream_of("n long").each("n", maybe, "s"), [(0,), (1,)]) == [(1, "1")]
     assert run_pass(stream_of("n long").map(maybe, "s"), [(0,), (1,)]) == [(None,), ("1",)]
+
+
+def yielding(n: int) -> Any:
+    yield n > 1
+
+
+async def coming(n: int) -> bool:
+    return n > 1
+
+
+class Yields:
+    def __call__(self, n: int) -> Any:
+        yield True
+
+
+def test_a_condition_that_runs_nothing_when_it_is_called_is_refused() -> None:
+    """A generator is true for each row."""
+    import functools
+
+    for function in (yielding, Yields(), Yields().__call__, functools.partial(yielding)):
+        with pytest.raises(TopologyError, match="cannot yield; found: the generator function"):
+            stream_of("n long").filter("n", function)
+        with pytest.raises(TopologyError, match="cannot yield"):
+            stream_of("n long").peek("n", function)
+    with pytest.raises(TopologyError, match="async"):
+        stream_of("n long").filter("n", coming)
+
+
+@pytest.mark.parametrize("result", ["(x for x in 'ab')", "iter([])", "'ab'.isalpha", "bool"])
+def test_a_result_that_is_true_for_each_row_is_no_condition(result: str) -> None:
+    stream = stream_of("n long").filter("n", lambda n: True if n == 0 else eval(result))
+    error = translate_failure(raised(lambda: run_pass(stream, [(0,), (7,)])), ATTEMPT)
+    assert isinstance(error, UserFunctionError) and "{n: 7}" in str(error)
+    assert "true for each row" in str(error) and "True or False" in str(error.expected)
+
+
+def test_conditions_of_numpy_are_conditions() -> None:
+    import numpy as np
+
+    assert run_pass(stream_of("n long").filter("n", lambda n: np.bool_(n > 1)), [(1,), (2,)]) == [(2,)]
+
+
+def test_methods_of_aggregators_that_run_nothing_when_they_are_called_are_refused() -> None:
+    class Lazy:
+        def init(self, n: int) -> int:
+            return n
+
+        def combine(self, a: int, b: int) -> Any:
+            yield a + b
+
+        def zero(self) -> int:
+            return 0
+
+    class Hooked:
+        def __call__(self, n: int) -> int:
+            return n
+
+        def prepare(self, context: Any) -> Any:
+            yield
+
+    with pytest.raises(TopologyError, match="combine of .* cannot yield"):
+        stream_of("n long").aggregate("n", Lazy(), "total long")
+    with pytest.raises(TopologyError, match="prepare of .* cannot yield"):
+        stream_of("n long").each("n", Hooked(), "m long")

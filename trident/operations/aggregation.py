@@ -120,13 +120,13 @@ def _typed_method(kind: str, aggregator: Any) -> Any:
 
 def _check_methods(kind: str, aggregator: Any, count: int, what: str) -> None:
     if kind == "combiner":
-        check_arity(aggregator.init, count, f"init of {what}")
-        check_arity(aggregator.combine, 0, f"combine of {what}", ("two values",) * 2)
-        check_arity(aggregator.zero, 0, f"zero of {what}")
+        check_arity(aggregator.init, count, f"init of {what}", yields=False)
+        check_arity(aggregator.combine, 0, f"combine of {what}", ("two values",) * 2, yields=False)
+        check_arity(aggregator.zero, 0, f"zero of {what}", yields=False)
     elif kind == "reducer":
-        check_arity(aggregator.init, 0, f"init of {what}")
-        check_arity(aggregator.reduce, count, f"reduce of {what}", ("the value so far",))
+        check_arity(aggregator.init, 0, f"init of {what}", yields=False)
+        check_arity(aggregator.reduce, count, f"reduce of {what}", ("the value so far",), yields=False)
     else:
-        check_arity(aggregator.init, 0, f"init of {what}", ("the batch id",))
-        check_arity(aggregator.aggregate, count, f"aggregate of {what}", ("the state",))
+        check_arity(aggregator.init, 0, f"init of {what}", ("the batch id",), yields=False)
+        check_arity(aggregator.aggregate, count, f"aggregate of {what}", ("the state",), yields=False)
         check_arity(aggregator.complete, 0, f"complete of {what}", ("the state",))

@@ -148,9 +148,11 @@ def _reduces(
             found=repr(reducer),
             expected="an object with init(batch_id), execute(state, stream_index, *values) and complete(state)",
         )
-    check_arity(reducer.init, 0, f"init of {what}", ("the batch id",))
+    check_arity(reducer.init, 0, f"init of {what}", ("the batch id",), yields=False)
     for names in taken:
-        check_arity(reducer.execute, len(names), f"execute of {what}", ("the state", "the stream's index"))
+        check_arity(
+            reducer.execute, len(names), f"execute of {what}", ("the state", "the stream's index"), yields=False
+        )
     check_arity(reducer.complete, 0, f"complete of {what}", ("the state",))
     check_for_workers(reducer, what)
     described = describe(reducer.complete, what, call_site())

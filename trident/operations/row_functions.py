@@ -11,7 +11,15 @@ from trident.operations.builtins import as_expression, native_form
 from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
 from trident.planning.nodes import Node, appended, field_names, picked, require_fields
 from trident.udf.expressions import resolve
-from trident.udf.signatures import UserFunction, call_site, check_arity, check_for_workers, describe, resolve_outputs
+from trident.udf.signatures import (
+    UserFunction,
+    call_site,
+    check_arity,
+    check_for_workers,
+    check_runs,
+    describe,
+    resolve_outputs,
+)
 from trident.udf.types import Output, Returned, is_known, parse_outputs, tuple_parts, without_optional
 from trident.udf.vectorised import vector_outputs
 
@@ -70,6 +78,7 @@ def filter_by_function(parent: Node, inputs: Any, function: Any) -> Node:
     """filter with a function; of a built-in one, such as FilterNull(), by Spark where it can."""
     names = field_names(inputs, "filter")
     described = _checked(parent, "filter", function, names)
+    check_runs(function, f"the condition of filter({described.name})")
     form = native_form(function, names, parent)
     what = f"filter({described.name})"
     if form is None:
@@ -85,7 +94,9 @@ def filter_by_expression(parent: Node, condition: Any) -> NativeNode:
 
 def peek(parent: Node, inputs: tuple[str, ...], function: Any) -> PythonNode:
     """See :meth:`trident.streams.rows.RowOperations.peek`."""
-    return _calling(parent, "peek", _checked(parent, "peek", function, inputs), inputs)
+    described = _checked(parent, "peek", function, inputs)
+    check_runs(function, f"the function of peek({described.name})")
+    return _calling(parent, "peek", described, inputs)
 
 
 def project(parent: Node, names: tuple[str, ...]) -> ProjectNode:

@@ -153,7 +153,7 @@ def extreme(parent: Node, what: str, by: tuple[str, ...], greatest: bool, compar
                 found=repr(comparator),
                 expected="a function of two values: below 0, 0 or above 0",
             )
-        check_arity(comparator, 0, f"the comparator of {what}", ("two values",) * 2)
+        check_arity(comparator, 0, f"the comparator of {what}", ("two values",) * 2, yields=False)
         check_for_workers(comparator, f"the comparator of {what}")
         defined = function_location(comparator) or defined
     else:

@@ -131,8 +131,13 @@ def return_annotation(function: Any) -> Any:
         return MISSING if isinstance(hint, str) else hint
 
 
-def check_arity(function: Any, count: int, what: str, more: tuple[str, ...] = ()) -> None:
-    """Raises TopologyError when the function cannot be called with that many positional values."""
+def check_arity(function: Any, count: int, what: str, more: tuple[str, ...] = (), yields: bool = True) -> None:
+    """Raises TopologyError when the function cannot be called with that many positional values.
+
+    Args:
+        yields: it may be a generator function.
+    """
+    check_runs(function, what, yields)
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # written in C, without a signature
@@ -150,6 +155,25 @@ def check_arity(function: Any, count: int, what: str, more: tuple[str, ...] = ()
         ) from None
 
 
+def check_runs(function: Any, what: str, yields: bool = False) -> None:
+    """Raises TopologyError for a function of which a call runs nothing: an async one, or one that yields.
+
+    Its coroutine or generator would be taken for a result; as a condition it counts as true for each row.
+
+    Args:
+        yields: a generator's values are taken.
+    """
+    inner = _inner(function)
+    if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
+        raise TopologyError(f"{what} cannot be async", found=function_name(function), expected="a plain function")
+    if not yields and inspect.isgeneratorfunction(inner):
+        raise TopologyError(
+            f"{what} cannot yield",
+            found=f"the generator function {function_name(function)}, whose code a call does not run",
+            expected="a function that returns its result",
+        )
+
+
 def check_lifecycle(function: Any, what: str) -> None:
     """Raises TopologyError when the ``prepare`` or ``cleanup`` that goes with a function cannot be called."""
     owner = owner_of(function)
@@ -159,6 +183,7 @@ def check_lifecycle(function: Any, what: str) -> None:
             continue
         if inspect.iscoroutinefunction(call):
             raise TopologyError(f"{what} cannot call an async {method}", found=f"async def {method}")
+        check_runs(call, f"{method} of {what}")
         try:
             inspect.signature(call).bind(*arguments)
         except TypeError:

@@ -46,6 +46,7 @@ from trident.running.standby_notes import StandbyNote
 from trident.running.status import StatusWriter, status_path
 from trident.spark import stores
 from trident.spark.left_uploads import drop_left_uploads
+from trident.spark.local_modules import renew_workers
 from trident.spark.session import check_kind, check_session, make_session, spark_settings
 from trident.states.core import storage
 from trident.states.core.place import Place
@@ -149,6 +150,7 @@ def start_topology(
         stores.configure_by_session(warehouse, spark)
         drop_left_uploads(warehouse, spark)
         of_tasks = folders_of_tasks(topology.graph, warehouse)
+        renew_workers(spark.sparkContext)
         prepare_cluster(spark, warehouse, config.python_archive, of_tasks, config.single_writer)
         _check_outside(spark, topology.name, plans, known=registration.read() is not None)
         query = _make_query(topology, plans, spark, config, warehouse, zk, reporter, rehearsal, told)

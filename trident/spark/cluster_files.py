@@ -119,10 +119,10 @@ def _user_modules() -> dict[str, Path]:
         beside = (path for path in script.glob("*.py") if path.stem.isidentifier() and path.is_file())
         found |= {path.stem: path for path in beside if path.stem not in _NOT_SENT}
     for name, module in list(sys.modules.items()):
-        if "." in name or name in _NOT_SENT:
+        if "." in name or not is_of_user(name):
             continue
         place = _place_of(module)
-        if place is not None and not _is_installed(place):
+        if place is not None and not is_installed(place):
             found[name] = place
     return found
 
@@ -141,7 +141,13 @@ def _place_of(module: object) -> Path | None:
     return place if place.exists() else None
 
 
-def _is_installed(place: Path) -> bool:
+def is_of_user(name: str) -> bool:
+    """Tells whether a module of this name may be the user's."""
+    return name.partition(".")[0] not in _NOT_SENT
+
+
+def is_installed(place: Path) -> bool:
+    """Tells whether a file belongs to Python's own library or to an installed package."""
     if _INSTALLED & set(place.parts):
         return True
     libraries = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
@@ -156,7 +162,7 @@ def _script_folder() -> Path | None:
     if not file or getattr(script, "__spec__", None) is not None:
         return None
     folder = Path(os.path.abspath(file)).parent
-    return None if _is_installed(folder) or folder == Path(sys.executable).parent else folder
+    return None if is_installed(folder) or folder == Path(sys.executable).parent else folder
 
 
 def _tree(folder: Path, name: str) -> Iterator[tuple[str, Path]]:

@@ -15,6 +15,7 @@ from trident.planning.groups import GroupPlan
 from trident.planning.nodes import SourceNode, sources
 from trident.planning.results import RESULT
 from trident.planning.whole_batch import ReadState, build_whole, plan_of_stream, states_read
+from trident.spark.local_modules import renew_workers
 from trident.spark.rows import to_dataframe
 from trident.spark.session import make_session
 from trident.states.core.binding import StateBinding
@@ -84,6 +85,7 @@ def run_batch(
     given = _given_states(read, states)
     batches = _per_source(rows, found)
     session = spark or current_session() or make_session("run_batch")
+    renew_workers(session.sparkContext)
     frames = {
         tx_id: _frame(session, batches[tx_id], spout_schema(node.spout), partitions) for tx_id, node in found.items()
     }

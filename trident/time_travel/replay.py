@@ -17,6 +17,7 @@ from trident.planning.session_frames import compute_once, free
 from trident.planning.whole_batch import build_whole, plan_of_stream, states_read
 from trident.running.cluster_probe import prepare_cluster
 from trident.running.source_folders import folders_of_tasks
+from trident.spark.local_modules import renew_workers
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.spark.spark_defaults import spark_defaults
 from trident.spark.stores import configure_by, configure_by_session
@@ -105,6 +106,7 @@ def open_kept(
     session = session or make_session(f"trident replay {topology.name}", spark_settings(config))
     check_session(session)
     configure_by_session(place, session)
+    renew_workers(session.sparkContext)
     prepare_cluster(session, None, config.python_archive, folders_of_tasks(topology.graph, place))
     return session, kept, config
 

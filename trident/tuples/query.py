@@ -24,6 +24,7 @@ from trident.running.session_end import session_end
 from trident.running.shown import short
 from trident.running.stuck_calls import stuck_calls
 from trident.spark import stores
+from trident.spark.local_modules import renew_workers
 from trident.spark.session import check_kind, check_session, make_session, spark_settings
 from trident.spouts.contracts import SpoutContext
 from trident.states.core import storage
@@ -96,6 +97,7 @@ def start_tuple_topology(
         interrupts.prepare()
         interrupts.check()
         stores.configure_by_session(warehouse, spark)
+        renew_workers(spark.sparkContext)
         prepare_cluster(spark, None, config.python_archive)
         ackers = acker_double
         if ackers is None:

@@ -46,6 +46,22 @@ def backquoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def folded(name: str) -> str:
+    """The name as Spark compares it: two are one name to it exactly where this is equal.
+
+    Spark compares columns by Java's ``equalsIgnoreCase``, character by character by upper and by lower case, and in
+    places by ``toLowerCase``: to it ``ſ`` is ``s``, and ``ı``, ``İ`` and ``i`` are one.
+    """
+    return "".join(map(_folded, name.lower().replace("i\u0307", "i")))  # İ in lower case is i and a dot
+
+
+def _folded(character: str) -> str:
+    # Java's are one character each; Python's upper case of ß is two.
+    upper = character.upper()
+    lower = upper.lower() if len(upper) == 1 else character
+    return lower if len(lower) == 1 else character
+
+
 def check_flag(value: object, what: str) -> None:
     """A setting that is yes or no: a text such as "false" would be taken for yes."""
     if not isinstance(value, bool):

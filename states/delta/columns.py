@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql.types import AnsiIntervalType, ArrayType, CalendarIntervalType, MapType, NullType, StructType
 
 from trident.coordinators.errors import ConfigError, FieldError, described
+from trident.states.core.names import folded
 from trident.states.delta.partition_values import can_partition
 
 _NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
@@ -49,7 +50,7 @@ def check_txid_column(state: str, column: object) -> None:
 
 def check_no_field_is(state: str, column: str | None, schema: StructType) -> None:
     """Raises FieldError when a field written to a state is the column for the txids."""
-    same = [name for name in schema.names if column is not None and name.lower() == column.lower()]
+    same = [name for name in schema.names if column is not None and folded(name) == folded(column)]
     if same:
         raise FieldError(
             f"field {same[0]!r} cannot be written to state {state}: the table has the numbers of transactions there",

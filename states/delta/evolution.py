@@ -15,6 +15,7 @@ from typing import Any
 
 from trident.coordinators.errors import CommitConflict, SchemaMismatch
 from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.names import folded
 from trident.states.core.tables import HIDDEN_COLUMNS, feed_properties, nullable_type
 from trident.states.delta import history
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
@@ -105,7 +106,7 @@ def _missing(
     path: str, there: list[dict[str, Any]], wanted: list[dict[str, Any]], txid_column: str | None
 ) -> list[dict[str, Any]]:
     known = {field["name"]: field for field in there}
-    folded = {name.lower() for name in known}
+    taken = {folded(name) for name in known}
     missing = []
     for field in wanted:
         name, kind = field["name"], nullable_type(field["type"])
@@ -116,13 +117,13 @@ def _missing(
         if name in HIDDEN_COLUMNS and name != txid_column:
             # The table is of another layout: rows that were written without it mean something else.
             raise _refused(path, f"no column {name}", "a table made with it")
-        if name.lower() in folded:
+        if folded(name) in taken:
             raise _refused(path, f"column {name} and another one that differs by case only", "another name")
         if any(_FORBIDDEN & set(each) for each in _names(field)):
             raise _refused(path, f"column {name!r}", f"names without any of {' '.join(map(repr, sorted(_FORBIDDEN)))}")
         if set(_types_in(kind)) & set(_WITH_FEATURES):
             raise _refused(path, f"column {name}: {json.dumps(kind)}", f"no {' or '.join(_WITH_FEATURES)}")
-        folded.add(name.lower())
+        taken.add(folded(name))
         missing.append({"name": name, "type": kind, "nullable": True, "metadata": {}})
     return missing
 

@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, TridentConfig, TridentTopology, configure_spark, opaque
+from trident import (
+    DeltaAppend,
+    DeltaMapState,
+    FixedBatchSpout,
+    TridentConfig,
+    TridentTopology,
+    Upsert,
+    configure_spark,
+    opaque,
+)
 from trident.commands import admin
-from trident.coordinators.errors import TridentError, described
+from trident.coordinators.errors import FieldError, SparkSessionProblem, TopologyError, TridentError, described
 from trident.states.maps.backed_map import non_transactional
 from trident.states.maps.backing_maps import StaticMap
 from trident.states.maps.redis_map import RedisMap
@@ -87,3 +96,25 @@ def test_a_value_without_a_repr_is_described_by_its_type() -> None:
     assert described(Silent()) == "a value of type Silent"
     assert described(10**5000) == "a value of type int"
     assert len(described("x" * 10_000)) < 250 and described("x") == "'x'"
+
+
+@pytest.mark.parametrize("given", [TridentConfig(), {"max_attempts": 3}, "warehouse", 7], ids=repr)
+def test_what_stands_in_the_place_of_the_session_is_named(given: Any) -> None:
+    for start in (runnable().start, runnable().run, TupleTopology("t").start):
+        with pytest.raises(SparkSessionProblem, match="no Spark session.*start\\(config="):
+            start(given)
+
+
+def test_keys_of_an_upsert_that_are_no_names_are_named() -> None:
+    for keys in (3, None, [1], "", [""]):
+        with pytest.raises(FieldError, match="needs the fields that name a row"):
+            Upsert(keys)
+
+
+def test_late_rows_of_what_was_grouped_say_where_they_are() -> None:
+    clicks = TridentTopology("t").new_stream("s", FixedBatchSpout("at timestamp, k string", []))
+    windows = clicks.with_watermark("at", "1 minute").tumbling_window("1 hour")
+    with pytest.raises(AttributeError, match="call it on what was grouped: on the windows"):
+        windows.group_by("k").late_rows()
+    with pytest.raises(TopologyError, match=r"late_rows\(\) on the windows themselves"):
+        windows.rows().late_rows()

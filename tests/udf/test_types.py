@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError
+from trident.states.core.names import folded
 from trident.udf.types import MISSING, Returned, from_annotation, parse_outputs, parse_type, tuple_parts
 
 DDL = [
@@ -156,3 +157,71 @@ def test_reading_types_starts_no_jvm() -> None:
         "from pyspark import SparkContext; assert SparkContext._gateway is None"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "instead"),
+    [
+        ("k interval day to second", "'interval'", "long"),
+        ("c char(3)", "'char'", "string"),
+        ("c VARCHAR(3)", "'VARCHAR'", "string"),
+        ("v array<variant>", "'variant'", "JSON"),
+        ("t time(6)", "'time'", "long"),
+        ("s string collate UTF8_LCASE", "'collate'", "without COLLATE"),
+        ("n long NOT NULL, m long", "'NOT'", "FilterNull"),
+        ("n long comment 'a \\'key\\', of two'", "'comment'", "no COMMENT"),
+        ("s struct<a: long NOT NULL>", "'NOT'", "may always be null"),
+        ("n long default 1", "'default'", "coalesce"),
+    ],
+)
+def test_what_only_sparks_own_grammar_has_is_refused_with_what_to_write(text: str, found: str, instead: str) -> None:
+    with pytest.raises(OutputTypeError) as caught:
+        parse_outputs(text)
+    assert found in str(caught.value.found) and instead in str(caught.value.expected)
+    assert parse_outputs("time string, comment long, not int, interval long") != ()
+
+
+# The dotless i, the long s, the sign of Kelvin, micro and Greek mu, both small sigmas, the dotted capital I.
+ONE_NAME = [("sıra", "sira"), ("s", "ſ"), ("K", "k"), ("µ", "μ"), ("σ", "ς"), ("İ", "i"), ("v", "V"), ("i̇d", "İD")]
+
+
+@pytest.mark.parametrize(("one", "other"), ONE_NAME)
+def test_names_that_are_one_to_spark_are_refused_wherever_fields_meet(one: str, other: str) -> None:
+    from pyspark.sql.types import StructField
+
+    from tests.stream_helpers import stream_of
+    from trident import functions as F
+
+    both = StructType([StructField(one, LongType()), StructField(other, LongType())])
+    left = stream_of(f"`{one}` long, zz long")
+    for wrong in (
+        lambda: parse_outputs(f"`{one}` long, `{other}` long"),
+        lambda: parse_outputs(f"s array<struct<`{one}`: long, `{other}`: long>>"),
+        lambda: parse_outputs(both),
+        lambda: stream_of(f"`{one}` long, `{other}` long"),
+        lambda: left.each("zz", lambda n: n, f"`{other}` long"),
+        lambda: left.map(lambda *values: values, f"`{one}` long, `{other}` long"),
+        lambda: left.rename({"zz": other}),
+        lambda: left.select(one, F.col("zz").alias(other)),
+    ):
+        with pytest.raises(FieldError):
+            wrong()
+    assert left.with_column(other, F.lit(1)).fields == (other, "zz")
+
+
+def test_names_that_are_not_one_to_spark_are_taken() -> None:
+    assert len(parse_outputs("strasse long, straße long, e long, é long, o long, ö long")) == 6
+
+
+def test_spark_agrees_which_names_are_one(spark) -> None:
+    for one, other in [*ONE_NAME, ("straße", "strasse"), ("e", "é")]:
+        row = spark.sql(f"select named_struct('{one}', 1, 'x', 2) as s").first()
+        assert row is not None
+        try:
+            spark.sql(f"select s.`{other}` from (select named_struct('{one}', 1, 'x', 2) as s)")
+            same = True
+        except Exception as error:  # of the analysis
+            assert "FIELD_NOT_FOUND" in str(error)
+            same = False
+        # One that Spark tells apart here it may take for one in a place that compares by lower case alone.
+        assert not same or folded(one) == folded(other), (one, other)

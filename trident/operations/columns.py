@@ -13,6 +13,7 @@ from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import GroupingNode, Node, field_names, picked, require_fields
 from trident.planning.operation import ANCHORS_FIELD, GroupingOp, Operation, PyOp, arrow_op
 from trident.planning.session_frames import SessionFrames, Transform, column
+from trident.states.core.names import folded
 from trident.udf.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
 from trident.udf.types import check_distinct
 from trident.workers.anchors import ANCHORS
@@ -121,7 +122,7 @@ def select(parent: Node, chosen: Sequence[Any], what: str = "select") -> Node:
 def with_columns(parent: Node, columns: Mapping[str, Any]) -> Node:
     """See :meth:`trident.streams.stream.Stream.with_column`."""
     _require_names(columns, "with_columns", "{'name': a Column, …}")
-    made = {name.lower(): Made(name, name, None) for name in parent.names}  # Spark ignores case
+    made = {folded(name): Made(name, name, None) for name in parent.names}  # Spark ignores case
     for name, given in columns.items():
         if not is_expression(given):
             raise TopologyError(
@@ -130,7 +131,7 @@ def with_columns(parent: Node, columns: Mapping[str, Any]) -> Node:
                 expected="a Column or trident.expr(…)",
                 action="use each for a function",
             )
-        made[name.lower()] = _made(parent, given, "with_column", name)
+        made[folded(name)] = _made(parent, given, "with_column", name)
     return _select(parent, list(made.values()), "with_column")
 
 

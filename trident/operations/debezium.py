@@ -11,7 +11,7 @@ from trident.coordinators.errors import FieldError, TopologyError
 from trident.operations.columns import select
 from trident.operations.row_functions import filter_by_expression
 from trident.planning.nodes import Node, require_fields
-from trident.states.core.names import backquoted
+from trident.states.core.names import backquoted, folded
 from trident.udf.deferred import DeferredColumn, expr
 from trident.udf.schemas import as_schema
 
@@ -115,5 +115,5 @@ def _row_of(field: str, kind: DataType, source: Sequence[str]) -> StructType:
 
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
-        if name.lower() in (SEQUENCE, DELETED):
-            raise FieldError(f"debezium makes a field {name.lower()!r}, and the table has one", expected="another name")
+        if folded(name) in (SEQUENCE, DELETED):
+            raise FieldError(f"debezium makes a field {folded(name)!r}, and the table has one", expected="another name")

@@ -20,6 +20,7 @@ from trident.operations.merging import named_outputs
 from trident.operations.same_batch import note_if_independent
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import MultiInputNode, Node, field_names, require_fields
+from trident.states.core.names import folded
 
 
 class JoinType(enum.Enum):
@@ -157,7 +158,7 @@ def join(
         count = len(compared[0])
         shown = _join_outputs(given[count:], kinds[count:], outputs)
         prefix = _COMPARED
-        while any(name.lower().startswith(prefix) for name in shown):
+        while any(folded(name).startswith(prefix) for name in shown):
             prefix += "_"
         hidden = [f"{prefix}{place}" for place in range(count)]
         joined: Sequence[str] = [*hidden, *shown]
@@ -207,14 +208,14 @@ def _join_outputs(given: Sequence[str], kinds: Sequence[DataType], outputs: Any)
         return named_outputs(outputs, kinds, given, "join")
     seen: set[str] = set()
     for name in given:
-        if name.lower() in seen:
+        if folded(name) in seen:
             raise FieldError(
                 "join would give two fields of one name",
                 found=repr(name),
                 expected="outputs that name the fields",
                 action=f"give outputs={', '.join(given)!r} with other names; or rename the field before the join",
             )
-        seen.add(name.lower())
+        seen.add(folded(name))
     return given
 
 

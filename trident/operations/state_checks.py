@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.planning.nodes import require_fields
 from trident.states.core.binding import StateKind
-from trident.states.core.names import check_name
+from trident.states.core.names import check_name, folded
 from trident.states.core.tables import HIDDEN_COLUMNS
 from trident.states.keyed.history_rows import VALID_FROM, VALID_TO
 
@@ -70,7 +70,7 @@ def check_upsert(state: Any, kind: StateKind, schema: StructType, upsert: Any) -
 
 
 def _check_history(schema: StructType) -> None:
-    taken = [name for name in schema.names if name.lower() in (VALID_FROM, VALID_TO)]
+    taken = [name for name in schema.names if folded(name) in (VALID_FROM, VALID_TO)]
     if taken:
         raise FieldError(
             f"Upsert with history gives readers a field {taken[0]!r} of its own", expected="another name for yours"
@@ -114,7 +114,7 @@ def check_fields(state: Any, kind: StateKind, schema: StructType, keys: Sequence
                 action="make the key a field that is the same text where yours is equal, such as lower(…)",
             )
     for name in schema.names:
-        if name.lower() in HIDDEN_COLUMNS or name.lower().startswith("__trident"):
+        if folded(name) in HIDDEN_COLUMNS or folded(name).startswith("__trident"):
             raise FieldError(
                 f"field {name!r} cannot be written to state {state.name}",
                 expected=f"a name other than {', '.join(HIDDEN_COLUMNS)}, which the state's tables use",

@@ -22,6 +22,7 @@ from trident.planning.nodes import Node, above
 from trident.planning.operation import Fields, arrow_types, names_of
 from trident.states.core.binding import LAST, StateBinding
 from trident.states.core.copyable import why_not_copied
+from trident.states.core.names import folded
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
 from trident.workers.chain import Step
 from trident.workers.failures import Label
@@ -150,6 +151,7 @@ def late_rows_behind(given: Node, side: int) -> TimedRowsNode:
             "there are no such late rows",
             found=f"late_rows({side}) of {given.operation}",
             expected="what drop_duplicates, process or a join within a time gave; of a join side 0 or 1",
+            action="of windows call late_rows() on the windows themselves",
         )
     if not node.spec.event:
         raise TopologyError(
@@ -191,7 +193,7 @@ def timed(
         raise FieldError(f"{what} cannot compare its keys", found=reason, expected="keys whose equality Python knows")
     own = (PART, DUE, DELETED, *(field.name for field in values))
     for key in keys:
-        if key.name.lower() in own:
+        if folded(key.name) in own:
             raise FieldError(
                 f"{what} cannot have the key {key.name!r}",
                 expected=f"a name other than {', '.join(own)}",

@@ -71,7 +71,8 @@ class Upsert:
 
     def __post_init__(self) -> None:
         keys = self.keys
-        names = tuple(name.strip() for name in keys.split(",")) if isinstance(keys, str) else tuple(keys)
+        given = keys.split(",") if isinstance(keys, str) else keys if isinstance(keys, (list, tuple)) else ()
+        names = tuple(name.strip() if isinstance(name, str) else name for name in given)
         if not names or not all(isinstance(name, str) and name for name in names):
             raise FieldError("Upsert needs the fields that name a row", found=repr(keys), expected="'id' or ['a', 'b']")
         object.__setattr__(self, "keys", names)

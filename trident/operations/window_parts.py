@@ -20,7 +20,7 @@ from trident.planning.operation import Fields, Operation, PyOp, arrow_op, arrow_
 from trident.planning.session_frames import Batch, SessionFrames, Transform, bytes_read, column, column_list
 from trident.states.core.binding import LAST, StateBinding, aggregator_name
 from trident.states.core.copyable import why_not_copied
-from trident.states.core.names import backquoted
+from trident.states.core.names import backquoted, folded
 from trident.states.keyed.copy_combine import arrow_schema, combine_of
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
 from trident.workers.chain import Chain
@@ -213,7 +213,7 @@ def why_no_parts(kept: KeptParts) -> str | None:
     """Tells why the parts cannot be kept by a window; None when they can."""
     of_users = [name for one in kept.aggregations if one.kind != "native" for name in one.inputs]
     taken = [
-        name for name in (*names_of(kept.keys), *of_users) if name.lower() in RESERVED or name.lower().startswith(_PART)
+        name for name in (*names_of(kept.keys), *of_users) if folded(name) in RESERVED or folded(name).startswith(_PART)
     ]
     if taken:
         return f"field {taken[0]!r} has a name that parts use"

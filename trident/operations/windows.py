@@ -26,6 +26,7 @@ from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Node
 from trident.states.core.binding import LAST, StateBinding
 from trident.states.core.descriptor import load_descriptor
+from trident.states.core.names import folded
 from trident.states.core.place import Place
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
 from trident.workers.open_windows import LATE_ROWS, NEXT, POSITION
@@ -144,7 +145,7 @@ def _window(
 ) -> WindowNode:
     state = DeltaMapState(name)
     for field in parent.names:
-        if field.lower() in (*reserved, WINDOW):
+        if folded(field) in (*reserved, WINDOW):
             raise FieldError(
                 f"{what} cannot keep field {field!r}",
                 expected=f"a name other than {', '.join((WINDOW, *reserved))}",

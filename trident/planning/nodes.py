@@ -18,6 +18,7 @@ from trident.coordinators.errors import FieldError, OutputTypeError
 from trident.planning.builder import SegmentBuilder
 from trident.planning.operation import ANCHORS_FIELD, Fields
 from trident.states.core.binding import StateBinding
+from trident.states.core.names import folded
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct, did_you_mean
 from trident.workers.anchors import ANCHORS
@@ -49,7 +50,7 @@ class Node:
 
     def __post_init__(self) -> None:
         # The columns that plans add beside the user's are named so.
-        taken = [name for name in self.schema.names if name.lower().startswith("__trident")]
+        taken = [name for name in self.schema.names if folded(name).startswith("__trident")]
         if taken:
             raise FieldError(
                 f"a field of {self.operation} has a name that is kept for the framework",
@@ -333,13 +334,13 @@ def appended(schema: StructType, outputs: Iterable[tuple[str, DataType]], what: 
     Raises:
         FieldError: one exists already.
     """
-    existing = {name.lower(): name for name in schema.names}
+    existing = {folded(name): name for name in schema.names}
     fields = []
     for name, kind in outputs:
-        if name.lower() in existing:
+        if folded(name) in existing:
             raise FieldError(
                 f"{what} makes a field that exists already",
-                found=repr(existing[name.lower()]),
+                found=repr(existing[folded(name)]),
                 expected=f"a name that is not one of {', '.join(schema.names)}",
                 action="choose another name, or use map or project to drop the earlier field",
             )

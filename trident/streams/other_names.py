@@ -88,6 +88,7 @@ STREAM_NAMES = {
 _AGG = "write agg(F.{0}('n').alias('{0}'))"
 GROUPED_NAMES = {
     **{name: _AGG.format(name) for name in ("sum", "avg", "mean", "min", "max")},
+    "late_rows": "call it on what was grouped: on the windows, or the stream of a join, process or drop_duplicates",
     "pivot": "there is none; write filter and aggregate for each value",
     "apply_in_pandas": "write aggregate with an Aggregator",
     "apply": "write aggregate with an Aggregator",

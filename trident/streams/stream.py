@@ -454,7 +454,9 @@ class SessionStream(WindowedStream):
         return self._stream._next(windows.window_rows(node, fired=True))
 
     def late_rows(self) -> "Stream":
-        """The rows that came too late for any session; ask for them behind ``group_by`` or ``rows``.
+        """The rows that came too late for any session.
+
+        Call it on this, not on what ``group_by`` gives, and after ``group_by`` or ``rows`` has said the keys.
 
         Raises:
             TopologyError: the keys of the sessions are not known yet.

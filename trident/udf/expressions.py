@@ -23,7 +23,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.spark.session import session_to_ask
-from trident.states.core.names import backquoted
+from trident.states.core.names import backquoted, folded
 from trident.udf.deferred import DeferredColumn, build, texts
 from trident.udf.known_types import known
 from trident.udf.types import Output, did_you_mean, nullable
@@ -304,11 +304,11 @@ def _chain(plan: Any) -> Iterator[Any]:
 
 def _names(plan: Any, schema: StructType) -> Iterator[str]:
     """The fields of the schema that any operator of the plan refers to."""
-    known = {name.lower(): name for name in schema.names}  # Spark takes a name as it is written
+    known = {folded(name): name for name in schema.names}  # Spark takes a name as it is written
     for operator in _chain(plan):
         references = operator.references().iterator()
         while references.hasNext():
-            name = known.get(references.next().name().lower())
+            name = known.get(folded(references.next().name()))
             if name is not None:
                 yield name
 

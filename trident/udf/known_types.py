@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 )
 
 from trident.coordinators.errors import FieldError, TridentError
+from trident.states.core.names import folded
 from trident.udf.deferred import DeferredColumn
 from trident.udf.types import FRACTIONAL, INTEGRAL, PLAIN, did_you_mean, parse_type
 
@@ -123,7 +124,7 @@ def _called(name: str, args: tuple[Any, ...], schema: StructType, what: str) -> 
 def _field(name: str, schema: StructType, what: str) -> Known:
     if any(mark in name for mark in ".`*"):
         raise _AskSpark
-    near = [field for field in schema.fields if field.name.lower() == name.lower()]
+    near = [field for field in schema.fields if folded(field.name) == folded(name)]
     if not near and not name.startswith("_") and name.lower() not in _NO_FIELDS:  # such as _metadata
         raise FieldError(
             f"{what} uses a field that does not exist",

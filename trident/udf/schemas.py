@@ -7,7 +7,7 @@ from typing import Any, Union
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError
-from trident.udf.types import parse_outputs
+from trident.udf.types import check_parts, parse_outputs
 
 
 def as_schema(schema: Union[str, "StructType", None], what: str) -> "StructType":
@@ -17,6 +17,7 @@ def as_schema(schema: Union[str, "StructType", None], what: str) -> "StructType"
         TopologyError: it is missing, or a field has no type.
     """
     if isinstance(schema, StructType) and schema.fields:
+        check_parts(schema, what)
         return schema
     if schema is None or not isinstance(schema, (str, StructType)):
         raise TopologyError(

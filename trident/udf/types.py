@@ -15,7 +15,7 @@ import difflib
 import re
 import types as python_types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -41,6 +41,7 @@ from pyspark.sql.types import (
 )
 
 from trident.coordinators.errors import FieldError, OutputTypeError
+from trident.states.core.names import folded
 
 # The everyday types without parts by their names, which Spark, Arrow and Python all can group by and compare.
 _SIMPLE: dict[str, type[DataType]] = {
@@ -81,7 +82,26 @@ _PYTHON: dict[Any, DataType] = {
     decimal.Decimal: DecimalType(38, 18),
 }
 
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([^\W\d]\w*)|(\d+)|([<>(),:]))")
+_TOKEN = re.compile(r"""\s*(?:(`(?:[^`]|``)+`)|([^\W\d]\w*)|(\d+)|([<>(),:])|('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"))""")
+
+# Types that Spark's own grammar has and fields of streams cannot have, and what to write instead.
+_INSTEAD = {
+    **dict.fromkeys(("char", "character", "varchar"), "string: Spark does not hold values to a length in a stream"),
+    "interval": "long, for example a number of seconds, or two timestamps",
+    "time": "long, for example the seconds since midnight, or string",
+    "variant": "string with JSON, or a struct",
+    **dict.fromkeys(("geometry", "geography"), "binary with WKB"),
+    **dict.fromkeys(("void", "null"), "the type of the values that are not null"),
+}
+# The same of what may stand behind a column's type.
+_BEHIND = {
+    "not": "no NOT NULL: a field of a stream may always be null; FilterNull() drops rows in which one is",
+    "null": "nothing: a field of a stream may always be null",
+    "collate": "string without COLLATE; compare by a field that lower(…) makes",
+    "comment": "no COMMENT: a stream does not keep it",
+    "default": "no DEFAULT: give the value where the row is made, or coalesce(…)",
+    "generated": "no GENERATED: make the field by with_column(…)",
+}
 
 Output = tuple[str, Union[DataType, None]]
 
@@ -138,6 +158,12 @@ class _Tokens:
             raise self.wrong(repr(token), "a number")
         return int(token)
 
+    def refuse(self, instead: Mapping[str, str]) -> None:
+        """Raises OutputTypeError where the next word is one of these, with what to write instead."""
+        word = self.peek()
+        if word is not None and word.lower() in instead:
+            raise self.wrong(f"{word!r}, which Spark knows and a stream does not", instead[word.lower()])
+
     def wrong(self, found: str, expected: str) -> OutputTypeError:
         return OutputTypeError(f"the types {self.text!r} cannot be read", found=found, expected=expected)
 
@@ -182,6 +208,9 @@ def parse_outputs(outputs: Union[str, Iterable[str], StructType]) -> tuple[Outpu
     if not fields:
         raise FieldError("no output field is named", expected="at least one, such as 'word' or 'word string, n long'")
     check_distinct([name for name, _ in fields], "the outputs")
+    for name, kind in fields:
+        if kind is not None:
+            check_parts(kind, name)
     return tuple(fields)
 
 
@@ -205,14 +234,27 @@ def nullable(schema: StructType) -> StructType:
 
 
 def check_distinct(names: Iterable[str], where: str) -> None:
-    """Raises FieldError when a name is there twice; Spark does not tell upper from lower case."""
+    """Raises FieldError when a name is there twice; Spark does not tell upper from lower case: see ``folded``."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.get(name.lower())
+        other = seen.get(folded(name))
         if other is not None:
             both = repr(name) if other == name else f"{other!r} and {name!r}"
             raise FieldError(f"{where} name a field twice", found=both, expected="distinct names (Spark ignores case)")
-        seen[name.lower()] = name
+        seen[folded(name)] = name
+
+
+def check_parts(kind: DataType, where: str) -> None:
+    """Raises FieldError when a struct within the type has a name twice."""
+    if isinstance(kind, StructType):
+        check_distinct(kind.names, where)
+        for field in kind.fields:
+            check_parts(field.dataType, f"{where}.{field.name}")
+    elif isinstance(kind, ArrayType):
+        check_parts(kind.elementType, where)
+    elif isinstance(kind, MapType):
+        check_parts(kind.keyType, where)
+        check_parts(kind.valueType, where)
 
 
 def _fields(text: str) -> list[Output]:
@@ -223,6 +265,7 @@ def _fields(text: str) -> list[Output]:
         tokens.take(":")
         typed = tokens.peek() not in (None, ",")
         fields.append((name, _type(tokens) if typed else None))
+        tokens.refuse(_BEHIND)
         if tokens.peek() is not None:
             tokens.require(",")
             if tokens.peek() is None:
@@ -231,6 +274,7 @@ def _fields(text: str) -> list[Output]:
 
 
 def _type(tokens: _Tokens) -> DataType:
+    tokens.refuse(_INSTEAD)
     word = tokens.next("a type")
     name = word.lower()
     if name in _SIMPLE:
@@ -273,6 +317,7 @@ def _nested(name: str, tokens: _Tokens) -> DataType:
         field = tokens.name()
         tokens.take(":")
         fields.append(StructField(field, _type(tokens), True))
+        tokens.refuse(_BEHIND)
     return StructType(fields)
 
 
@@ -391,6 +436,6 @@ def tuple_parts(item: Any) -> tuple[Any, ...] | None:
 
 def did_you_mean(name: str, names: Iterable[str]) -> str | None:
     """The question that an error about a wrong name ends with; None when nothing is near."""
-    folded = {one.lower(): one for one in names}
-    near = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
-    return f"did you mean {folded[near[0]]!r}?" if near else None
+    known = {one.lower(): one for one in names}
+    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
+    return f"did you mean {known[near[0]]!r}?" if near else None

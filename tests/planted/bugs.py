@@ -92,6 +92,10 @@ SUITES = {
     "test_rollback": "time travel",
     "test_matrix": "matrix",
     "test_replay": "time travel",
+    "test_typed_values": "users' functions",
+    "test_signatures": "users' functions",
+    "test_types": "users' functions",
+    "test_local_modules": "users' functions",
 }
 
 # The sixteen that the project promises to catch → the patch that is exactly it.
@@ -176,6 +180,26 @@ def cell(name: str) -> str:
 
 
 PLANTED: dict[str, Caught] = {
+    # --- values of users' functions, and names
+    "330-values-within-values-are-not-looked-at": pure(
+        "assert |DID NOT RAISE",
+        "typed_values.py::test_a_thousand_drawn_values_are_kept_exactly_or_refused_with_their_path[rows]",
+    ),
+    "331-fields-of-structs-are-not-compared-by-name": pure(
+        "assert |DID NOT RAISE",
+        "typed_values.py::test_a_thousand_drawn_values_are_kept_exactly_or_refused_with_their_path[rows]",
+    ),
+    "332-a-generator-function-is-a-condition": pure(
+        "DID NOT RAISE", "signatures.py::test_a_condition_that_runs_nothing_when_it_is_called_is_refused"
+    ),
+    "333-names-are-compared-in-lower-case-alone": pure(
+        "DID NOT RAISE",
+        "types.py::test_names_that_are_one_to_spark_are_refused_wherever_fields_meet[s-\\u017f]",
+        "types.py::test_names_that_are_one_to_spark_are_refused_wherever_fields_meet[s\\u0131ra-sira]",
+    ),
+    "334-workers-keep-a-module-as-they-loaded-it": spark(
+        "new 1", "local_modules.py::test_workers_know_a_folder_of_sys_path_and_a_module_that_was_reloaded"
+    ),
     # --- coordinators/master.py
     "01-attempt-ids-used-again-after-a-restart": coordinator(
         "attempt id used again: 1:0", "crash", "test_attempt_ids_grow_for_ever_and_over_a_restart"

@@ -207,7 +207,7 @@ class Process(Rule):
             try:
                 columns.append(to_arrow(values, kind, name)[0])
             except WrongValue as error:
-                wrong = WrongValue(f"a value of the state's field {name!r} is not of its type", "", "")
+                wrong = WrongValue(f"a value of the state's field {error.path!r} is not of its type", "", "")
                 fails(error.position, wrong, **error.details)
         none = pa.array([state is None for state in made.states], pa.bool_())
         return {

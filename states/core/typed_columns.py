@@ -1,6 +1,6 @@
 """Columns of given types out of what users' code gives: columns of Arrow, NumPy or pandas, and rows.
 
-What the values may be says ``typed_values``. Imported by workers: imports are light.
+The rule for their values is in ``typed_values``. Imported by workers: imports are light.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def batches_of(given: Iterable[Any], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
-    """What a spout's code gives, piece by piece: tuples in the schema's order, named Rows, tables, record batches.
+    """The rows that a spout's code gives, in pieces: tuples in the schema's order, named Rows, tables, record batches.
 
     Args:
         size: rows in a batch that is made of tuples.

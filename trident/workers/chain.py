@@ -30,7 +30,7 @@ from trident.workers.values import Values, WrongValue, cut_repr, python_values
 # so that a function that makes a thousand rows of one does not fill the memory.
 _ROWS_PER_PIECE = 100_000
 _FIRST_PIECE = 2_000
-# What has one of these says nothing as a condition.
+# An object with one of these is true for each row.
 _ALWAYS_TRUE = {"__next__", "__anext__", "__await__", "__call__"}
 
 

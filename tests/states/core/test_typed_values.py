@@ -35,7 +35,7 @@ def kind_of(text: str) -> pa.DataType:
 
 # --- drawn values: what was planted, and where, is known from how it was made ------------
 
-# type: (given, read back), and what is refused.
+# Of each type: (given, read back), and the values that are refused.
 LEAVES: dict[str, tuple[list[tuple[Any, Any]], list[Any]]] = {
     "boolean": ([(True, True), (False, False), (np.True_, True)], [1, 0, "true", 1.0, np.int8(1), [True]]),
     "byte": ([(-128, -128), (127, 127), (np.int8(3), 3)], [128, -129, True, np.True_, 1.0, "1", Decimal(1)]),

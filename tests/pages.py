@@ -15,6 +15,7 @@ from typing import Any
 import click
 import yaml
 
+from tests.reference_page import reference_page
 from trident.cli import main
 from trident.commands.exit_codes import exit_code
 from trident.coordinators import errors
@@ -44,7 +45,7 @@ def command_page(_: str) -> str:
         "# Commands",
         "",
         "Made from the command line by `python -m tests.pages`; a test compares them.",
-        "`trident COMMAND --help` says the same. NAME is the name of a topology,",
+        "`trident COMMAND --help` says the same, line by line. NAME is the name of a topology,",
         "FILE a Python file that makes one, TXID the number of a transaction",
         "([glossary](glossary.md)).",
         "",
@@ -220,6 +221,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "docs/glossary.md": glossary,
     "docs/guarantees.md": guarantees,
     "docs/metrics.md": metrics,
+    "docs/reference.md": reference_page,
 }
 
 

@@ -47,6 +47,9 @@ class MemoryBackingMap:
     It survives a stop and a start of a topology in one process, and is gone
     with the process. It travels by name: in another process, a Spark worker
     for one, it is another map.
+
+    Args:
+        name: of the map in this process.
     """
 
     name: str

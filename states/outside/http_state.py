@@ -84,7 +84,8 @@ class HttpState(OutsideState):
         timeout_secs: for a request and its answer, whatever arrives meanwhile. A 409 that stays so for four times this
             is a refusal.
         ca: a file of certificates of authorities, in place of the usual ones.
-        certificate: a file with a certificate for the server to see, and its key or ``private_key=``.
+        certificate: a file with a certificate for the server to see, and its key unless ``private_key`` has that.
+        private_key: a file with the key of ``certificate``.
         proxy: ``http://host:port``, perhaps with ``user:password@``, which no text shows; variables such as
             ``HTTPS_PROXY`` do not count.
         partitions, adopt: as of every OutsideState.

@@ -34,6 +34,7 @@ class OutsideMark:
         incarnation: of the topology; a reset begins the next, whose transactions count from 1 again.
         epoch: of the coordinator; a later one has a greater epoch, also over resets.
         txid: 0: of this incarnation the part has none yet.
+        attempt_id: of the attempt that was decided.
     """
 
     incarnation: str
@@ -99,6 +100,7 @@ class OutsideRows:
     """The rows that a topology writes to an outside state, as they are known before it runs.
 
     Attributes:
+        topology: its name.
         schema: the fields.
         keys: the fields that name a row; empty where rows are appended.
         upserts: one row per key and transaction replaces the key's row, or deletes it.
@@ -115,6 +117,7 @@ class OutsidePart:
     """A part of a decided transaction, which the store takes as a whole or not at all.
 
     Attributes:
+        topology, state: their names, under which the store keeps the mark.
         number: from 0; the same rows are in the same part at every try.
         mark: to be kept with the rows.
         keys, upserts: as of :class:`OutsideRows`. With upserts the rows have the boolean column ``_deleted`` besides:

@@ -15,7 +15,8 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from tests import pages
+import trident
+from tests import pages, reference_page
 from tests.page_runner import PageRun, blocks
 from trident import errors
 
@@ -62,6 +63,15 @@ def test_every_word_of_the_glossary_has_a_meaning() -> None:
     words = pages.words()
     assert len(words) > 30 and ("txid") in dict(words)
     assert [word for word, meaning in words if not meaning] == []
+
+
+def test_every_public_spout_and_state_is_on_the_page_of_parameters_with_each_of_them() -> None:
+    there = {name for _, name, _, _ in reference_page.entries()}
+    homes = ("trident.spouts", "trident.states")
+    assert {name for name, home in trident._HOME.items() if home.startswith(homes)} <= there
+    for _, name, one, _ in reference_page.entries():
+        meanings = reference_page.meanings(name, one)
+        assert [at for at in reference_page.signature(one) if not meanings.get(at)] == [], f"the docstring of {name}"
 
 
 # --- the README ----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class SpoutContext:
         state_folder: a folder of this stream alone, kept between runs; it exists.
         incarnation: the random id of this topology's stored state; it changes with `trident reset`, not with a
             rollback.
-        options: further settings of the topology.
+        options: further settings of the topology, such as ``max_spout_pending``; ``epoch`` is that of the coordinator.
         replays: a kept transaction is looked at again (``trident.replay``): its emitter, the only part that is made,
             gives the rows and changes nothing, in the state folder or elsewhere.
     """
@@ -63,6 +63,11 @@ class Backlog:
     """The data that a source has ready and no transaction has yet; None: not known.
 
     A wrong number is worse than none: what would take long to count is None, and so is a part of it.
+
+    Attributes:
+        rows: that wait.
+        bytes: of the source.
+        files: or objects, or messages of a folder.
     """
 
     rows: int | None = None
@@ -169,6 +174,14 @@ class Prepares(Protocol):
 
 
 @runtime_checkable
+class Cancels(Protocol):
+    """An emitter that is notified as soon as an attempt is given up, before its transaction begins again."""
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """The attempt will not be decided. From any thread, also while it is emitted, or before; not after a crash."""
+
+
+@runtime_checkable
 class Commits(Protocol):
     """An emitter that is told which attempt counts: that of a committer spout."""
 
@@ -234,10 +247,12 @@ class Emitter(Protocol):
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Union[Data, Emitted]:
         """Returns the batch: for the same metadata always the same rows.
 
-        May be called from several threads at once, for different attempts.
+        May be called from several threads at once, for different attempts: of transactions in flight, in any order,
+        and of one transaction, where a thread of an attempt that was given up does not know it yet.
         """
 
     def success(self, attempt: TransactionAttempt) -> None:
+        """The transaction is durable. May be told again after a restart, never early, of this attempt only."""
         return
 
     def close(self) -> None:
@@ -264,15 +279,29 @@ class TridentSpout(HasSchema, Protocol):
 
     kind: SpoutKind
 
-    def get_coordinator(self, context: SpoutContext) -> BatchCoordinator: ...
+    def get_coordinator(self, context: SpoutContext) -> BatchCoordinator:
+        """On the driver, whenever a process begins to lead; the parts of an earlier leadership are closed, or dead.
 
-    def get_emitter(self, context: SpoutContext) -> Emitter: ...
+        Also before that, to finish a decided transaction after a crash: then ``commit`` and ``success`` are called,
+        both parts are closed, and new ones are made, all of them with another context.
+        """
+
+    def get_emitter(self, context: SpoutContext) -> Emitter:
+        """On the driver, after ``get_coordinator`` and with the same context: the two may share an object.
+
+        `trident.replay` makes an emitter alone, with ``context.replays``.
+        """
 
 
 class CommitterTridentSpout(TridentSpout, Protocol):
     """A source that is told at commit which attempt counts; until then it may emit as it likes.
 
     Its emitter has ``commit`` too (see :class:`Commits`). It counts as opaque.
+
+    The spout's duty: two attempts that are both decided never share a row. Several transactions are in flight, and
+    several attempts of each, so a row that one has been given is kept from the others until its attempt is known to be
+    dead: when ``initialize_transaction(txid)`` is called, every earlier attempt at txid *and at every later txid* is
+    dead, and no other. :class:`LiveAttempts` does this accounting for a source without offsets.
     """
 
     kind: SpoutKind = SpoutKind.OPAQUE
@@ -284,14 +313,18 @@ class BatchSpout(HasSchema, Protocol):
 
     Non-transactional, since what a replay holds is its own doing; a class that
     gives the same rows again for a txid that was not acknowledged may say
-    ``kind = SpoutKind.TRANSACTIONAL``.
+    ``kind = SpoutKind.TRANSACTIONAL``. It may have ``is_ready(txid)``, asked
+    often, which saves empty transactions.
     """
 
     def open(self, context: SpoutContext) -> None:
         """Called once, before anything else."""
 
     def emit_batch(self, txid: int) -> Union[Data, Emitted]:
-        """The batch of txid; called again when an attempt failed."""
+        """The batch of txid; called again when an attempt failed.
+
+        May be called from several threads at once, for different transactions.
+        """
 
     def ack(self, txid: int) -> None:
         """txid has succeeded. May be told again after a restart, never early."""
@@ -303,7 +336,11 @@ class PartitionedCoordinator(Protocol):
     """Knows the partitions of a source; one per stream, on the driver."""
 
     def get_partitions_for_batch(self) -> Sequence[str]:
-        """The ids of the partitions that the next new transaction reads, in order."""
+        """The ids of the partitions that the next new transaction reads, in order.
+
+        Distinct texts of at most 1,024 bytes. A partition that is left out keeps its metadata, and goes on from it
+        when it returns.
+        """
 
     def is_ready(self, txid: int) -> bool:
         """Tells whether a new transaction may start now. Asked often: must be quick.
@@ -313,12 +350,13 @@ class PartitionedCoordinator(Protocol):
         """
 
     def refresh_partitions(self, partitions: Sequence[str]) -> None:
-        """The list differs from that of the transaction before."""
+        """The list that ``get_partitions_for_batch`` gave differs from the one before."""
 
     def success(self, txid: int) -> None:
         """txid is durable. May be told again after a restart, never early."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Called last."""
 
 
 @dataclass(frozen=True)
@@ -341,7 +379,11 @@ class PartitionEmitter(Protocol):
     def emit_partition_batch_new(
         self, attempt: TransactionAttempt, partition: str, last_metadata: Json
     ) -> PartitionBatch:
-        """The partition's next rows; last_metadata is None for its first batch."""
+        """The partition's next rows; last_metadata is None for its first batch.
+
+        May be called again, after a failure or a retried task, before its metadata is stored: with the same
+        last_metadata. Once stored, ``emit_partition_batch`` gives the rows.
+        """
 
     def emit_partition_batch(self, attempt: TransactionAttempt, partition: str, metadata: Json) -> Any:
         """Exactly the rows that belong to this metadata, again."""
@@ -369,7 +411,7 @@ class PartitionedTridentSpout(HasSchema, Protocol):
     The metadata of each partition is stored once per txid, before any of its
     rows is used; the partitions of a txid are frozen with it.
 
-    The spout itself is pickled to the executors.
+    The spout itself is pickled to the executors: no connections, locks or open files in it.
     """
 
     kind: SpoutKind = SpoutKind.TRANSACTIONAL
@@ -377,7 +419,7 @@ class PartitionedTridentSpout(HasSchema, Protocol):
     def get_coordinator(self, context: SpoutContext) -> PartitionedCoordinator: ...
 
     def get_partition_emitter(self, context: SpoutContext) -> Union[PartitionEmitter, OpaquePartitionEmitter]:
-        """Called on an executor; ``context.spark`` is None there."""
+        """Called on an executor, once for a task; ``context.spark`` is None there."""
 
 
 class OpaquePartitionedTridentSpout(PartitionedTridentSpout, Protocol):

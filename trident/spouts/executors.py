@@ -25,6 +25,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import (
     Backlog,
     BatchSpout,
+    Cancels,
     Commits,
     Emitted,
     Json,
@@ -188,9 +189,8 @@ class TridentSpoutExecutor(TridentSpoutCoordinator):
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Its jobs are those of the batch."""
-        cancel = getattr(self._emitter, "cancel", None)
-        if callable(cancel):
-            cancel(attempt)
+        if isinstance(self._emitter, Cancels):
+            self._emitter.cancel(attempt)
 
     def cancel_all(self) -> None:
         """Its jobs are those of the batch."""

@@ -1,0 +1,240 @@
+"""Each name that a page gives is one of the code: settings, arguments, options, variables, public names, files.
+
+Names are taken from text between backticks, from indented lines, and from blocks that no test runs. Names of other
+programs (Spark, Kafka, PostgreSQL, Storm) are in ``OTHERS``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import trident
+from tests.page_runner import blocks
+from tests.pages import commands
+from trident.config import TridentConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+# Records of decisions speak of the code of their day.
+PAGES = sorted(
+    path
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    if path.parent.name != "decisions"
+)
+BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+# Pages that are about the code of this repository, and so may name what only its tests and benchmarks have.
+OF_THE_REPOSITORY = re.compile(r"architecture|benchmarks|faults|modules|CONTRIBUTING|reliability|storage")
+STORM = {"from-storm.md"}
+
+OTHERS = set(
+    # PostgreSQL, delta-spark, Prometheus
+    "lc_messages pg_terminate_backend statement_timeout target_session_attrs configure_spark_with_delta_pip "
+    "trident_zookeeper_request_duration_seconds_bucket "
+    "histogram_quantile "
+    # NFS, systemd
+    "local_lock TimeoutStopSec "
+    # Spark and Flink
+    "PropagateEmptyRelation QueryExecutionListener AutoCreateSharedArchive StreamingQueryListener StreamingQuery "
+    "KeyedProcessFunction LocalDRPC ReturnResults LogStore EventTimeOrder "
+    # S3, Hadoop
+    "AbortMultipartUpload ListMultipartUploads FileInfo "
+    # Names that an example gives, or that the code puts together
+    "orders_mended open_clicks fields_and_columns resolve_by_tables".split()
+)
+NOT_OURS = re.compile(r"(?:spark|delta|hadoop|hive|fs|dfs|log4j|kafka)\.[\w.]+|-D\S+|-XX\S+|/\S*\.(?:sh|jar)")
+
+
+@functools.cache
+def names_in_code(packages: tuple[str, ...]) -> frozenset[str]:
+    """The identifiers of some packages, and the words of their texts: not of docstrings and comments, which promise."""
+    found: set[str] = set()
+    for package in packages:
+        for path in (ROOT / package).rglob("*.py"):
+            found |= {path.stem, *_names(ast.parse(path.read_text(encoding="utf-8")))}
+    for path in [*(ROOT / "java").rglob("*.java"), *(ROOT / "trident").rglob("*.yml")]:
+        found |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    return frozenset(found)
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    docstrings = set()
+    for node in ast.walk(tree):
+        for name in ("id", "attr", "arg", "name"):
+            if isinstance(value := getattr(node, name, None), str):
+                yield from value.split(".")
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            docstrings.add(id(body[0].value))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield from re.findall(r"\w+", node.value)
+
+
+@functools.cache
+def written(page: Path) -> list[str]:
+    """The pieces of a page that are code or names, and that no test runs."""
+    text = page.read_text(encoding="utf-8")
+    doctests = r"^```python\n>>>"  # of tests of their own
+    text = re.sub(doctests + r".*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```$|^<!-- also run.*?^-->$", "", text, flags=re.MULTILINE | re.DOTALL)
+    left = [
+        block.text
+        for block in blocks(page)
+        if not block.runs and ">>>" not in block.text and block.language in ("python", "toml")
+    ]
+    return [
+        NOT_OURS.sub("", piece)
+        for piece in re.findall(r"`([^`\n]+)`", prose) + re.findall(r"^    (\S.*)$", prose, re.MULTILINE) + left
+    ]
+
+
+@BY_PAGE
+def test_every_identifier_that_a_page_names_is_in_the_code(page: Path) -> None:
+    packages = ("trident", "states", "coordinators")
+    if OF_THE_REPOSITORY.search(str(page.relative_to(ROOT))):
+        packages += ("tests", "benchmarks", "examples")
+    known = names_in_code(packages) | OTHERS
+    pattern = r"(?<![\w./:-])[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w/*{<…])"
+    if page.name not in STORM:
+        pattern += r"|(?<![\w.])[A-Z][a-z0-9]+[A-Z]\w+"
+    named = {name for piece in written(page) for name in re.findall(pattern, piece)}
+    assert sorted(named - known) == []
+
+
+SETTINGS = {one.name for one in fields(TridentConfig)}
+
+
+@BY_PAGE
+def test_every_setting_and_variable_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    set_on_a_line = {name for name in re.findall(r"--set[ =](\w+)=", text) if name.lower() != "key"}
+    assert sorted(set_on_a_line - SETTINGS) == []
+    known = {f"TRIDENT_{name.upper()}" for name in SETTINGS} | names_in_code(
+        ("trident", "states", "coordinators", "tests")
+    )
+    variables = {one for one in re.findall(r"\bTRIDENT_[A-Z]\w*", text) if "__" not in one}
+    assert sorted(variables - known) == []
+
+
+OPTIONS_OF_OTHERS = {
+    "--conf",
+    "--driver-memory",
+    "--driver-java-options",
+    "--work-dir",
+    "--skip",
+}  # spark-submit, Spark's worker, make test
+
+
+def test_every_option_that_a_page_names_exists() -> None:
+    """Options of `trident …` are compared with their command in test_docs.py; these stand alone."""
+    ours = {option for _, command in commands() for one in command.params for option in one.opts} | {"--help"}
+    found = 0
+    for page in PAGES:
+        for piece in written(page):
+            if found_options := re.match(r"--[a-z][a-z-]*", piece):
+                found += 1
+                assert found_options[0] in ours | OPTIONS_OF_OTHERS, f"{page.name}: {piece}"
+    assert found > 100
+
+
+@functools.cache
+def parameters(name: str) -> set[str]:
+    """The parameters that a public function, class or method of this name takes; empty: none has the name."""
+    found: set[str] = set()
+    for public in trident.__all__:
+        one = getattr(trident, public)
+        members = [one] if public == name else []
+        if inspect.isclass(one) and hasattr(one, name):
+            members.append(getattr(one, name))
+        for member in members:
+            if callable(member):
+                found |= _parameters(member)
+    return found
+
+
+def _parameters(function: Any) -> set[str]:
+    try:
+        taken = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return set()
+    given = set(taken)
+    if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        given |= SETTINGS
+    return given
+
+
+CALL = re.compile(r"(?<![\w])([A-Za-z_][\w.]*)\(([^()]*)\)")
+
+
+@BY_PAGE
+def test_every_argument_of_a_public_call_that_a_page_names_exists(page: Path) -> None:
+    for piece in written(page):
+        for name, given in CALL.findall(piece):
+            taken = parameters(name.rsplit(".", 1)[-1])
+            named = set(re.findall(r"(?:^|[,(… ])([a-z]\w*)=", given))
+            assert not taken or named <= taken, f"{page.name}: {piece}: {sorted(named - taken)}"
+
+
+OBJECTS = {"query": ("TopologyQuery", "TupleQuery"), "topology": ("TridentTopology",), "stream": ("Stream",)}
+OURS = re.compile(r"(?<![\w./-])(query|topology|stream|trident)\.([a-z]\w*)(?![\w./-])")
+FILES = {"toml", "py", "sh", "zip", "sql", "db"}
+
+
+@BY_PAGE
+def test_every_attribute_of_ours_that_a_page_names_exists(page: Path) -> None:
+    for piece in written(page) if page.name not in STORM | {"fault-points.md", "migrate.md"} else ():
+        for owner, attribute in OURS.findall(piece) if "pyspark" not in piece else ():
+            if owner == "trident":
+                there = importlib.util.find_spec(f"trident.{attribute}") or f"trident.{attribute}" in texts_in_code()
+                there = there or hasattr(trident, attribute)
+            else:
+                there = any(hasattr(getattr(trident, one), attribute) for one in OBJECTS[owner])
+            assert there or attribute in FILES, f"{page.name}: {piece}: {owner} has no {attribute}"
+
+
+@functools.cache
+def texts_in_code() -> frozenset[str]:
+    """Loggers, properties of tables, types of content: whole texts with a dot."""
+    files = [path for package in ("trident", "states", "coordinators") for path in (ROOT / package).rglob("*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    return frozenset(re.findall(r"trident\.[a-z_]+", code))
+
+
+def test_every_public_name_is_on_a_page() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "modules.md")
+    words = set(re.findall(r"\w+", text))
+    assert [name for name in trident.__all__ if name not in words] == []
+
+
+@BY_PAGE
+def test_every_file_of_a_warehouse_that_a_page_names_is_one_that_the_code_names(page: Path) -> None:
+    known = names_in_code(("trident", "states", "coordinators"))
+    for path in re.findall(r"_trident/([\w/.<>{}*-]+)", page.read_text(encoding="utf-8")):
+        for part in re.split(r"[/.-]", re.sub(r"<[^>]*>", "", path)):
+            assert part in known or part == "" or part.isupper(), f"{page.name}: _trident/{path}: {part}"
+
+
+def test_the_help_of_each_command_is_on_the_page_of_commands() -> None:
+    """As `trident COMMAND --help` prints it, but for where lines break."""
+    page = _plain((ROOT / "docs" / "cli.md").read_text(encoding="utf-8"))
+    for name, command in commands():
+        context = click.Context(command, info_name=name, max_content_width=10_000, terminal_width=10_000)
+        said, _, more = command.get_help(context).removeprefix("Usage: ").partition("\nOptions:\n")
+        options, _, of_group = more.partition("\nCommands:\n")
+        lines = [line for line in [*said.splitlines(), *options.splitlines()] if "  --help" not in line]
+        lines += [f"{name} {line.strip().partition('  ')[0]}" for line in of_group.splitlines()]
+        missing = [line for line in lines if _plain(line) not in page]
+        assert missing == [], f"{name}: {missing}"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\s`|\\]+", " ", text).strip()

@@ -54,14 +54,17 @@ OTHERS = set(
 NOT_OURS = re.compile(r"(?:spark|delta|hadoop|hive|fs|dfs|log4j|kafka)\.[\w.]+|-D\S+|-XX\S+|/\S*\.(?:sh|jar)")
 
 
-@functools.cache
 def names_in_code(packages: tuple[str, ...]) -> frozenset[str]:
     """The identifiers of some packages, and the words of their texts: not of docstrings and comments, which promise."""
+    return frozenset().union(*map(_names_of, (*packages, "java")))
+
+
+@functools.cache
+def _names_of(package: str) -> frozenset[str]:
     found: set[str] = set()
-    for package in packages:
-        for path in (ROOT / package).rglob("*.py"):
-            found |= {path.stem, *_names(ast.parse(path.read_text(encoding="utf-8")))}
-    for path in [*(ROOT / "java").rglob("*.java"), *(ROOT / "trident").rglob("*.yml")]:
+    for path in (ROOT / package).rglob("*.py"):
+        found |= {path.stem, *_names(ast.parse(path.read_text(encoding="utf-8")))}
+    for path in [*(ROOT / package).rglob("*.java"), *(ROOT / package).rglob("*.yml")]:
         found |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     return frozenset(found)
 

@@ -1,0 +1,43 @@
+"""The committer of docs/spouts.md, taken from the page, is exact over failures, kills and deposed processes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.committer_harness import Group
+from tests.page_runner import ROOT, blocks
+from trident.spouts.contracts import Cancels, Commits
+
+
+def code(title: str) -> dict[str, Any]:
+    (block,) = [one for one in blocks(ROOT / "docs" / "spouts.md") if one.title == title]
+    names: dict[str, Any] = {}
+    exec(compile(block.text, title, "exec", dont_inherit=True), names)
+    return names
+
+
+def test_the_committer_of_the_page_gives_each_row_to_one_committed_batch(tmp_path: Path) -> None:
+    page = code("jobs.py")
+    for seed in range(12):
+        rng = random.Random(seed)
+        path = tmp_path / f"jobs-{seed}.db"
+        jobs, put = page["Jobs"](path), []
+
+        def feed() -> bool:
+            several = [f"job {len(put) + n}" for n in range(rng.randrange(1, 9))]
+            put.extend(several)
+            jobs.put(several)
+            return True
+
+        group = Group(lambda: page["JobsSpout"](path, 3), tmp_path, rng, cancels=seed % 2 == 0)
+        assert isinstance(group.life.emitter, Commits) and isinstance(group.life.emitter, Cancels)
+        steps = [group.begin, group.begin, group.emit, group.prepare, group.decide, group.finish] * 3
+        steps += [feed, feed, group.commit_only, group.fail, group.late_thread, group.kill, group.stop, group.zombie]
+        for _ in range(200):
+            rng.choice(steps)()
+        group.drain()
+        assert Counter(row[1] for _, row in group.table) == Counter(put), f"seed {seed}"
+        assert jobs.waiting() == []

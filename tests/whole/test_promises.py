@@ -129,6 +129,7 @@ def test_every_setting_and_variable_that_a_page_names_exists(page: Path) -> None
 
 
 OPTIONS_OF_OTHERS = {
+    "--packages",
     "--conf",
     "--driver-memory",
     "--driver-java-options",

@@ -159,7 +159,7 @@ def test_an_empty_transaction_that_has_advanced_reads_as_the_one_before():
 
 
 def test_where_nothing_is_committed_no_earlier_transaction_is_advised():
-    with pytest.raises(SnapshotUnavailable, match="wait for it: no transaction is committed yet"):
+    with pytest.raises(SnapshotUnavailable, match="Wait for it: no transaction is committed yet"):
         plan_live_read([(LogView(0, 0, 0), TableView(0, 0))], want_txid=1)
 
 

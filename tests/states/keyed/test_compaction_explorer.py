@@ -158,11 +158,6 @@ def test_an_empty_transaction_that_has_advanced_reads_as_the_one_before():
         plan_live_read(pairs, want_txid=15, advanced_txid=14)
 
 
-def test_where_nothing_is_committed_no_earlier_transaction_is_advised():
-    with pytest.raises(SnapshotUnavailable, match="Wait for it: no transaction is committed yet"):
-        plan_live_read([(LogView(0, 0, 0), TableView(0, 0))], want_txid=1)
-
-
 def test_a_live_read_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one table"):
         plan_live_read([])

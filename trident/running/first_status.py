@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 from trident.coordinators.errors import TridentError
 from trident.running.status import StatusWriter, TopologyStatus, condition, read_status, status_path
 from trident.states.core.place import Place
+
+_WRITE_SECS = 1.0
 
 
 class FirstStatus:
@@ -21,14 +24,19 @@ class FirstStatus:
         self._writer = StatusWriter(status_path(warehouse, name), 0.0)
         self._status = _starting(warehouse, name, run_id)
         if self._status is not None:
-            self._writer.update(self._status)
+            self._write(self._status)
 
     def failed(self, error: BaseException) -> None:
         """The start has ended with this error, or was interrupted."""
         if self._status is not None:
             said = str(error) or type(error).__name__ if isinstance(error, Exception) else None
-            self._writer.update(replace(self._status, role="stopped" if said is None else "failed", error=said))
-            self._writer.close()
+            self._write(replace(self._status, role="stopped" if said is None else "failed", error=said))
+
+    def _write(self, status: TopologyStatus) -> None:
+        """In a thread: a start does not wait for a disk that does not answer, only to show that it starts."""
+        writing = threading.Thread(target=self._writer.update, args=(status,), name="trident-status", daemon=True)
+        writing.start()
+        writing.join(_WRITE_SECS)
 
 
 def _starting(warehouse: Place, name: str, run_id: str) -> TopologyStatus | None:

@@ -10,6 +10,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from trident.spouts.files.format import RowFormat
 from trident.spouts.files.header import separator
+from trident.spouts.files.json_lines import parse_json_lines
 from trident.states.core.names import backquoted
 from trident.workers.reports import MARK, SOURCE
 
@@ -44,8 +45,11 @@ class Parsing:
         comment = format.option("comment")
         if comment:
             self._kept = self._kept & ~F.startswith("value", F.lit(comment))
+        if format.name == "json":
+            self._take_json()
+            return
         self._row = self._parse(order).alias("row")
-        self._good = self._condition()
+        self._good = self._condition(F.col("row").isNotNull() & F.col(f"row.{_CORRUPT}").isNull())
         self._fields = [F.col("row").getField(field.name).alias(field.name) for field in format.schema]
 
     def rows(self, lines: "DataFrame") -> "DataFrame":
@@ -59,6 +63,18 @@ class Parsing:
         rows = lines.where(self._kept).select("value", *self._file, self._row)
         return (rows if self._good is None else rows.where(self._good)).select(self._fields)
 
+    def _take_json(self) -> None:
+        format = self._format
+        corrupt = format.option("columnNameOfCorruptRecord") or "_corrupt_record"
+        data = StructType([field for field in format.schema if field.name != corrupt])
+        options = {key: value for key, value in format.options.items() if key != "encoding"}
+        read = parse_json_lines("value", data, options)
+        row = read.kept if format.mode == "PERMISSIVE" else read.row
+        values = {field.name: row.getField(field.name) for field in data}
+        values[corrupt] = F.when(~read.good, F.col("value"))
+        self._row, self._good = read.parsed.alias("parsed"), self._condition(read.good)
+        self._fields = [values[field.name].alias(field.name) for field in format.schema]
+
     def _parse(self, order: tuple[str, ...] | None) -> "Column":
         format = self._format
         options = {k: v for k, v in format.options.items() if k not in ("mode", "header", "enforceSchema", "encoding")}
@@ -71,16 +87,13 @@ class Parsing:
             # A row that cannot be parsed is found by this field, so that the error can name its file.
             options["columnNameOfCorruptRecord"] = _CORRUPT
             schema = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
-        if format.name == "csv":
-            return F.from_csv("value", schema.toDDL(), options)
-        return F.from_json("value", schema, options)
+        return F.from_csv("value", schema.toDDL(), options)
 
-    def _condition(self) -> "Column | None":
+    def _condition(self, good: "Column") -> "Column | None":
         """True for rows that are kept; fails at one that may not be there."""
         format = self._format
         if format.mode == "PERMISSIVE":
             return None
-        good = F.col("row").isNotNull() & F.col(f"row.{_CORRUPT}").isNull()
         if format.mode == "DROPMALFORMED":
             return good
         what = f"a row of {format.name} cannot be parsed"

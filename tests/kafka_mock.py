@@ -16,6 +16,9 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _FUNCTIONS = {
     "rd_kafka_conf_new": (_POINTER, []),
     "rd_kafka_new": (_POINTER, [_INT, _POINTER, ctypes.c_char_p, ctypes.c_size_t]),
+    "rd_kafka_conf_set": (_INT, [_POINTER, *[ctypes.c_char_p] * 3, ctypes.c_size_t]),
+    "rd_kafka_producev": (_INT, None),  # as many arguments as are given
+    "rd_kafka_flush": (_INT, [_POINTER, _INT]),
     "rd_kafka_destroy": (None, [_POINTER]),
     "rd_kafka_mock_cluster_new": (_POINTER, [_POINTER, _INT]),
     "rd_kafka_mock_cluster_destroy": (None, [_POINTER]),
@@ -38,7 +41,9 @@ def _library() -> Any:
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        if arguments is not None:
+            function.argtypes = arguments
     return library
 
 
@@ -64,6 +69,27 @@ class MockCluster:
         for number in range(count):
             producer.produce(topic, b"%d" % number, partition=partition)
         assert producer.flush(30) == 0
+
+    def put_any(self, topic: str, value: bytes, timestamp: int = 0, header: bytes | None = None) -> None:
+        """A message that Python's producer refuses to make, in partition 0.
+
+        Args:
+            timestamp: milliseconds; 0: now.
+            header: a key, of a header without a value.
+        """
+        conf, error = self._library.rd_kafka_conf_new(), ctypes.create_string_buffer(512)
+        for key, text in ((b"bootstrap.servers", self.address.encode()), (b"log_level", b"0")):
+            assert self._library.rd_kafka_conf_set(_POINTER(conf), key, text, error, 512) == 0, error.value
+        producer = _POINTER(self._library.rd_kafka_new(0, conf, error, 512))
+        size = ctypes.c_size_t
+        # Each argument after its number in rd_kafka_vtype_t.
+        given: list[Any] = [_INT(1), ctypes.c_char_p(topic.encode()), _INT(3), ctypes.c_int32(0)]
+        given += [_INT(7), _INT(2), _INT(4), ctypes.c_char_p(value), size(len(value))]
+        given += [_INT(8), ctypes.c_int64(timestamp)]
+        given += [] if header is None else [_INT(9), ctypes.c_char_p(header), _POINTER(None), ctypes.c_ssize_t(0)]
+        assert self._library.rd_kafka_producev(producer, *given, _INT(0)) == 0
+        assert self._library.rd_kafka_flush(producer, 30_000) == 0
+        self._library.rd_kafka_destroy(producer)
 
     def hang(self, broker: int, milliseconds: int = 60_000) -> None:
         """The broker answers each request so much later."""

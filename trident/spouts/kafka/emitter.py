@@ -36,7 +36,7 @@ class KafkaEmitter(Emitter):
     """Reads the ranges of a batch. Safe for threads.
 
     Args:
-        schemas: of the rows, and of the messages whose value does not parse.
+        schemas: of the rows, and of the messages that cannot be decoded.
         forget: ids of topics whose ranges are left out.
         here: whether the driver may read few messages itself.
     """
@@ -95,7 +95,7 @@ class KafkaEmitter(Emitter):
         return Emitted(good, partitions=len(grouped), table_rows=letters)
 
     def _apart(self, table: pa.Table) -> Emitted:
-        """Rows, and the messages whose value does not parse, of what the driver has read."""
+        """Rows, and the messages that cannot be decoded, of what the driver has read."""
         if not self._reading.letters:
             return Emitted(table, partitions=1)
         bad = pc.is_valid(table.column(LETTER))

@@ -263,8 +263,9 @@ class _Read:
             self._problems[:] = [self._reading.connection.clean(error.str())]
             return
         if at is None or wanted is not None:
+            place = f", at {at} from offset {wanted.begin} on" if wanted is not None else ""
             raise SourceFailure(
-                f"{self._reading.what} cannot be read{f', at {at}' if at else ''}",
+                f"{self._reading.what} cannot be read{place}",
                 found=self._reading.connection.clean(f"{error.name()}: {error.str()}"),
                 action="the batch is tried again up to max_attempts",
             )

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from trident.coordinators.causes import causes, first_line
 from trident.spouts.files.tasks import SourceFailure
-from trident.spouts.kafka.decoding import Decoded, Decoder
+from trident.spouts.kafka.decoding import Decoder
 from trident.spouts.kafka.ranges import At
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+# Python checks the result of a call that is made so. For a key that is not UTF-8 the client gives a list with holes
+# and sets an exception. ``message.headers()`` takes that list, once the interpreter has specialised it: Arrow crashes.
+_headers_of = operator.methodcaller("headers")
+# Microseconds that Spark's timestamps can be.
+_LEAST, _MOST = -(2**63), 2**63 - 1
 # Name → Spark's type.
 COLUMNS = {
     "key": "binary",
@@ -24,7 +31,7 @@ COLUMNS = {
 }
 
 
-# Beside the columns of a row: the message as it came, where its value does not parse; else null.
+# A further column of a row: the message as it came, where it cannot be a row; else null.
 LETTER = "_trident_letter"
 LETTER_COLUMNS = {**COLUMNS, "error": "string"}
 
@@ -34,7 +41,7 @@ class Rows:
 
     Args:
         decoder: of values; None: they stay as they are.
-        letters: whether LETTER is a column, too; else a value that does not parse is an error.
+        letters: whether LETTER is a column, too; else a message that cannot be a row is an error.
         what: the source, for messages.
 
     Attributes:
@@ -53,6 +60,7 @@ class Rows:
         self._messages: list[Any] = []
         self._offsets: list[int] = []
         self._runs: list[tuple[At, int]] = []
+        self._problems: dict[int, str] = {}
 
     def add(self, at: At, messages: list[Any], offsets: list[int]) -> None:
         """Messages of one partition, at these offsets."""
@@ -66,39 +74,55 @@ class Rows:
         """The messages since it was called last.
 
         Raises:
-            SourceFailure: a value does not parse, and there are no letters for it.
+            SourceFailure: a message cannot be a row, and there are no letters for it.
         """
-        made = {name: _MAKERS[name](self) for name in self._columns if name != "value" or self._decoder is None}
-        if self._decoder is not None:
-            decoded = self._decoder.decode(
-                [message.value() for message in self._messages], [message.topic() for message in self._messages]
-            )
-            if decoded.problems and not self._letters:
-                raise self._malformed(decoded)
+        # Of all columns where there are letters. Each is made once: the client gives headers that it cannot decode
+        # as an error at the first call, and as none at the second.
+        wanted = [name for name in COLUMNS if self._letters or name in self._columns]
+        raw = {name: _MAKERS[name](self) for name in wanted if name != "value" or not self._is_decoded}
+        made = dict(raw)
+        if self._is_decoded:
+            assert self._decoder is not None
+            values = [message.value() for message in self._messages]
+            decoded = self._decoder.decode(values, [message.topic() for message in self._messages])
             made["value"] = decoded.values
-            if self._letters:
-                made[LETTER] = self._as_letters(decoded.problems)
+            for number, problem in decoded.problems.items():
+                self._blame(number, f"its value cannot be parsed: {problem}")
+        if self._problems and not self._letters:
+            raise self._failure()
+        if self._letters:
+            raw.setdefault("value", self.values() if self._problems else pa.nulls(self.count, pa.binary()))
+            made[LETTER] = self._as_letters(raw)
         names = [*self._columns, *([LETTER] if LETTER in made else [])]
         batch = pa.RecordBatch.from_arrays([made[name] for name in names], names)
         self._clear()
         return batch
 
-    def _malformed(self, decoded: Decoded) -> SourceFailure:
-        number, problem = min(decoded.problems.items())
+    @property
+    def _is_decoded(self) -> bool:
+        return self._decoder is not None and "value" in self._columns
+
+    def _blame(self, number: int, problem: str) -> None:
+        """Says why a message cannot be a row."""
+        known = self._problems.get(number)
+        self._problems[number] = problem if known is None else f"{known}; {problem}"
+
+    def _failure(self) -> SourceFailure:
+        number, problem = min(self._problems.items())
         message = self._messages[number]
         return SourceFailure(
-            f"{self._what}: the value of a message cannot be parsed: {message.topic()}[{message.partition()}] at "
-            f"offset {message.offset()}",
-            found=f"{problem}; {message.value()[:200]!r}",
-            expected="a value of the format and the schema that the spout is given",
+            f"{self._what}: a message cannot be decoded: {message.topic()}[{message.partition()}] at offset "
+            f"{message.offset()}",
+            found=f"{problem}; its value begins with {(message.value() or b'')[:200]!r}",
+            expected="a message of the format and the schema that the spout is given",
             repeats=True,
             action="correct its producer and give the batch up with `trident skip`, or name a table for such messages: "
             "dead_letters='…'",
         )
 
-    def _as_letters(self, problems: Mapping[int, str]) -> pa.Array:
-        errors = pa.array([problems.get(number) for number in range(self.count)], pa.string())
-        columns = [*(_MAKERS[name](self) for name in COLUMNS), errors]
+    def _as_letters(self, raw: Mapping[str, pa.Array]) -> pa.Array:
+        errors = pa.array([self._problems.get(number) for number in range(self.count)], pa.string())
+        columns = [*(raw[name] for name in COLUMNS), errors]
         return pa.StructArray.from_arrays(columns, [*LETTER_COLUMNS], mask=errors.is_null())
 
     def keys(self) -> pa.Array:
@@ -108,13 +132,29 @@ class Rows:
         return pa.array([message.value() for message in self._messages], pa.binary())
 
     def headers(self) -> pa.Array:
-        headers = [message.headers() for message in self._messages]
+        headers: list[Any] = []
+        for number, message in enumerate(self._messages):
+            try:
+                headers.append(_headers_of(message))
+            except (SystemError, UnicodeError) as error:  # the client's, which then has them no more
+                headers.append(None)
+                reason = next((one for one in causes(error) if isinstance(one, UnicodeError)), error)
+                self._blame(number, f"its headers cannot be read, whose keys must be UTF-8: {first_line(reason)}")
         return pa.array(headers, _HEADERS) if any(headers) else pa.nulls(len(headers), _HEADERS)
 
     def timestamps(self) -> pa.Array:
         given = [message.timestamp() for message in self._messages]
-        # Kind 0: none; the milliseconds are then -1.
-        return pa.array([ms * 1000 if kind else None for kind, ms in given], pa.timestamp("us", tz="UTC"))
+        # Kind 0: the broker is too old for one. -1: the producer gave none.
+        found = [ms * 1000 if kind and ms != -1 else None for kind, ms in given]
+        for number, one in enumerate(found):
+            if one is not None and not _LEAST <= one <= _MOST:
+                found[number] = None
+                self._blame(
+                    number,
+                    f"its timestamp is {given[number][1]} ms since 1970, which no timestamp of Spark can be (expected: "
+                    "milliseconds; nanoseconds are a million times as many)",
+                )
+        return pa.array(found, pa.timestamp("us", tz="UTC"))
 
     def topics(self) -> pa.Array:
         return self._repeated([at.topic for at, _ in self._runs], pa.string())

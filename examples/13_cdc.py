@@ -21,13 +21,13 @@ BATCHES = [
     [
         change("r", 10, None, {"id": 1, "name": "ann"}),
         change("u", 40, None, {"id": 1, "name": "anna"}),
-        change("d", 50, {"id": 2}),
+        change("d", 50, {"id": 2, "name": None}),
     ],
     # Sent again, and late: none of them changes anything.
     [
         change("u", 30, None, {"id": 1, "name": "annie"}),
         change("c", 20, None, {"id": 2, "name": "bob"}),
-        change("d", 50, {"id": 2}),
+        change("d", 50, {"id": 2, "name": None}),
     ],
     [change("c", 60, None, {"id": 3, "name": "cid"})],
 ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from tests.stream_helpers import stream_of
 from trident.coordinators.errors import FieldError, TopologyError
-from trident.operations.debezium import UNAVAILABLE
 from trident.testing import run_batch
+from trident.workers.debezium import UNAVAILABLE
 
 USERS = "id long, name string"
 
@@ -54,11 +55,24 @@ def test_a_struct_brings_its_columns(spark) -> None:
     assert rows_of(stream.debezium(), given) == [(1, "a", 7, True), (2, "b", 8, False)]
 
 
+def test_times_and_decimals_are_those_that_the_user_says(spark) -> None:
+    stream = stream_of("value string").debezium(
+        "id long, at timestamp, price decimal(9,2)", times="microseconds", decimals="string"
+    )
+    after = {"id": 1, "at": 1_767_225_600_000_001, "price": "12.30"}
+    ((id_, at, price, *_),) = rows_of(stream, [(message("c", None, after, lsn=1),)])
+    assert (id_, price) == (1, Decimal("12.30")) and at.microsecond == 1 and at.year == 2026
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("{no json", "(?i)malformed"),
-        (message("c", None, {"id": "no number"}, lsn=1), "(?i)malformed|cannot"),
+        ("", "the text is empty"),
+        (message("c", None, {"id": 1, "name": "a"}, lsn=1) * 2, "trailing characters"),
+        (message("c", None, {"id": "no number", "name": "a"}, lsn=1), "column id: expected a whole number of 64 bits"),
+        (message("c", None, {"ID": 1, "name": "a"}, lsn=1), "the message has no column id .it has 'ID'"),
+        (message("u", None, {"id": 1}, lsn=1), "the message has no column name"),
         (message("t", lsn=1), "op is t; expected c, r, u or d"),
         ('{"other": 1}', "op is null"),
         (message("d", lsn=1), "REPLICA IDENTITY"),
@@ -75,6 +89,10 @@ def test_a_message_that_is_no_change_of_a_row_fails_the_batch(spark, text: str, 
     [
         ("value string", {}, TopologyError, "needs the columns"),
         ("value string", {"schema": USERS, "connector": "db2"}, TopologyError, "does not know.*mysql"),
+        ("value string", {"schema": "id interval day to second"}, Exception, "interval"),
+        ("value string", {"schema": "id map<int, int>"}, TopologyError, "cannot read column id"),
+        ("value string", {"schema": USERS, "times": "seconds"}, TopologyError, "times='seconds'.*microseconds"),
+        ("value string", {"schema": USERS, "binary": "utf-8"}, TopologyError, "binary='utf-8'.*hex"),
         ("value string", {"schema": USERS, "field": "valeu"}, FieldError, "Did you mean"),
         ("value string", {"schema": "id long, Deleted boolean"}, FieldError, "makes a field 'deleted'"),
         ("value struct<after:struct<id:int>>", {}, FieldError, "no envelope"),

@@ -79,6 +79,9 @@ SUITES = {
     "test_kafka_coordinator": "Kafka",
     "test_kafka_spout": "Kafka",
     "test_kafka_values": "Kafka",
+    "test_kafka_poison": "Kafka",
+    "test_json_lines": "spouts",
+    "test_debezium_values": "spouts",
     "test_spout_executors": "spouts",
     "test_changed_files": "spouts",
     "test_file_formats": "spouts",
@@ -1009,5 +1012,24 @@ PLANTED: dict[str, Caught] = {
     ),
     "323-open-quote-is-a-row": spark(
         "DID NOT RAISE", "file_formats.py::test_a_value_with_a_newline_in_quotes_fails_the_batch"
+    ),
+    # --- what others wrote
+    "310-second-object-of-a-line-is-dropped": spark(
+        "DID NOT RAISE",
+        'json_lines.py::test_more_than_one_object_fails_the_batch_and_names_the_file[{"id": 1},{"id": 2}]',
+    ),
+    "311-debezium-column-that-is-missing-is-null": pure(
+        "DID NOT RAISE",
+        "debezium_values.py::test_a_column_that_the_message_lacks_is_named",
+    ),
+    "312-debezium-unit-of-a-number-is-guessed": pure(
+        "DID NOT RAISE",
+        "debezium_values.py::test_a_number_for_a_timestamp_needs_a_unit",
+    ),
+    "313-kafka-timestamp-is-not-looked-at": pure(
+        "OverflowError", "kafka_poison.py::test_without_dead_letters_the_error_names_its_place[1]"
+    ),
+    "314-kafka-no-timestamp-is-1969": pure(
+        "assert ", "kafka_poison.py::test_each_becomes_a_dead_letter_with_its_bytes_and_its_place[bytes]"
     ),
 }

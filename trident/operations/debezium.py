@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Union
 
-from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
-from trident.coordinators.errors import FieldError, TopologyError
+from trident.coordinators.errors import FieldError, TopologyError, described
 from trident.operations.columns import select
-from trident.operations.row_functions import filter_by_expression
+from trident.operations.row_functions import by_function, filter_by_expression
 from trident.planning.nodes import Node, require_fields
 from trident.states.core.names import backquoted, folded
-from trident.udf.deferred import DeferredColumn, expr
-from trident.udf.schemas import as_schema
+from trident.udf.deferred import expr
+from trident.udf.schemas import table_schema
+from trident.workers.debezium import (
+    BINARIES,
+    DECIMALS,
+    TIMES,
+    UNAVAILABLE,
+    ChangeRows,
+    EnvelopeReader,
+    Modes,
+)
 
 SEQUENCE, DELETED = "sequence", "deleted"
-# The connector for PostgreSQL writes this for a large value that an UPDATE has not touched, by default.
-UNAVAILABLE = "__debezium_unavailable_value"
 _ENVELOPE, _ROW = "envelope", "changed"
 # Of each connector the fields of `source`, and one value of them that grows with each change of a row.
 _PLACES: dict[str, tuple[dict[str, DataType], str]] = {
@@ -41,7 +58,9 @@ end
 """
 
 
-def debezium(parent: Node, schema: Union[str, StructType, None], connector: str, field: str) -> Node:
+def debezium(
+    parent: Node, schema: Union[str, StructType, None], connector: str, field: str, modes: dict[str, Any]
+) -> Node:
     """See :meth:`trident.streams.ungrouped.StreamOperations.debezium`."""
     require_fields([field], parent.schema, "debezium")
     if connector not in _PLACES:
@@ -49,18 +68,16 @@ def debezium(parent: Node, schema: Union[str, StructType, None], connector: str,
             "debezium does not know the connector", found=repr(connector), expected=f"one of {sorted(_PLACES)}"
         )
     about, place = _PLACES[connector]
-    source = StructType([StructField(name, type_) for name, type_ in about.items()])
     kind = parent.schema[field].dataType
-    present = filter_by_expression(parent, expr(f"{backquoted(field)} is not null"))  # Kafka's tombstone says nothing
     if isinstance(kind, StringType):
-        row = _given(schema)
-        parsed = select(present, [_from_json(field, row, source).alias("json")])
-        envelope: Any = expr("coalesce(json.payload, struct(json.before, json.after, json.op, json.source))")
-    else:
-        row = _row_of(field, kind, source.names)
-        parsed, envelope = present, expr(backquoted(field))
+        return _of_text(parent, schema, connector, field, _modes(modes))
+    for name, value in modes.items():
+        if value is not None:
+            raise TopologyError(f"debezium takes {name}= for JSON text", found=f"{field} {kind.simpleString()}"[:300])
+    present = filter_by_expression(parent, expr(f"{backquoted(field)} is not null"))  # Kafka's tombstone says nothing
+    row = _row_of(field, kind, list(about))
     _check_names(row.names)
-    opened = select(parsed, [envelope.alias(_ENVELOPE)])
+    opened = select(present, [expr(backquoted(field)).alias(_ENVELOPE)])
     changes = filter_by_expression(opened, expr(f"not ({_ENVELOPE}.op <=> 'm')"))  # a message of the database's user
     made = [
         expr(_CHANGED.format(envelope=_ENVELOPE)).alias(_ROW),
@@ -71,6 +88,24 @@ def debezium(parent: Node, schema: Union[str, StructType, None], connector: str,
     return select(select(changes, made, "debezium"), [*values, SEQUENCE, DELETED], "debezium")
 
 
+def _of_text(parent: Node, schema: Union[str, StructType, None], connector: str, field: str, modes: Modes) -> Node:
+    row = table_schema(schema, "debezium")
+    _check_names(row.names)
+    sequence: DataType = LongType() if connector == "postgresql" else DecimalType(38, 0)
+    made = StructType([*row.fields, StructField(SEQUENCE, sequence), StructField(DELETED, BooleanType())])
+    rows = ChangeRows(EnvelopeReader(row, modes), connector != "postgresql")
+    return replace(by_function(parent, "flat_map", (field,), rows, made), operation="debezium")
+
+
+def _modes(given: dict[str, Any]) -> Modes:
+    for (name, value), choices in zip(given.items(), (TIMES, DECIMALS, BINARIES)):
+        if value is not None and value not in choices:
+            raise TopologyError(
+                f"debezium does not know {name}={described(value)}", expected=f"one of {', '.join(choices)}"
+            )
+    return Modes(**given)
+
+
 def _value(field: StructField, connector: str) -> Any:
     """A column of the row; a value that the message lacks would replace one that the state has."""
     value = f"{_ROW}.{backquoted(field.name)}"
@@ -79,21 +114,6 @@ def _value(field: StructField, connector: str) -> Any:
     lacks = f"debezium: a message lacks the value of column {field.name}, which its UPDATE has not touched; the table "
     text = (lacks + "needs REPLICA IDENTITY FULL").replace("\\", "\\\\").replace("'", "\\'")
     return expr(f"case when {value} = '{UNAVAILABLE}' then raise_error('{text}') else {value} end")
-
-
-def _given(schema: Union[str, StructType, None]) -> StructType:
-    if schema is None:
-        raise TopologyError(
-            "debezium needs the columns of the table to read JSON", expected="debezium('id long, name string')"
-        )
-    return as_schema(schema, "debezium")
-
-
-def _from_json(field: str, row: StructType, source: StructType) -> DeferredColumn:
-    """The envelope as it is, and as the payload of a message that brings its schema; what does not parse fails."""
-    envelope = StructType().add("before", row).add("after", row).add("op", "string").add("source", source)
-    both = StructType([*envelope.fields]).add("payload", envelope)
-    return DeferredColumn("from_json", None, (expr(backquoted(field)), both, {"mode": "FAILFAST"}))
 
 
 def _row_of(field: str, kind: DataType, source: Sequence[str]) -> StructType:

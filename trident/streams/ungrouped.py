@@ -49,7 +49,14 @@ class StreamOperations(RowOperations):
         return self._next(row_functions.by_function(self._node, kind, self.fields, function, outputs))
 
     def debezium(
-        self, schema: Union[str, "StructType", None] = None, connector: str = "postgresql", field: str = "value"
+        self,
+        schema: Union[str, "StructType", None] = None,
+        connector: str = "postgresql",
+        field: str = "value",
+        *,
+        times: str | None = None,
+        decimals: str | None = None,
+        binary: str | None = None,
     ) -> "Self":
         """Rows of a table from Debezium's messages about its changes, for an Upsert.
 
@@ -57,20 +64,31 @@ class StreamOperations(RowOperations):
         Upsert("id", delete_when="deleted", sequence_by="sequence"))``
 
         Gives the table's columns, ``sequence`` (the place of the change in the database's log) and ``deleted``. Kafka's
-        tombstones and messages of the database's users (op "m") are left out. A text that does not parse, a value that
-        does not fit its column, a TRUNCATE and a delete without its row fail the batch.
+        tombstones and messages of the database's users (op "m") are left out. A text that is not one JSON object, a
+        column that the message lacks, a value that its column cannot be (nothing is rounded), a TRUNCATE and a delete
+        without its row fail the batch, by an error that names the column.
+
+        The schema in a message (``schemas.enable=true``) says what times, decimals and bytes mean. Without it a number
+        for a timestamp and a text for a decimal or for bytes are refused, unless the arguments say how the connector
+        is set.
 
         Args:
             schema: the table's columns as Debezium writes them: a StructType or DDL text. For JSON text, with its
                 schema in the message or without; of a struct (a KafkaSpout's value="json" or "avro") the type says it.
             connector: "postgresql", "mysql" or "mariadb": how the sequence is found.
             field: the one that has the envelope.
+            times: "milliseconds", "microseconds" or "nanoseconds": the unit of numbers for timestamps in messages
+                without a schema (``time.precision.mode``: with "adaptive" it depends on the column's precision).
+            decimals: "precise" or "string", as ``decimal.handling.mode``; bytes have the scale of the column then.
+            binary: "base64" (``binary.handling.mode`` "bytes" too), "base64-url-safe" or "hex"; the latter two also
+                for messages with a schema, which calls them texts.
 
         Raises:
             FieldError: the field does not exist, is no envelope, or the table has a column of those names.
-            TopologyError: the connector is not known, or there is no schema for JSON text.
+            TopologyError: the connector or a mode is not known, or there is no schema for JSON text.
         """
-        return self._next(debezium(self._node, schema, connector, field))
+        modes = {"times": times, "decimals": decimals, "binary": binary}
+        return self._next(debezium(self._node, schema, connector, field, modes))
 
     def select(self, *fields: Any) -> "Self":
         """Fields and Columns side by side: ``select("word", F.upper("word").alias("upper"))``.

@@ -8,6 +8,7 @@ from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError
 from trident.udf.types import check_parts, parse_outputs
+from trident.workers.debezium import can_be_read
 
 
 def as_schema(schema: Union[str, "StructType", None], what: str) -> "StructType":
@@ -44,3 +45,22 @@ def spout_schema(spout: Any) -> "StructType":
         TopologyError: as :func:`as_schema`.
     """
     return as_schema(spout.output_schema, type(spout).__name__)
+
+
+def table_schema(schema: Union[str, StructType, None], what: str) -> StructType:
+    """The columns of a table whose changes Debezium writes, each of a type that a value in JSON can become.
+
+    Raises:
+        TopologyError: they are missing, or one is of another type.
+    """
+    if schema is None:
+        raise TopologyError(f"{what} needs the columns of the table to read JSON", expected="'id long, name string'")
+    row = as_schema(schema, what)
+    for field in row.fields:
+        if not can_be_read(field.dataType):
+            raise TopologyError(
+                f"{what} cannot read column {field.name}",
+                found=field.dataType.simpleString(),
+                expected="text, numbers, booleans, binary, dates, times; arrays, structs, maps with text as keys",
+            )
+    return row

@@ -95,6 +95,23 @@ def test_values_that_do_not_parse_are_told_with_their_reason(schema: Any, value:
     assert re.search(problem, problems[1]), problems[1]
 
 
+def test_debeziums_messages_are_read_by_their_schema_and_others_are_named() -> None:
+    decoder = KafkaSpout("h:1", "t", value="debezium", value_schema="id long, at timestamp")._format.decoder()
+    assert decoder is not None
+    fields = [{"field": "id", "type": "int64"}, {"field": "at", "type": "int64", "name": "io.debezium.time.Timestamp"}]
+    schema = {"type": "struct", "fields": [{"field": "after", "type": "struct", "fields": fields}]}
+    change = {"op": "c", "after": {"id": 1, "at": 1_000}, "source": {"lsn": 7, "db": "d"}}
+    good = json.dumps({"schema": schema, "payload": change}).encode()
+    unknown, user, cut = json.dumps(change).encode(), b'{"op": "m", "source": {"lsn": 8}}', b'{"op": "t"}'
+    values, problems = pickle.loads(pickle.dumps(decoder)).decode([good, None, unknown, user, cut], ["t"] * 5)
+    first, tombstone, _, of_user, _ = values.to_pylist()
+    at = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.timezone.utc)
+    place = {"lsn": 7, "file": None, "pos": None, "row": None}
+    assert first == {"op": "c", "before": None, "after": {"id": 1, "at": at}, "source": place}
+    assert tombstone is None and of_user["op"] == "m" and list(problems) == [2, 4]
+    assert "column at: a number for a timestamp" in problems[2] and "op is t" in problems[4]
+
+
 @given(st.lists(st.none() | st.binary(max_size=6) | st.fixed_dictionaries({"n": st.integers(-(2**63), 2**63 - 1)})))
 def test_of_any_mixture_the_good_values_are_there_and_the_others_are_named(mixture: list[Any]) -> None:
     raw = [json.dumps(one).encode() if isinstance(one, dict) else one for one in mixture]
@@ -325,7 +342,7 @@ def test_a_library_that_is_missing_blames_no_message(registry: Registry, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"value": "xml"}, "bytes, text, json, avro, json-schema, protobuf"),
+        ({"value": "xml"}, "bytes, text, json, debezium, avro, json-schema, protobuf"),
         ({"value": "json"}, "needs value_schema"),
         ({"value": "text", "value_schema": "n long"}, "takes no value_schema"),
         ({"value": "json", "value_schema": "i map<int, int>"}, "cannot be read as this type"),
@@ -337,7 +354,8 @@ def test_a_library_that_is_missing_blames_no_message(registry: Registry, monkeyp
             {"value": "avro", "value_schema": "n long", "registry": f"http://u:{SECRET}@r"},
             "the registry of a KafkaSpout",
         ),
-        ({"dead_letters": "dead"}, "takes no dead_letters"),
+        ({"value": "debezium"}, "needs value_schema"),
+        ({"value": "debezium", "value_schema": "a map<int, int>"}, "cannot read column a"),
     ],
 )
 def test_formats_that_cannot_be_used_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -21,6 +21,7 @@ from trident.coordinators.causes import causes, first_line
 from trident.kafka.settings import Connection, kafka_module
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.value_types import lacking, python_type
+from trident.workers.debezium import EnvelopeReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -67,6 +68,16 @@ class JsonDecoder:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"schema": self.schema}
+
+
+@dataclass(frozen=True)
+class DebeziumDecoder:
+    """Debezium's messages in JSON, as envelopes (trident.workers.debezium)."""
+
+    reader: EnvelopeReader
+
+    def decode(self, values: Sequence[bytes | None], topics: Sequence[str]) -> Decoded:
+        return _structs(values, lambda value, _: self.reader.read(value), topics, self.reader.envelope.toNullable())
 
 
 @dataclass(frozen=True)
@@ -169,7 +180,7 @@ class RegistryDecoder:
         return {"form": self.form, "schema": self.schema, "registry": self.registry, "message": self.message}
 
 
-Decoder = TextDecoder | JsonDecoder | RegistryDecoder
+Decoder = TextDecoder | JsonDecoder | DebeziumDecoder | RegistryDecoder
 
 
 def _known(decoder: RegistryDecoder) -> set[int]:

@@ -9,12 +9,13 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from trident.coordinators.errors import TopologyError, described
 from trident.kafka.settings import KafkaSettings
-from trident.spouts.kafka.decoding import Decoder, JsonDecoder, RegistryDecoder, TextDecoder
+from trident.spouts.kafka.decoding import DebeziumDecoder, Decoder, JsonDecoder, RegistryDecoder, TextDecoder
 from trident.spouts.kafka.value_types import python_type
-from trident.udf.schemas import as_schema
+from trident.udf.schemas import as_schema, table_schema
+from trident.workers.debezium import EnvelopeReader
 
 BY_REGISTRY = ("avro", "json-schema", "protobuf")
-FORMATS = ("bytes", "text", "json", *BY_REGISTRY)
+FORMATS = ("bytes", "text", "json", "debezium", *BY_REGISTRY)
 
 
 class ValueFormat:
@@ -46,8 +47,13 @@ class ValueFormat:
         _go_together(form, schema is not None, form not in ("bytes", "text"), "value_schema", user)
         _go_together(form, registry is not None, form in BY_REGISTRY, "registry", user)
         _go_together(form, message is not None, form == "protobuf", "message", user)
-        self.schema = None if schema is None else as_schema(schema, f"value of {user}")
-        if self.schema is not None:
+        self._envelopes: EnvelopeReader | None = None
+        self.schema: StructType | None = None
+        if form == "debezium":
+            self._envelopes = EnvelopeReader(table_schema(schema, f"value of {user}"))
+            self.schema = self._envelopes.envelope
+        elif schema is not None:
+            self.schema = as_schema(schema, f"value of {user}")
             python_type(self.schema)
         self._message = message
         if message is not None and (not isinstance(message, str) or message.count(":") != 1):
@@ -82,6 +88,8 @@ class ValueFormat:
             return None
         if self.form == "text":
             return TextDecoder()
+        if self._envelopes is not None:
+            return DebeziumDecoder(self._envelopes)
         assert self.schema is not None
         if self._registry is None:
             return JsonDecoder(self.schema)

@@ -77,17 +77,20 @@ class KafkaSpout:
             are never read back; a failure is logged and fails nothing.
         isolation: ``"read_committed"`` or ``"read_uncommitted"``.
         columns: those of the row that are wanted; fewer are faster.
-        value: the format of values: ``"bytes"``, ``"text"`` (UTF-8), ``"json"``; by a schema registry ``"avro"``,
-            ``"json-schema"`` or ``"protobuf"``, as Confluent's serializers write them. A tombstone stays null.
-        value_schema: the fields of the column ``value``, for all but bytes and text: a StructType, or DDL text. A
+        value: the format of values: ``"bytes"``, ``"text"`` (UTF-8), ``"json"``; ``"debezium"``: Debezium's messages in
+            JSON, for ``stream.debezium()``; by a schema registry ``"avro"``, ``"json-schema"`` or ``"protobuf"``, as
+            Confluent's serializers write them. A tombstone stays null.
+        value_schema: the fields of the column ``value``, for all but bytes and text: a StructType, or DDL text; for
+            "debezium" the columns of the table. A
             field that a message lacks is null, and where it is not nullable the value does not parse; further
             fields are left out.
         registry: url of the schema registry, or settings of Confluent's client for it, with ``url``.
         registry_secrets: further ones by where they are kept, as ``secrets``.
         message: of protobuf: ``"module:Class"`` of the generated class, which the tasks import.
-        dead_letters: name of a Delta table for messages whose value does not parse: each is in the results or in
-            it, by the same transaction, with all columns, the value as bytes, and ``error``. None: such a message
-            fails the batch.
+        dead_letters: name of a Delta table for messages that cannot be decoded (a value that does not parse, a time
+            that no timestamp can be, headers that are not UTF-8): each is in the results or in it, by the same
+            transaction, with all columns that can be read, the value as bytes, and ``error``. None: such a message
+            fails the batch, by an error with its topic, partition and offset.
         min_rows: how many messages a batch has when little waits; by default 1,000, or max_rows if that is less.
         max_rows: how many it has at most.
         config: settings of librdkafka, such as ``{"security.protocol": "SASL_SSL"}``; in no text or stored record.
@@ -160,8 +163,6 @@ class KafkaSpout:
                 f"the columns of {user} cannot be used", found=", ".join(unknown) or "none", expected=", ".join(COLUMNS)
             )
         self._format = ValueFormat(value, value_schema, registry, registry_secrets, message, user)
-        if dead_letters is not None and value == "bytes":
-            raise TopologyError(f"{user} with value='bytes' takes no dead_letters", found=described(dead_letters))
         self.table = None if dead_letters is None else DeltaAppend(dead_letters)
         sizes = AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
         self.min_rows, self.max_rows = sizes.min_rows, max_rows
@@ -184,7 +185,7 @@ class KafkaSpout:
 
     @property
     def table_schema(self) -> StructType:
-        """Of the table of messages whose value does not parse."""
+        """Of the table of messages that cannot be decoded."""
         return _schema(LETTER_COLUMNS)
 
     @property
@@ -228,7 +229,7 @@ class KafkaSpout:
             self.patience_secs,
             what,
             decoder,
-            decoder is not None and self.table is not None,
+            self.table is not None,
         )
         cluster = KafkaCluster(connection, self.isolation, what)
         schemas = (self.output_schema, self.table_schema)

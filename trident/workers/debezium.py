@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 # The connector for PostgreSQL writes this for a large value that an UPDATE has not touched, by default.
 UNAVAILABLE = "__debezium_unavailable_value"
 _PLACEHOLDERS = (UNAVAILABLE, base64.b64encode(UNAVAILABLE.encode()).decode(), [UNAVAILABLE])
-# What the user may say of messages without a schema.
+# The modes that a user may name for messages without a schema.
 TIMES = {"milliseconds": 1_000_000, "microseconds": 1_000, "nanoseconds": 1}
 DECIMALS = ("precise", "string")
 BINARIES = ("base64", "base64-url-safe", "hex")
@@ -180,7 +180,7 @@ def _whole(name: str, source: Mapping[str, Any]) -> int | None:
 
 
 def _described(schema: bytes, which: str) -> About | None:
-    """What a message's schema says of ``before`` or ``after``; None: there is none, or it says nothing of it."""
+    """The schema's part about ``before`` or ``after``; None: there is none, or it says nothing of it."""
     import msgspec  # optional: executors of a cluster have it only for this
 
     found = msgspec.json.decode(schema) if schema else None

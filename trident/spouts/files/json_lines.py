@@ -57,8 +57,8 @@ def parse_json_lines(text: str, schema: StructType, options: Mapping[str, str]) 
     whole = F.expr(f"size(parsed.{_ROWS}) = 2 AND parsed.{_ROWS}[1].{_END}")
     row = F.expr(f"parsed.{_ROWS}[0]")
     first = F.from_json(text, StructType([*element.fields, corrupt]), chosen)
-    kept = F.when(whole, row).when(first[_CORRUPT].isNotNull(), _without_corrupt(first, element))
     good = F.coalesce(F.expr(f"parsed.{_CORRUPT} IS NULL") & whole & row.isNotNull(), F.lit(False))
+    kept = F.when(good, row).when(first[_CORRUPT].isNotNull(), _without_corrupt(first, element))
     return ParsedLines(found, good, row, kept)
 
 

@@ -22,7 +22,7 @@
     ├── BatchError               one attempt at a batch failed; it may be tried again
     │   ├── FailedException      user code failed the batch on purpose
     │   ├── UserFunctionError    user code raised
-    │   ├── ValueDoesNotFit      a value of a state would not fit its type, or cannot be combined
+    │   ├── ValueDoesNotFit      a value of a state would not fit its type
     │   ├── BatchTimeout         processing took longer than message_timeout_secs
     │   └── BatchOutOfMemory     an executor, or a Python worker, ran out of memory
     ├── AttemptCapReached        one batch failed max_attempts times
@@ -206,7 +206,7 @@ class UserFunctionError(BatchError):
 
 
 class ValueDoesNotFit(BatchError):
-    """A batch would give a key of a state a value that does not fit its type, or that its combiner cannot make.
+    """A batch would give a key of a state a value that does not fit its type.
 
     Attributes:
         state: the state's name.

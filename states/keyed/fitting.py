@@ -1,9 +1,12 @@
 """Finds combined values that would not fit their state, before the batch that makes them is decided.
 
-A combiner's partial values go to a state's log as they are, and are combined when the log is merged or read. A value
-that does not fit then would leave the state without any: no read of it and no MERGE could succeed. So the values of a
-batch's keys are looked up before its decision, where one may not fit. For sums that is seldom: as long as the
-greatest value of the state and all that was added to it since stay within the type together, each key does.
+A combiner's partial values go to a state's log as they are, and are combined when the log is merged or read. A sum
+that does not fit then would leave the state without any value: no read of it and no MERGE could succeed. So the sums of
+a batch's keys are looked up before its decision, where one may not fit. That is seldom: as long as the greatest value
+of the state and all that was added to it since stay within the type together, each key does.
+
+A user's combiner is not looked up: that took eight to seventeen times the time of a batch of 1,000 rows. One that fails
+is corrected, and combines the same parts again.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from trident.states.core.staged import StagedFile
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.log_tables import LogTables
-from trident.states.keyed.log_merge import log_rows, native_merge, unfit, wide_type
+from trident.states.keyed.log_merge import log_rows, unfit, wide_type
 from trident.states.keyed.lookups import StatePins, parts_of
 from trident.states.keyed.tables import greatest_txid, merged_upto, own_control
 
@@ -66,7 +69,7 @@ class Fitting:
         if not files or not binding.state_kind.has_log or binding.merging != COMBINE:
             return
         state, limits = self._sums_of(binding)
-        if native_merge(state) is None or (limits and not self._stay_within(state, limits, files)):
+        if limits and not self._stay_within(state, limits, files):
             self._look_up(binding, files, txid)
 
     def stuck_keys(self, state: StateDescriptor, txid: int) -> list[tuple[str, str]]:
@@ -82,7 +85,7 @@ class Fitting:
         if not limits or all(known < limits[name] for name, known in self._in_tables(state, limits).items()):
             return []
         stored, base, rows = parts_of(self._engine.spark, self._engine, self._warehouse, state.name, None, txid)
-        found = None if rows is None else unfit(stored.state, base, rows, None)
+        found = None if rows is None else unfit(stored.state, base, rows)
         return [] if found is None else [(row.key, row.reason) for row in found.collect()]
 
     # --- bounds ---------------------------------------------------------------------------------
@@ -164,7 +167,7 @@ class Fitting:
             spark, self._engine, self._warehouse, binding.name, keys if binding.keys else None, txid - 1, pins
         )
         new = log_rows(stored.state, staged, txid - 1, txid)
-        found = unfit(stored.state, base, new if rows is None else rows.unionByName(new), binding.aggregator)
+        found = unfit(stored.state, base, new if rows is None else rows.unionByName(new))
         first = [] if found is None else found.limit(_SHOWN).collect()
         if first:
             raise _does_not_fit(stored.state, [(row.key, row.reason) for row in first])

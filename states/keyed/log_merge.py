@@ -9,7 +9,7 @@ null values and all, and no code of the topology is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -438,24 +438,15 @@ def _in_order(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "
     return spread.sortWithinPartitions(*keys, quoted(TXID_COLUMN))
 
 
-def unfit(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame | None":
-    """The keys without a value that fits the state, as (key, reason): both text, the key as errors show it.
+def unfit(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame | None":
+    """The keys without a sum that fits the state, as (key, reason): both text, the key as errors show it.
 
     Args:
         base, rows: as for :func:`live`, of the keys that are looked at; no value of the state is needed for it.
-        aggregator: the state's, when that is a Python combiner.
 
     Returns:
-        None where each combination of two values fits.
-
-    Raises:
-        ConfigError: a Python combiner is needed and was not given.
+        None where the state has no sums that may not fit.
     """
-    if keeps_last(state):
-        return None
-    if native_merge(state) is None:
-        found = unfit_of(require_combiner(state, aggregator).combine, state.keys, state.value_fields)
-        return _in_order(state, base, rows).mapInArrow(found, "key string, reason string")
     wide = {name: kind for name in state.value_fields if (kind := wide_type(state, name)) is not None}
     if not wide:
         return None
@@ -528,41 +519,6 @@ def fold_of(
             yield _batch([(current, value)], schema, keys, values, state_name)
 
     return fold
-
-
-def unfit_of(
-    combine: Any, keys: Sequence[str], values: Sequence[str]
-) -> "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
-    """As :func:`fold_of`, but gives (key, reason), both as text, of each key that has no value which fits."""
-
-    def unfit(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        same: tuple[Any, ...] | None = None
-        value: tuple[Any, ...] = ()
-        bad = False
-        for batch in batches:
-            kinds = [batch.schema.field(name).type for name in values]
-            found: list[tuple[str, str]] = []
-            key_columns = [python_values(batch.column(name)) for name in keys]
-            row_keys = zip(*key_columns) if keys else iter([()] * batch.num_rows)
-            for key, partial in zip(row_keys, zip(*[python_values(batch.column(name)) for name in values])):
-                compared = frozen(key)
-                if same != compared:
-                    same, value, bad = compared, partial, False
-                    continue
-                if bad:
-                    continue
-                try:
-                    value = tuple(combine(a, b) for a, b in zip(value, partial))
-                    for kind, each in zip(kinds, value):
-                        pa.array([each], kind)
-                except Exception as error:
-                    bad = True
-                    found.append((repr(dict(zip(keys, key))), f"{type(error).__name__}: {error}"))
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([one[at] for one in found], pa.string()) for at in (0, 1)], names=["key", "reason"]
-            )
-
-    return unfit
 
 
 def not_combined(state_name: str, key: object, error: Exception) -> TableError:

@@ -37,7 +37,8 @@ OF_THE_REPOSITORY = re.compile(r"architecture|benchmarks|faults|modules|CONTRIBU
 STORM = {"from-storm.md"}
 
 OTHERS = set(
-    # PostgreSQL, delta-spark, Prometheus
+    # Debezium, PostgreSQL, delta-spark, Prometheus
+    "adaptive_time_microseconds "
     "lc_messages pg_terminate_backend statement_timeout target_session_attrs configure_spark_with_delta_pip "
     "trident_zookeeper_request_duration_seconds_bucket "
     "histogram_quantile "

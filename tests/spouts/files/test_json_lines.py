@@ -99,9 +99,15 @@ def is_followed(text: str) -> bool:
     return bool(text[end:].strip(" \t\r\n"))
 
 
+def certain(row: Any) -> str:
+    """Of a malformed text the text alone."""
+    return repr(row if row[-1] is None else row[-1])
+
+
 def test_a_line_is_one_object_and_all_else_is_as_sparks_reader_has_it(spark, rng, tmp_path) -> None:
     lines = [blank + text + after for text in TEXTS for blank, after in (("", ""), (" ", "\t "))] + BROKEN
     lines += [text + rng.choice(["", " "]) + after for text in TEXTS for after in AFTER]
+    given = len(lines)
     drawn = [changed(rng.choice(lines), rng) for _ in range(500)]
     # Spark's reader makes several rows of an array; Python's parser does not know single quotes.
     lines += [line for line in drawn if "'" not in line and not line.lstrip().startswith("[")]
@@ -113,7 +119,10 @@ def test_a_line_is_one_object_and_all_else_is_as_sparks_reader_has_it(spark, rng
         assert row[-1] in (None, line)
         expected.append(row if row[-1] is not None or not is_followed(line) else (None,) * (WIDTH - 1) + (line,))
     found = rows_of(spark, lines, {"mode": "PERMISSIVE"})
-    assert [repr(row) for row in found] == [repr(row) for row in expected]
+    given = sum(bool(line.strip(" \t")) for line in lines[:given])
+    # Spark's parsers of files and of texts go on in different ways where a drawn character stands amid a text.
+    assert list(map(repr, found[:given])) == list(map(repr, expected[:given]))
+    assert list(map(certain, found[given:])) == list(map(certain, expected[given:]))
     found = rows_of(spark, lines, {"mode": "DROPMALFORMED"})
     assert [repr(row) for row in found] == [repr(row) for row in expected if row[-1] is None]
     assert sum(row[-1] is None for row in expected) > 25 and sum(is_followed(line) for line in lines) > 200

@@ -114,10 +114,10 @@ def measure(spark: "SparkSession", folder: Path, lines: int) -> dict[str, float]
         reader = FileReader(spark, FileSpout(path, format, schema, options=options).row_format)
         entry = LedgerEntry(1, str(path), status.st_size, status.st_mtime_ns)
         for name, begin in (("", 0), (", a part", 1)):
-            data, partitions = reader.read([FileRange(entry, begin, status.st_size)])
-            frame = data.frame() if hasattr(data, "frame") else data
+            emitted = reader.read([FileRange(entry, begin, status.st_size)])
+            frame = emitted.data.frame() if hasattr(emitted.data, "frame") else emitted.data
             started = time.monotonic()
-            frame.coalesce(partitions).write.format("noop").mode("overwrite").save()
+            frame.coalesce(emitted.partitions).write.format("noop").mode("overwrite").save()
             found[case + name] = lines / (time.monotonic() - started)
     spout = FileSpout(folder / "many", "csv", "k long, v string, d double", options={"header": True})
     state = folder / f"state-{time.time_ns()}"

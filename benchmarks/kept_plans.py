@@ -116,7 +116,7 @@ def _slots(bench: Bench, name: str) -> "list[Slot]":
     for path in sorted(words.write_files(bench.fresh("lines"), 8, bench.size(words.LINES, 200)).iterdir()):
         size, mtime_ns = path.stat().st_size, path.stat().st_mtime_ns
         begin = 0 if name == _WORDS else 1  # from the second line on: read by Python
-        found.append(reader.read([FileRange(LedgerEntry(1, str(path), size, mtime_ns), begin, size)])[0])
+        found.append(reader.read([FileRange(LedgerEntry(1, str(path), size, mtime_ns), begin, size)]).data)
     return found
 
 

@@ -61,6 +61,11 @@ def run_to_end(start: Start, spout: Any, **settings: Any) -> TopologyQuery:
     return query
 
 
+def rows_read(query: TopologyQuery) -> int:
+    """The rows that its transactions have read, as they say."""
+    return sum(record["num_input_rows"] for record in query.recent_progress)
+
+
 def by_txid(warehouse: Path) -> list[Counter]:
     """The rows of each transaction that wrote any, in order, a row of one field as its value; without Spark."""
     table = warehouse / "out"

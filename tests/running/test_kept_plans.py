@@ -443,11 +443,10 @@ def file_slot(
         found = path.stat()
         entry = LedgerEntry(number, str(path), found.st_size, found.st_mtime_ns)
         ranges.append(FileRange(entry, begin, found.st_size))
-    data, partitions = READERS.setdefault(format, FileReader(spark, RowFormat(format, group_schema(fields), {}))).read(
-        ranges
-    )
-    assert isinstance(data, TaskSlot if begin else FilesSlot) and partitions == 1
-    return data
+    reader = READERS.setdefault(format, FileReader(spark, RowFormat(format, group_schema(fields), {})))
+    emitted = reader.read(ranges)
+    assert isinstance(emitted.data, TaskSlot if begin else FilesSlot) and emitted.partitions == 1
+    return emitted.data
 
 
 READERS: dict[str, FileReader] = {}

@@ -94,9 +94,26 @@ def test_what_is_not_told_again_is_as_last_told(clock):
     assert (record["in_flight"], record["backlog"], record["id"]) == (3, {"files": 4}, "a2")
 
 
-def test_rows_that_are_unknown_count_as_none_read(clock):
-    record = log_of(clock).transaction({"batch_id": 1, "num_input_rows": None})
-    assert (record["num_input_rows"], record["processed_rows_per_second"], record["duration_ms"]) == (0, 0.0, {})
+def test_rows_that_are_unknown_are_not_shown_as_none_read(clock):
+    display, stream = plain(clock)
+    log = log_of(clock, display)
+    log.transaction(batch(1, group="a"))
+    record = log.transaction({"batch_id": 1, "num_input_rows": None, "group": "b"})
+    assert (record["num_input_rows"], record["processed_rows_per_second"], record["duration_ms"]) == (None, None, {})
+    clock.now += 9.0
+    assert log.rates("b") == (None, pytest.approx(1 / 9)) and log.rates("a")[0] == pytest.approx(1000 / 9)
+    log.close()
+    assert "(to txid a 1, b 1) · rows unknown · " in stream.getvalue().splitlines()[-1]
+    clock.now += 60.0
+    assert log.rates("b") == (0.0, 0.0), "nothing has come since"
+
+
+def test_a_transaction_that_an_earlier_process_has_read_adds_no_rows_here(clock):
+    log = log_of(clock)
+    record = log.transaction({"batch_id": 1, "num_input_rows": None, "group": "a"}, recovered=True)
+    clock.now += 1.0
+    log.transaction(batch(2, group="a"))
+    assert record["num_input_rows"] is None and log.rates("a") == pytest.approx((1000.0, 2.0))
 
 
 def test_a_hundred_records_are_kept(clock):
@@ -120,12 +137,13 @@ def test_the_rates_are_of_the_last_ten_seconds_and_fall_when_idle(clock):
     log = log_of(clock)
     for txid in range(1, 41):
         clock.now += 0.5
-        log.transaction(batch(txid))
-    assert log.rates() == pytest.approx((2000.0, 2.0))
+        log.transaction(batch(txid, group="a"))
+        log.transaction(batch(txid, rows=1, group="b"))
+    assert log.rates("a") == pytest.approx((2000.0, 2.0)) and log.rates("b") == pytest.approx((2.0, 2.0))
     clock.now += 5.0
-    assert log.rates() == pytest.approx((1000.0, 1.0), rel=0.1)
+    assert log.rates("a") == pytest.approx((1000.0, 1.0), rel=0.1)
     clock.now += 60.0
-    assert log.rates() == (0.0, 0.0)
+    assert log.rates("a") == log.rates("b") == log.rates("another") == (0.0, 0.0)
 
 
 def test_plain_lines_are_seldom_and_the_last_state_is_printed_at_the_end(clock):
@@ -182,7 +200,7 @@ def test_a_display_that_breaks_does_not_stop_the_topology(clock, caplog):
 def test_it_may_be_used_from_many_threads(clock):
     log = log_of(clock, plain(clock, 0.0)[0])
     threads = [
-        threading.Thread(target=lambda: [(log.transaction(batch(n)), log.rates()) for n in range(200)])
+        threading.Thread(target=lambda: [(log.transaction(batch(n)), log.rates("")) for n in range(200)])
         for _ in range(4)
     ]
     for thread in threads:

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tests import source_helpers
-from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
+from tests.source_helpers import WAIT_SECS, by_txid, out, rows_read, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.spouts.contracts import Refreshes, Resumes, Shrinks, SpoutContext, TridentSpout
@@ -141,6 +141,7 @@ def test_what_lies_between_two_offsets_comes_once_over_failures_and_a_restart(st
     query = run_to_end(start, spout)
     (folder / "available").write_text("8")
     query.process_all_available(WAIT_SECS)
+    assert rows_read(query) == 8
     query.stop(compact=False)
     (folder / "available").write_text("9")
     again = run_to_end(start, DataSourceSpout(source, {"folder": folder}))

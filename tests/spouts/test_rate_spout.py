@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests import source_helpers
-from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
+from tests.source_helpers import WAIT_SECS, by_txid, out, rows_read, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
@@ -120,7 +120,7 @@ def test_a_generator_gives_its_batches_once_and_goes_on_when_there_are_more(star
     expected = [Counter(rows) for rows in batches]
     faults.arm("stage.write:do_then_fail:2,zk.advance:do_then_fail:1")
     first = run_to_end(start, GeneratorSpout("n long, word string", generate, max_batches=2))
-    assert by_txid(warehouse) == expected[:2] and faults.unfired() == []
+    assert by_txid(warehouse) == expected[:2] and faults.unfired() == [] and rows_read(first) == 3
     first.stop()
     run_to_end(start, GeneratorSpout("n long, word string", generate, max_batches=5))
     assert by_txid(warehouse) == [rows for rows in expected if rows]

@@ -96,6 +96,13 @@ def test_rates_are_of_the_last_ten_seconds_and_fall_to_zero() -> None:
     assert feed.rates(200.0) == {"transactions": 0.0, "groups": {"g": 0.0}, "states": {"counts": 0.0}}
 
 
+def test_the_rate_of_a_group_with_rows_that_are_not_known_is_not_known() -> None:
+    one = {"at": 100.0, "states": {}, "recovered": False}
+    found = [{**one, "group": "a", "rows": 20}, {**one, "group": "b", "rows": None}]
+    found += [{**one, "group": "a", "rows": None, "recovered": True}]  # an earlier process has read these
+    assert rates(found, 101.0)["groups"] == {"a": 2.0, "b": None}
+
+
 def test_rates_where_more_than_are_kept_fall_into_ten_seconds() -> None:
     records = [{"at": 100 + n / 50, "group": "g", "rows": 4, "states": {}} for n in range(100)]
     assert rates(records, 102.0, is_full=True)["groups"] == {"g": 200.0}

@@ -189,13 +189,11 @@ class WarehouseSource:
 
 
 def _rates(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The rates that the status has: of all batch groups together, so of one alone where there is one."""
-    if len(groups) != 1:
-        return {}
-    group = groups[0]
+    """The rates that the status has; None: not known."""
+    transactions = [group["txids_per_second"] for group in groups]
     return {
-        "transactions": group["txids_per_second"],
-        "groups": {group["name"]: group["rows_per_second"]},
+        "transactions": None if None in transactions else sum(transactions),
+        "groups": {group["name"]: group["rows_per_second"] for group in groups},
         "states": {},
     }
 

@@ -41,36 +41,44 @@ class Totals:
     """The work done since the start, and the rate over the last ten seconds.
 
     A terminal display looks at it from a thread of its own.
+
+    Attributes:
+        rows: of transactions whose rows are known.
+        unknown: how many transactions there were whose rows are not.
+        last_txids: batch group → its last transaction.
     """
 
-    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, clock: Callable[[], float], began_at: float) -> None:
         self.name = name
         self._lock = threading.Lock()
         self.transactions = 0
         self.rows = 0
+        self.unknown = 0
         self.in_flight = 0
         self.backlog: Mapping[str, int] = {}
-        self.last_txid: int | None = None
+        self.last_txids: dict[str, int | None] = {}
         self._clock = clock
-        self._recent: deque[tuple[float, int]] = deque([(clock(), 0)])
+        self._recent: deque[tuple[float, int, int]] = deque([(began_at, 0, 0)])
 
-    def add(self, txid: int | None, rows: int) -> None:
+    def add(self, group: str, txid: int | None, rows: int | None) -> None:
         with self._lock:
             self.transactions += 1
-            self.rows += rows
-            self.last_txid = txid
-            self._recent.append((self._clock(), self.rows))
+            self.rows += rows or 0
+            self.unknown += rows is None
+            self.last_txids = {**self.last_txids, group: txid}
+            self._recent.append((self._clock(), self.rows, self.unknown))
 
-    def rates(self) -> tuple[float, float]:
-        """Rows and transactions a second over the last ten seconds; falls to 0 when idle."""
+    def rates(self) -> tuple[float | None, float]:
+        """Rows (None: not known) and transactions a second over the last ten seconds; falls to 0 when idle."""
         with self._lock:
             now = self._clock()
             # One mark older than the span stays: it is where the span begins.
             while len(self._recent) > 1 and self._recent[1][0] <= now - _RATE_SPAN_SECS:
                 self._recent.popleft()
-            begin, rows_then = self._recent[0]
+            begin, rows_then, unknown_then = self._recent[0]
             span = max(now - begin, 1e-3)
-            return (self.rows - rows_then) / span, (len(self._recent) - 1) / span
+            rows = None if self.unknown > unknown_then else (self.rows - rows_then) / span
+            return rows, (len(self._recent) - 1) / span
 
 
 class ProgressLog:
@@ -96,12 +104,13 @@ class ProgressLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._recent: deque[dict[str, Any]] = deque(maxlen=KEPT_TRANSACTIONS)
-        self._totals = Totals(name, clock)
-        self._previous_at: dict[str, float] = {}
         self._began_at = clock()
+        self._totals = Totals(name, clock, self._began_at)
+        self._of_groups: dict[str, Totals] = {}
+        self._previous_at: dict[str, float] = {}
         self._closed = False
 
-    def transaction(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+    def transaction(self, progress: Mapping[str, Any], recovered: bool = False) -> dict[str, Any]:
         """Records an advanced transaction.
 
         Args:
@@ -111,7 +120,8 @@ class ProgressLog:
                 ``backlog`` (counts by unit; None of a unit: not known),
                 ``states`` (rows by state), and ``group`` where there are
                 several. Left out, the backlog and what is in flight are as
-                last told; the rest is empty.
+                last told; the rest is empty. ``num_input_rows`` is None where it is not known: so are the rates then.
+            recovered: an earlier process has read its rows, and this one none.
 
         Returns:
             the record as kept, with ``name``, ``id``, ``run_id``, ``timestamp``
@@ -123,7 +133,7 @@ class ProgressLog:
         now = self._clock()
         with self._lock:
             group = str(progress.get("group", ""))
-            rows = int(progress.get("num_input_rows") or 0)
+            rows: int | None = progress.get("num_input_rows")
             total_secs = float((progress.get("duration_ms") or {}).get("total", 0.0)) / 1000
             since_last = now - self._previous_at.get(group, self._began_at)
             self._previous_at[group] = now
@@ -144,7 +154,9 @@ class ProgressLog:
                 "processed_rows_per_second": _rate(rows, total_secs),
             }
             self._recent.append(record)
-            self._totals.add(record["batch_id"], rows)
+            of_group = self._of_groups.setdefault(group, Totals(self.name, self._clock, self._began_at))
+            for totals in (self._totals, of_group):
+                totals.add(group, record["batch_id"], 0 if recovered else rows)
             self._take(record["in_flight"], record["backlog"])
             self._tell(lambda display: display.refresh(self._totals))
         return dict(record)
@@ -179,10 +191,11 @@ class ProgressLog:
         with self._lock:
             return dict(self._recent[-1]) if self._recent else None
 
-    def rates(self) -> tuple[float, float]:
-        """Rows and transactions a second over the last ten seconds, for the status."""
+    def rates(self, group: str) -> tuple[float | None, float]:
+        """Rows (None: not known) and transactions of a batch group a second over the last ten seconds."""
         with self._lock:
-            return self._totals.rates()
+            totals = self._of_groups.get(group)
+            return (0.0, 0.0) if totals is None else totals.rates()
 
     def _take(self, in_flight: int, backlog: Mapping[str, int] | None) -> None:
         self._totals.in_flight = in_flight
@@ -199,7 +212,9 @@ class ProgressLog:
             _log.warning("the progress display has ended: %s", error)
 
 
-def _rate(rows: int, secs: float) -> float:
+def _rate(rows: int | None, secs: float) -> float | None:
+    if rows is None:
+        return None
     return round(rows / secs, 1) if secs > 0 else 0.0
 
 
@@ -240,11 +255,13 @@ def _is_terminal(stream: TextIO) -> bool:
 def describe(totals: Totals) -> str:
     """The totals as one line."""
     rows_rate, txid_rate = totals.rates()
+    groups = {group: txid for group, txid in totals.last_txids.items() if txid}
+    reached = ", ".join(f"{group} {txid}" if len(groups) > 1 else str(txid) for group, txid in groups.items())
     parts = [
         f"{totals.transactions:,} transaction{'' if totals.transactions == 1 else 's'}"
-        + (f" (to txid {totals.last_txid})" if totals.last_txid else ""),
-        f"{totals.rows:,} rows",
-        f"{rows_rate:,.0f} rows/s",
+        + (f" (to txid {reached})" if reached else ""),
+        "rows unknown" if totals.unknown else f"{totals.rows:,} rows",
+        *([] if rows_rate is None else [f"{rows_rate:,.0f} rows/s"]),
         f"{txid_rate:,.1f} transactions/s",
         f"{totals.in_flight} in flight",
     ]
@@ -311,9 +328,10 @@ class JsonDisplay(PlainDisplay):
         rows_rate, txid_rate = totals.rates()
         numbers = {
             "transactions": totals.transactions,
-            "last_txid": totals.last_txid,
-            "rows": totals.rows,
-            "rows_per_second": round(rows_rate, 1),
+            "last_txid": next(iter(totals.last_txids.values())) if len(totals.last_txids) == 1 else None,
+            "last_txids": dict(totals.last_txids),
+            "rows": None if totals.unknown else totals.rows,
+            "rows_per_second": None if rows_rate is None else round(rows_rate, 1),
             "transactions_per_second": round(txid_rate, 1),
             "in_flight": totals.in_flight,
             "backlog": dict(totals.backlog),

@@ -229,7 +229,8 @@ class Reporter:
                 "duration_ms": info["duration_ms"],
                 "in_flight": info["in_flight"],
                 "states": info["rows"],
-            }
+            },
+            info["recovered"],
         )
         self._tell(
             Advanced,
@@ -341,7 +342,7 @@ class Reporter:
         if last is not None and (error is None or group.driver.last_error_at > error[1]):
             error = (str(last), group.driver.last_error_at)  # what a decided transaction waits for
         mode = "paused" if state.paused else "suspended" if state.suspended else state.mode.value
-        rows, txids = self.progress.rates()
+        rows, txids = self.progress.rates(group.name)
         attempts = tuple(
             AttemptStatus(
                 live.attempt.txid,

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from trident.coordinators import faults
 from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.batches import TrackedBatches
 from trident.planning.compiled import BuiltBatch
 from trident.planning.operation import ANCHORS_FIELD
-from trident.planning.session_frames import KEEP
+from trident.planning.session_frames import compute_and_count
 from trident.running.attempt_jobs import AttemptJobs
 from trident.running.boundaries import StagedBoundary
 from trident.running.kept_plans import KeptPlans
@@ -186,7 +185,7 @@ class SparkBatchRunner:
         inputs: dict[str, "DataFrame | Slot"] = {}
         spouts: dict[str, dict[str, Any]] = {}
         tables: dict[str, "DataFrame"] = {}
-        counts: list[int | None] = []
+        counts: list[int | Callable[[], int | None] | None] = []
         for tx_id, executor in self._host.executors.items():
             spout = self._spouts[tx_id]
             if tx_id in self._plan.tracked:
@@ -194,7 +193,7 @@ class SparkBatchRunner:
                 spouts[tx_id] = _described(spout, pinned, None)
                 counts.append(pinned["rows"])
                 continue
-            emitted = executor.emit_batch(attempt, metadata[tx_id])
+            emitted = _listed(executor.emit_batch(attempt, metadata[tx_id]))
             if emitted.table_rows is not None and tx_id not in self._plan.spout_tables:
                 raise SourceError(
                     f"stream {tx_id!r} gives rows for a table that its spout does not own",
@@ -206,16 +205,15 @@ class SparkBatchRunner:
             except SourceError as error:
                 error.fingerprint = str(error)  # rows that do not fit the spout's schema
                 raise
-            counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
+            count = _rows_of(emitted)
             if (
                 spout_kind(spout) is not SpoutKind.TRANSACTIONAL
                 and executor.pins
                 and isinstance(emitted.data, DataFrame)
             ):
                 # Such a source may give other rows when a task is tried again, or to the next state.
-                with faults.fault_point(KEEP):
-                    given = _frame_of(given).localCheckpoint(eager=True)
-                kept.checkpoints.append(given)
+                given, count = compute_and_count(_frame_of(given), kept.checkpoints)
+            counts.append(count)
             inputs[tx_id] = given
             spouts[tx_id] = _described(spout, metadata[tx_id], emitted.commit_data)
             opaque = executor.opaque_metadata(metadata[tx_id])
@@ -252,11 +250,11 @@ class SparkBatchRunner:
         for executor in self._host.executors.values():
             executor.prepare(attempt)
         done_at = time.monotonic()
-        counted = None if None in counts else sum(count or 0 for count in counts)
+        counted = [one() if callable(one) else one for one in counts]
         return ProcessedBatch(
             staged,
             spouts,
-            _input_rows(metadata) if counted is None else counted,
+            None if None in counted else sum(one or 0 for one in counted),
             {
                 "emit": (emitted_at - started) * 1000,
                 "plan": (built_at - emitted_at) * 1000,
@@ -387,12 +385,12 @@ def _described(spout: Any, metadata: Json, commit_data: Json) -> dict[str, Any]:
     }
 
 
-def _input_rows(metadata: Mapping[str, Json]) -> int | None:
-    """Rows of the batch for progress, as far as the spouts' metadata say so (an estimate for text files)."""
-    rows = []
-    for value in metadata.values():
-        if isinstance(value, dict):
-            count = value.get("rows", value.get("rows_estimate"))
-            if isinstance(count, int):
-                rows.append(count)
-    return sum(rows) if rows else None
+def _listed(emitted: Emitted) -> Emitted:
+    """With rows that a spout gives one by one as a list, which is counted."""
+    return replace(emitted, data=list(emitted.data)) if isinstance(emitted.data, Iterator) else emitted
+
+
+def _rows_of(emitted: Emitted) -> int | Callable[[], int | None] | None:
+    """The number of rows of a batch, or what says it once they were read; None: not known."""
+    data = emitted.data
+    return len(data) if isinstance(data, Sized) else emitted.rows

@@ -52,6 +52,10 @@ class ShownProgresses(list[dict[str, Any]]):
         return _progress_html(self)
 
 
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}"
+
+
 def _progress_html(records: Sequence[Mapping[str, Any]]) -> str:
     """A row for each transaction."""
     several = len({record["group"] for record in records}) > 1
@@ -61,9 +65,9 @@ def _progress_html(records: Sequence[Mapping[str, Any]]) -> str:
             *([record["group"]] if several else []),
             str(record["batch_id"]),
             str(record["attempt"]),
-            f"{record['num_input_rows']:,}",
+            _number(record["num_input_rows"]),
             f"{record['duration_ms'].get('total', 0.0):,.0f}",
-            f"{record['processed_rows_per_second']:,.0f}",
+            _number(record["processed_rows_per_second"]),
             ", ".join(f"{state} {count:,}" for state, count in record["states"].items()),
         ]
         for record in records

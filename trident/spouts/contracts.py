@@ -85,12 +85,16 @@ class Emitted:
         table_rows: rows for the table that the spout owns (see :class:`OwnsTable`).
         partitions: how many Spark partitions the batch is worth; None = as it comes.
             Small batches run fastest in one: several of them fill the cores.
+        rows: how many ``data`` has, for progress and metrics; or a function that says so once they were read, None
+            where it does not know. Not needed for rows and Arrow tables, which are counted. A wrong number is worse
+            than none: who changes ``data`` changes this too.
     """
 
     data: Data
     commit_data: Json = None
     partitions: int | None = None
     table_rows: "Data | None" = None
+    rows: int | Callable[[], int | None] | None = None
 
 
 class BatchCoordinator(Protocol):

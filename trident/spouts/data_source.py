@@ -27,6 +27,7 @@ from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, Spout
 from trident.spouts.data_source_protocol import ReadLimits, as_source, copy_of, overrides, schema_of
 from trident.spouts.metadata import foreign_metadata
 from trident.spouts.row_tasks import arrow_batches, read_partitions
+from trident.spouts.task_rows import TaskRows
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
@@ -358,7 +359,8 @@ class DataSourceEmitter(Emitter):
         pickled = [self._spout.call(cloudpickle.dumps, one) for one in partitions]
         schema, count = self._spout.output_schema, len(partitions)
         task = functools.partial(read_partitions, self._read, pickled, schema, self._what)
-        return Emitted(self._spark.range(0, count, 1, count).mapInArrow(task, schema))
+        rows = TaskRows(self._spark, count)
+        return Emitted(self._spark.range(0, count, 1, count).mapInArrow(rows.counted(task), schema), rows=rows)
 
     def close(self) -> None:
         with self._lock:

@@ -168,8 +168,8 @@ class PartitionEmission:
         files = [(str(self._root / part.path), part.size, 0) for part in emission.parts]
         slot = FilesSlot(("emitted", self.context.tx_id, schema.json()), files, read, _as_they_are)
         if sum(part.size for part in emission.parts) <= _SMALL_BYTES:
-            return Emitted(slot, partitions=1)
-        return Emitted(slot.frame())
+            return Emitted(slot, partitions=1, rows=emission.rows)
+        return Emitted(slot.frame(), rows=emission.rows)
 
     def drop(self, emission: Emission) -> None:
         """The files are no longer needed."""

@@ -24,6 +24,7 @@ from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, BatchCoordinator, Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.metadata import BatchIndex, foreign_metadata, is_whole, read_metadata
 from trident.spouts.row_tasks import arrow_batches, generated
+from trident.spouts.task_rows import TaskRows
 from trident.udf.schemas import as_schema
 
 _RATE_MAX = 1_000_000_000  # above it the time of a row, in microseconds, cannot be computed in 64 bits
@@ -209,7 +210,9 @@ class RateEmitter(Emitter):
         micros = f"{rows.base_us}L + {ahead} div {rate} * 1000000L + {ahead} % {rate} * 1000000L div {rate}"
         numbers = self._spark.range(rows.begin, rows.end, 1, partitions)
         return Emitted(
-            numbers.selectExpr(f"timestamp_micros({micros}) AS timestamp", "id AS value"), partitions=partitions
+            numbers.selectExpr(f"timestamp_micros({micros}) AS timestamp", "id AS value"),
+            partitions=partitions,
+            rows=rows.end - rows.begin,
         )
 
 
@@ -312,7 +315,9 @@ class GeneratorEmitter(Emitter):
         index = found.batch
         if self._picklable:
             task = functools.partial(generated, self._spout.generate, index, schema, self._what)
-            return Emitted(self._spark.range(0, 1, 1, 1).mapInArrow(task, schema), partitions=1)
+            rows = TaskRows(self._spark, 1)
+            frame = self._spark.range(0, 1, 1, 1).mapInArrow(rows.counted(task), schema)
+            return Emitted(frame, partitions=1, rows=rows)
 
         with self._lock:
             batches = list(arrow_batches(lambda: self._spout.generate(index), schema, self._what))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -40,6 +41,7 @@ class Instruments:
         self._lock = threading.Lock()
         self._begun: dict[str, int] = {}
         self._kinds: set[str] = set()
+        self._uncounted: set[str] = set()  # groups with a transaction whose input rows are not known
 
     def collect(self) -> Iterator[Family]:
         """All families, as those that write them out want them: without the times at which counters were made."""
@@ -82,8 +84,7 @@ class Instruments:
         group, progress = event.group, event.progress
         outcome = "recovered" if event.recovered else "published" if event.published else "empty"
         self._add("trident_transactions_total", group, outcome)
-        # As the spout's metadata says it, which may be a user's.
-        self._add("trident_input_rows_total", group, by=max(progress["num_input_rows"], 0))
+        self._add_input_rows(group, None if event.recovered else progress["num_input_rows"], event.recovered)
         for state, rows in progress["states"].items():
             self._add("trident_state_rows_total", group, state, by=rows)
         for state, size in event.written_bytes.items():
@@ -92,6 +93,17 @@ class Instruments:
         for phase in PHASES:
             if phase in durations:
                 self._observe("trident_phase_duration_seconds", durations[phase] / 1000.0, group, phase)
+
+    def _add_input_rows(self, group: str, rows: int | None, recovered: bool) -> None:
+        """A sum of which a part is not known is not shown: from then on the group has none."""
+        if recovered or group in self._uncounted:
+            return
+        if rows is None or rows < 0:  # a spout's own Emitted.rows
+            self._uncounted.add(group)
+            with suppress(KeyError):
+                self._by_events["trident_input_rows_total"].remove(self._topology, group)
+            return
+        self._add("trident_input_rows_total", group, by=rows)
 
     def _kind(self, error: BaseException) -> str:
         kind = type(error).__name__

@@ -101,7 +101,7 @@ class _Run:
     """One leadership of a batch group, in numbers."""
 
     id: str
-    read: int = 0
+    read: int | None = 0  # None: not known
     written: dict[str, int] = field(default_factory=dict)
     told_at: float | None = None  # seconds since the epoch, of the last RUNNING
 
@@ -135,7 +135,8 @@ class _Sender:
         run = self._runs.get(event.group)
         if run is None:
             return
-        run.read += int(event.progress.get("num_input_rows") or 0)
+        rows = 0 if event.recovered else event.progress.get("num_input_rows")
+        run.read = None if rows is None or run.read is None else run.read + rows
         for state, rows in (event.progress.get("states") or {}).items():
             run.written[state] = run.written.get(state, 0) + rows
         if run.told_at is None or event.at - run.told_at >= RUNNING_EVERY_SECS:

@@ -94,7 +94,8 @@ def rates(transactions: Sequence[Mapping[str, Any]], now: float, is_full: bool =
         is_full: older ones were dropped: where all are of the last ten seconds, the rate is over their own time.
 
     Returns:
-        ``transactions``; ``groups``: batch group → input rows; ``states``: state → rows written to it.
+        ``transactions``; ``groups``: batch group → input rows, None where they are not known; ``states``: state → rows
+        written to it.
     """
     recent = [one for one in transactions if one["at"] > now - RATE_SECS]
     span = RATE_SECS
@@ -102,13 +103,14 @@ def rates(transactions: Sequence[Mapping[str, Any]], now: float, is_full: bool =
         span = max(now - recent[0]["at"], 0.001)
     groups: dict[str, int] = dict.fromkeys((one["group"] for one in transactions), 0)
     states: dict[str, int] = dict.fromkeys((name for one in transactions for name in one["states"]), 0)
+    unknown = {one["group"] for one in recent if one["rows"] is None and not one["recovered"]}
     for one in recent:
         groups[one["group"]] += one["rows"] or 0
         for name, rows in one["states"].items():
             states[name] += rows
     return {
         "transactions": round(len(recent) / span, 2),
-        "groups": {name: round(rows / span, 1) for name, rows in groups.items()},
+        "groups": {name: None if name in unknown else round(rows / span, 1) for name, rows in groups.items()},
         "states": {name: round(rows / span, 1) for name, rows in states.items()},
     }
 

@@ -116,7 +116,14 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
             "Transactions that have advanced: published; empty (nothing was to be changed); recovered (an earlier"
             " leader had decided it).",
         ),
-        Metric("trident_input_rows_total", "counter", "", _GROUP, "Rows read from spouts, by advanced transactions."),
+        Metric(
+            "trident_input_rows_total",
+            "counter",
+            "",
+            _GROUP,
+            "Rows read from spouts, by advanced transactions that this process has processed; absent from the first"
+            " transaction on whose spouts do not say how many they were.",
+        ),
         Metric(
             "trident_state_rows_total", "counter", "", _STATE, "Rows written for a state, by advanced transactions."
         ),

@@ -53,6 +53,7 @@ class Run:
         state.mkdir(exist_ok=True)
         self.context = SpoutContext(spark, "t", "words", state, "life", options)
         self.pins: dict[int, Any] = {}
+        self.counted: dict[int, int | None] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -77,7 +78,10 @@ class Run:
         emitted = self.emitter.emit_batch(TransactionAttempt(txid, attempt_id), self.pins[txid])
         data = frame_of(emitted)
         assert data.schema.simpleString() == self.spout.output_schema.simpleString()
-        return [row[0] if len(row) == 1 else tuple(row) for row in data.coalesce(emitted.partitions).collect()]
+        found = [row[0] if len(row) == 1 else tuple(row) for row in data.coalesce(emitted.partitions).collect()]
+        self.counted[txid] = emitted.rows() if callable(emitted.rows) else emitted.rows
+        assert self.counted[txid] in (len(found), None), "the count is exact or unknown"
+        return found
 
     def all_rows(self) -> Counter:
         self.begin_all()
@@ -913,11 +917,29 @@ def test_malformed_rows_count_even_when_the_query_does_not_use_their_fields(inpu
 def test_malformed_rows_are_kept_or_dropped_on_request(inputs, new_run):
     put(inputs, "a", "1,a\nx,b\n3,c\n")
     dropped = new_run(inputs, "csv", {"mode": "DROPMALFORMED"}, schema=SCHEMA)
-    assert dropped.all_rows() == Counter([(1, "a"), (3, "c")])
+    assert dropped.all_rows() == Counter([(1, "a"), (3, "c")]) and dropped.counted == {1: None}
     options = {"mode": "permissive", "columnNameOfCorruptRecord": "bad"}
     dropped.spout = FileSpout(inputs, "csv", SCHEMA + ", bad string", options=options, poll_interval_secs=0)
     dropped.restart()
     assert Counter(dropped.rows(1)) == Counter([(1, "a", None), (None, "b", "x,b"), (3, "c", None)])
+
+
+@pytest.mark.parametrize("format", ["text", "csv", "json"])
+@pytest.mark.parametrize("native_files", [0, 30])
+def test_rows_are_counted_where_they_are_read(inputs, new_run, monkeypatch, format, native_files):
+    """Lines of many lengths: an estimate from bytes is wrong. Blank lines and comments are rows of text alone."""
+    monkeypatch.setattr(file_reading, "NATIVE_FILES_MAX", native_files)
+    good = {"text": "{}", "csv": "{},a", "json": '{{"k": {}}}'}[format]
+    lines = [good.format("1" * (1 + number % 17)) for number in range(300)]
+    for at, line in ((290, ""), (200, "   "), (100, " \r"), (50, "\r"), (7, "#,a" if format == "csv" else ""), (0, "")):
+        lines.insert(at, line)
+    put(inputs, "a", "\n".join(lines))
+    put(inputs, "b", "\n".join(lines[:100]) + "\n")
+    put(inputs, "empty", "")
+    run = new_run(
+        inputs, format, {"comment": "#"} if format == "csv" else None, schema=None if format == "text" else SCHEMA
+    )
+    assert run.all_rows().total() == sum(run.counted.values()) == (406 if format == "text" else 397)
 
 
 def test_json_lines_in_batches_of_any_size(inputs, new_run, monkeypatch):

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from tests import source_helpers
 from tests.kafka_fixtures import PASSWORD, KafkaBroker
-from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
+from tests.source_helpers import WAIT_SECS, by_txid, out, rows_read, run_to_end
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators import faults
 from trident.coordinators.causes import causes
@@ -188,7 +188,7 @@ def test_tls_and_a_password_reach_driver_and_tasks_and_stand_nowhere(
         kafka.put(topic, numbers(2))
         query.process_all_available(WAIT_SECS)  # by the driver
         query.stop(WAIT_SECS)
-        assert out(warehouse) == places(0, 0, 12)
+        assert out(warehouse) == places(0, 0, 12) and rows_read(query) == 12
         monkeypatch.setenv("KAFKA_PASSWORD_OF_TESTS", "pass-that-is-wrong")
         refused = spout.get_coordinator(SpoutContext(None, "t", "s", warehouse, "i"))
         with pytest.raises(SourceError, match="cannot ask the cluster") as raised:

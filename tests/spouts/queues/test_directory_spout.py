@@ -20,7 +20,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.faults import InjectedFault
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.contracts import Backlog, CommitterTridentSpout, SpoutContext, SpoutKind
+from trident.spouts.contracts import Backlog, CommitterTridentSpout, Emitted, SpoutContext, SpoutKind
 from trident.spouts.files.reading import source_failure
 from trident.spouts.queues import directory as directory_queue
 from trident.spouts.queues import directory_spout
@@ -35,7 +35,7 @@ class LazyLines:
 
     def read(self, ranges):
         paths = [Path(part.entry.path) for part in ranges]
-        return (line for path in paths for line in path.read_text().splitlines()), 1
+        return Emitted((line for path in paths for line in path.read_text().splitlines()), partitions=1)
 
 
 @pytest.fixture

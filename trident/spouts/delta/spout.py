@@ -187,7 +187,8 @@ class DeltaEmitter(Emitter):
         frame = self._frames.frame(self._files(planned), max(planned.read_at, self._read_at))
         if self._spout.given_schema is not None:
             frame = frame.select([frame[backquoted(name)] for name in self._spout.output_schema.names])
-        return Emitted(frame, partitions=partitions_for(planned.bytes, self._cores))
+        rows = planned.rows if planned.rows >= 0 else None
+        return Emitted(frame, partitions=partitions_for(planned.bytes, self._cores), rows=rows)
 
     def _told(self, planned: Range) -> Emitted:
         begin, last = planned.begin.version, planned.end.version - 1

@@ -10,16 +10,20 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from trident.coordinators.causes import causes, search_causes
+from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import SourceError
-from trident.spark.slots import FilesSlot, RowsSlot, Slot, TaskSlot
+from trident.spark.slots import FilesSlot, RowsSlot, TaskSlot
+from trident.spouts.contracts import Emitted
+from trident.spouts.files.counting import LineRows
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape, is_name_for_spark
 from trident.spouts.files.header import Header, read_header
@@ -27,6 +31,7 @@ from trident.spouts.files.packing import UNPACKED_HERE, is_packed, is_packed_for
 from trident.spouts.files.parquet import is_exact, read_parquet
 from trident.spouts.files.parsing import Parsing, refused
 from trident.spouts.files.tasks import Piece, read_lines, reported, shown
+from trident.spouts.task_rows import TaskRows, counted_by_row
 from trident.workers.reports import SOURCE, find_report
 
 if TYPE_CHECKING:
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 NATIVE_FILES_MAX = 30
 # One Spark partition per this many bytes: a batch below that runs fastest in one.
 PARTITION_BYTES = 8 << 20
+_COUNTING = DaemonPool(1, "trident-count-rows")
+_COUNT_SECS = 10.0
 
 
 def check_readable(path: str, format: RowFormat) -> None:
@@ -82,45 +89,75 @@ class FileReader:
         self._strict = format.mode == "FAILFAST"
         # In this order of columns → the form that the lines' rows are parsed with.
         self._forms: dict[tuple[str, ...] | None, Parsing] = {}
+        # Spark drops lines that cannot be parsed without a count.
+        drops = format.mode == "DROPMALFORMED"
+        comment = format.option("comment").encode(format.charset, "ignore")
+        self._line_rows = None if drops else LineRows(format.name == "text", comment)
 
-    def read(self, ranges: Sequence[FileRange]) -> tuple["DataFrame | Slot", int]:
-        """The rows of some ranges, and how many Spark partitions they are worth."""
+    def read(self, ranges: Sequence[FileRange]) -> Emitted:
+        """The rows of some ranges."""
         size = sum(part.size * (4 if is_packed(part.entry.path) else 1) for part in ranges)
         partitions = partitions_for(size, self._cores)
         if not ranges:
-            return self._spark.createDataFrame([], self._format.schema), 1
+            return Emitted(self._spark.createDataFrame([], self._format.schema), partitions=1, rows=0)
         if self._format.name == "parquet":
-            return read_parquet(self._spark, self._format, ranges, partitions), partitions
+            rows = sum(part.end - part.begin for part in ranges)
+            return Emitted(read_parquet(self._spark, self._format, ranges, partitions), None, partitions, rows=rows)
         if partitions == 1 and all(map(self._can_be_native, ranges)) and len(ranges) <= NATIVE_FILES_MAX:
             files = [(part.entry.path, part.entry.size, part.entry.mtime_ns // 1_000_000) for part in ranges]
-            return FilesSlot(self, files, self._native, self._native_rows), partitions
+            slot = FilesSlot(self, files, self._native, self._native_rows)
+            return Emitted(slot, None, partitions, rows=self._rows_of_native(ranges))
         by_order: dict[tuple[str, ...] | None, list[tuple[FileRange, int]]] = {}
         for part in ranges:
             header = self._header(part)
             by_order.setdefault(header.order, []).append((part, header.size))
         if partitions == len(by_order) == 1 and not any(map(self._by_spark_alone, ranges)):
             ((order, parts),) = by_order.items()
-            return self._slot(parts, order), partitions
-        frames = [self._rows_of(parts, order, partitions) for order, parts in by_order.items()]
-        return functools.reduce(lambda one, other: one.unionByName(other), frames), partitions
+            return self._slot(parts, order)
+        counts: list[_Count] = []
+        frames = [self._rows_of(parts, order, partitions, counts) for order, parts in by_order.items()]
+        data = functools.reduce(lambda one, other: one.unionByName(other), frames)
+        return Emitted(data, None, partitions, rows=functools.partial(_added, counts))
 
     def _header(self, part: FileRange) -> Header:
         check_readable(part.entry.path, self._format)  # one that a version before has discovered
         return read_header(part.entry.path, self._format) if self._format.header else _NO_HEADER
 
     def _rows_of(
-        self, parts: Sequence[tuple[FileRange, int]], order: tuple[str, ...] | None, partitions: int
+        self,
+        parts: Sequence[tuple[FileRange, int]],
+        order: tuple[str, ...] | None,
+        partitions: int,
+        counts: list["_Count"],
     ) -> "DataFrame":
+        """The rows; what counts them is added to ``counts``."""
         native = [part for part, _ in parts if self._can_be_native(part)]
         if len(native) < len(parts) or len(native) > NATIVE_FILES_MAX:
             # One way for all of them: a union costs more than it saves. Only what
             # Python cannot unpack stays with Spark.
             native = [part for part in native if self._by_spark_alone(part)]
         chosen = set(native)
-        frames = [self._native_rows(self._native([part.entry.path for part in native]))] if native else []
+        frames = []
+        if native:
+            frames.append(self._native_rows(self._native([part.entry.path for part in native])))
+            counts.append(self._rows_of_native(native))
         if rest := [(part, skip) for part, skip in parts if part not in chosen]:
-            frames.append(self._parsed(self._in_tasks(rest, partitions), order))
+            groups = group(_pieces_of(rest), partitions)
+            rows = TaskRows(self._spark, len(groups))
+            frames.append(self._parsed(self._in_tasks(groups, rows), order))
+            counts.append(self._known(rows))
         return functools.reduce(lambda one, other: one.unionByName(other), frames)
+
+    # --- counts -----------------------------------------------------------------------------
+
+    def _known(self, rows: TaskRows) -> "_Count":
+        return _unknown if self._line_rows is None else rows
+
+    def _rows_of_native(self, ranges: Sequence[FileRange]) -> "_Count":
+        """Counts, while the batch runs, the rows of files that Spark reads itself: Spark does not say."""
+        if self._line_rows is None or any(is_packed(one.entry.path) for one in ranges):
+            return _unknown  # to unpack them once more would take as long as the batch
+        return functools.partial(_counted, _COUNTING.submit(self._line_rows.of_pieces, pieces(ranges)))
 
     # --- lines ------------------------------------------------------------------------------
 
@@ -143,25 +180,38 @@ class FileReader:
             lines = lines.select(self._in_utf8, "file")
         return self._parsed(lines, None)
 
-    def _in_tasks(self, parts: Sequence[tuple[FileRange, int]], partitions: int) -> "DataFrame":
-        groups = group(_pieces_of(parts), partitions)
-        return self._lines(self._spark.range(0, len(groups), 1, len(groups)), groups)
+    def _in_tasks(self, groups: Sequence[Sequence[Piece]], rows: TaskRows) -> "DataFrame":
+        """The lines of each task's pieces."""
+        task = self._task(groups)
+        counted = task if self._line_rows is None else rows.counted(task, self._line_rows)
+        return self._lines(self._spark.range(0, len(groups), 1, len(groups)), counted)
 
-    def _slot(self, parts: Sequence[tuple[FileRange, int]], order: tuple[str, ...] | None) -> TaskSlot:
+    def _sent(self, sent: "DataFrame") -> "DataFrame":
+        """The lines of the pieces that the row of a slot has. Its plan is kept: the row says whose rows are counted."""
+        task = self._task(())
+        counted = task if self._line_rows is None else counted_by_row(self._spark, task, self._line_rows)
+        return self._lines(sent, counted)
+
+    def _slot(self, parts: Sequence[tuple[FileRange, int]], order: tuple[str, ...] | None) -> Emitted:
         """A batch that one task reads."""
-        sent = pa.table({"pieces": pa.array([pickle.dumps(_pieces_of(parts))], pa.binary())})
-        return TaskSlot(
+        found, rows = _pieces_of(parts), TaskRows(self._spark, 1)
+        sent = pa.table({"pieces": pa.array([pickle.dumps(found)], pa.binary()), "emission": [rows.emission]})
+        slot = TaskSlot(
             RowsSlot(self._spark, sent, _SENT),
             (self, order),
-            lambda rows: self._parsed(self._lines(rows), order),
-            lambda: self._rows_of(parts, order, 1),
+            lambda frame: self._parsed(self._sent(frame), order),
+            lambda: self._parsed(self._in_tasks([found], rows), order),
+        )
+        return Emitted(slot, None, 1, rows=self._known(rows))
+
+    def _task(self, groups: Sequence[Sequence[Piece]]) -> "_Task":
+        return functools.partial(
+            read_lines, groups, self._format.names_files, self._strict and self._format.charset == "UTF-8"
         )
 
-    def _lines(self, rows: "DataFrame", groups: Sequence[Sequence[Piece]] = ()) -> "DataFrame":
-        """The lines of the pieces that each row names: by number, or by what is sent in it."""
+    def _lines(self, tasks: "DataFrame", task: "_Task") -> "DataFrame":
         names = self._format.names_files
-        task = functools.partial(read_lines, groups, names, self._strict and self._format.charset == "UTF-8")
-        lines = rows.mapInArrow(task, "value binary, file string" if names else "value binary")
+        lines = tasks.mapInArrow(task, "value binary, file string" if names else "value binary")
         # Sent as bytes: Arrow's strings would have to be UTF-8.
         return lines.selectExpr("CAST(value AS STRING) AS value", *(["file"] if names else []))
 
@@ -185,7 +235,26 @@ class FileReader:
 
 
 _NO_HEADER = Header(0)
-_SENT = StructType([StructField("pieces", BinaryType())])
+_SENT = StructType([StructField("pieces", BinaryType()), StructField("emission", StringType())])
+
+# Gives the number of rows once they were read; None: it is not known.
+_Count = Callable[[], "int | None"]
+_Task = Callable[[Iterable[Any]], Iterator[Any]]
+
+
+def _unknown() -> None:
+    return None
+
+
+def _counted(counting: "Future[int | None]") -> int | None:
+    """The count, unless the file system, which has just given Spark all of these files, does not answer."""
+    wait([counting], _COUNT_SECS)
+    return counting.result() if counting.done() else None
+
+
+def _added(counts: Sequence[_Count]) -> int | None:
+    found = [count() for count in counts]
+    return None if None in found else sum(one or 0 for one in found)
 
 
 def _pieces_of(parts: Sequence[tuple[FileRange, int]]) -> list[Piece]:

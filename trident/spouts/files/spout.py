@@ -403,8 +403,7 @@ class FileEmitter(Emitter):
         """
         parts = self._parts(metadata)
         self._emitted[attempt] = metadata
-        data, partitions = self._reader.read(parts)
-        return Emitted(data, partitions=partitions)
+        return self._reader.read(parts)
 
     def prepare(self, attempt: TransactionAttempt) -> None:
         """Looks again, once the rows are staged, whether the files are still those that were to be read."""

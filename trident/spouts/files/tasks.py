@@ -97,7 +97,7 @@ def _lines_of(pieces: Sequence[Piece], names: bool, strict: bool) -> Iterator["p
     waiting: list[tuple[str, bytes]] = []
     size = 0
     for piece in pieces:
-        for block in _blocks(piece):
+        for block in blocks_of(piece):
             if strict:
                 _check_utf8(block, piece.path)
             waiting.append((shown(piece.path), block))
@@ -109,7 +109,7 @@ def _lines_of(pieces: Sequence[Piece], names: bool, strict: bool) -> Iterator["p
         yield _as_batch(waiting, names)
 
 
-def _blocks(piece: Piece) -> Iterator[bytes]:
+def blocks_of(piece: Piece) -> Iterator[bytes]:
     """Blocks of whole lines, each line ending with a newline."""
     try:
         with open(piece.path, "rb", buffering=1 << 16) as raw, opened(raw, piece.path) as file:
@@ -171,9 +171,14 @@ def _go_to_first_line(file: Any, piece: Piece) -> int:
     return len(file.read(before))
 
 
+def lines_of(block: bytes) -> "pyarrow.RecordBatch":
+    """The lines of a block as a column ``value`` of bytes."""
+    lines = pc.list_flatten(pc.split_pattern(pa.array([block[:-1]], pa.binary()), b"\n"))
+    return pa.RecordBatch.from_arrays([lines], ["value"])
+
+
 def _as_batch(blocks: list[tuple[str, bytes]], names: bool) -> "pyarrow.RecordBatch":
-    data = b"".join(block for _, block in blocks)
-    lines = pc.list_flatten(pc.split_pattern(pa.array([data[:-1]], pa.binary()), b"\n"))
+    lines = lines_of(b"".join(block for _, block in blocks)).column(0)
     if not names:
         return pa.RecordBatch.from_arrays([lines], ["value"])
     counts = [(path, block.count(b"\n")) for path, block in blocks]

@@ -21,6 +21,7 @@ from trident.spouts.kafka.coordinator import topic_is_another
 from trident.spouts.kafka.ranges import Batch, OffsetRange, groups, pieces
 from trident.spouts.kafka.reader import Consumers, Reading, Stopped, read_groups
 from trident.spouts.kafka.rows import LETTER
+from trident.spouts.task_rows import TaskRows
 from trident.workers.reports import SOURCE, find_report
 
 log = logging.getLogger(__name__)
@@ -83,16 +84,18 @@ class KafkaEmitter(Emitter):
         grouped = groups(pieces(ranges, PARTITION_ROWS), partitions)
         task = functools.partial(read_groups, self._reading, grouped)
         tasks = self._spark.range(0, len(grouped), 1, len(grouped))
+        counted = TaskRows(self._spark, len(grouped))
         if not self._reading.letters:
-            return Emitted(tasks.mapInArrow(task, self._schema), partitions=len(grouped))
+            frame = tasks.mapInArrow(counted.counted(task), self._schema)
+            return Emitted(frame, partitions=len(grouped), rows=counted)
         # Kept, so that both are of one read.
         schema = StructType([*self._schema.fields, StructField(LETTER, self._letter_schema)])
-        frame = tasks.mapInArrow(task, schema).persist()
+        frame = tasks.mapInArrow(counted.counted(task, _without_letters), schema).persist()
         with self._changed:
             self._kept[attempt] = frame
         letters = frame.where(f"{LETTER} IS NOT NULL").select(f"{LETTER}.*")
         good = frame.where(f"{LETTER} IS NULL").drop(LETTER)
-        return Emitted(good, partitions=len(grouped), table_rows=letters)
+        return Emitted(good, partitions=len(grouped), table_rows=letters, rows=counted)
 
     def _apart(self, table: pa.Table) -> Emitted:
         """Rows, and the messages that cannot be decoded, of what the driver has read."""
@@ -194,6 +197,10 @@ class KafkaEmitter(Emitter):
         self._consumers.close()
         self._cluster.close()
         _let_go(kept)
+
+
+def _without_letters(batch: pa.RecordBatch) -> int:
+    return int(batch.column(LETTER).null_count)
 
 
 def _let_go(frames: list[Any]) -> None:

@@ -41,7 +41,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -277,9 +277,9 @@ class DirectoryEmitter(TakingEmitter[_Taken]):
         if not messages:
             return Emitted([], partitions=1)
         assert self._reader is not None, "emitting needs a Spark session"
-        frame, partitions = self._reader.read([self._range(copies / message.name) for message in messages])
+        emitted = self._reader.read([self._range(copies / message.name) for message in messages])
         commit_data: Json = {"directory": self._intake.directory.id, "files": [list(message) for message in messages]}
-        return Emitted(frame, commit_data, partitions)
+        return replace(emitted, commit_data=commit_data)
 
     def _range(self, copy: Path) -> FileRange:
         check_readable(str(copy), self._spout.row_format)

@@ -12,12 +12,16 @@ const FAILED_PARTS = { processing: "while it was processed: replayed", ready: "w
 
 export function showNumbers(parent, live, failures) {
   const groups = live.groups ?? [];
+  // A sum of which a part is not known is not known.
   const waiting = {};
-  for (const group of groups) for (const [unit, number] of Object.entries(group.backlog ?? {})) waiting[unit] = (waiting[unit] ?? 0) + number;
-  const rows = Object.values(live.rates?.groups ?? {}).reduce((sum, one) => sum + one, 0);
+  for (const unit of Object.keys(groups[0]?.backlog ?? {})) {
+    if (groups.every((group) => group.backlog?.[unit] !== undefined)) waiting[unit] = groups.reduce((sum, group) => sum + group.backlog[unit], 0);
+  }
+  const read = Object.values(live.rates?.groups ?? {});
+  const rows = live.rates?.groups && !read.includes(null) ? read.reduce((sum, one) => sum + one, 0) : null;
   const facts = [
     ["rows", "rows/s read", live.running ? rate(rows) : "–"],
-    ["transactions", "transactions/s", live.running ? rate(live.rates?.transactions ?? 0) : "–"],
+    ["transactions", "transactions/s", live.running ? rate(live.rates?.transactions) : "–"],
     ["flight", "in flight", String(groups.reduce((sum, group) => sum + group.attempts.length, 0))],
     ["backlog", "backlog", backlog(waiting) || (live.running ? "not known" : "–")],
     ["txid", groups.length === 1 ? "current transaction" : "transactions advanced", groups.length === 1 ? count(groups[0].current_txid) : count(groups.reduce((sum, group) => sum + Math.max(group.current_txid - 1, 0), 0))],

@@ -110,7 +110,7 @@ export class PlanDrawing {
   showRates(rates) {
     for (const one of this.rates) {
       const value = one.state ? rates.states?.[one.state] : rates.groups?.[one.group.name];
-      const text = value === undefined ? "" : `${rate(value)} rows/s`;
+      const text = value === undefined || value === null ? "" : `${rate(value)} rows/s`;
       if (one.text.textContent !== text) one.text.textContent = text;
       one.ground.setAttribute("visibility", text ? "visible" : "hidden");
       one.line.classList.toggle("busy", value > 0);

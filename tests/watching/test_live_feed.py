@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from trident.commands.ui import past_records, stored_plan
+from trident.commands.ui import stored_plan
 from trident.running.led_before import leaderships, part_of
 from trident.udf.signatures import UsersTraceback
 from trident.watching.events import Advanced, Began, Failed, LostLead, Terminated, TookOver, Waits
 from trident.watching.live_feed import FAILURES, TRANSACTIONS, LiveFeed, rates
 from trident.watching.live_stream import QUIET_SECS, UNREAD_SECS, LiveStream
 from trident.watching.look_ups import shown_value
+from trident.watching.past_records import before, past_records
 from trident.watching.recent import Recent
 
 OF = {"topology": "t", "incarnation": "i", "run_id": "r"}
@@ -94,6 +95,18 @@ def test_rates_are_of_the_last_ten_seconds_and_fall_to_zero() -> None:
         feed(advanced(txid, at, rows=10))
     assert feed.rates(100.5) == {"transactions": 0.3, "groups": {"g": 3.0}, "states": {"counts": 0.6}}
     assert feed.rates(200.0) == {"transactions": 0.0, "groups": {"g": 0.0}, "states": {"counts": 0.0}}
+
+
+def test_a_page_that_begins_has_the_transactions_of_earlier_processes_before_those_of_this_one() -> None:
+    feed = LiveFeed()
+    past = [{"group": group, "txid": txid} for txid in range(1, 90) for group in ("a", "b")]
+    shown = before(past, feed.since(0)["transactions"])
+    assert len(shown) == TRANSACTIONS and shown[-1] == {"group": "b", "txid": 89, "seq": 178 / 179}
+    transactions = [{"group": "a", "txid": 80, "seq": 2}, {"group": "a", "txid": 81, "seq": 3}]
+    shown = before(past, transactions)
+    assert [one["txid"] for one in shown if one["group"] == "a"][-3:] == [79, 80, 81], "each once"
+    assert [one["seq"] for one in shown] == sorted({one["seq"] for one in shown}) and 0 < shown[0]["seq"] < 1
+    assert feed.sequence == 1, "a page that has these asks for what is behind them"
 
 
 def test_the_rate_of_a_group_with_rows_that_are_not_known_is_not_known() -> None:

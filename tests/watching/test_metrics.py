@@ -130,7 +130,7 @@ def test_events_fill_counters_and_histograms() -> None:
     assert found["trident_failures_total", "g", "OSError", "publish", "t"] == 1
     outcomes = {key[2]: value for key, value in found.items() if key[0] == "trident_transactions_total"}
     assert outcomes == {"published": 1, "empty": 1, "recovered": 1}
-    assert found["trident_input_rows_total", "g", "t"] == 30
+    assert found["trident_input_rows_total", "g", "t"] == 20, "an earlier process has read those of the third"
     assert found["trident_state_rows_total", "g", "counts", "t"] == 12
     assert found["trident_state_written_bytes_total", "g", "counts", "t"] == 2100
     assert found["trident_phase_duration_seconds_count", "g", "total", "t"] == 3

@@ -30,9 +30,9 @@ from trident.states.history.recorded import Transactions, last_transactions
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.pinning import load_state
 from trident.states.outside.outbox_letters import RefusedBox
-from trident.watching.live_feed import FAILURES, TRANSACTIONS
 from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
 from trident.watching.look_ups import key_of_texts, shown_value
+from trident.watching.past_records import past_records
 from trident.watching.recent import Recent
 from trident.watching.state_sizes import StateSizes
 
@@ -195,51 +195,6 @@ def _rates(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "transactions": None if None in transactions else sum(transactions),
         "groups": {group["name"]: group["rows_per_second"] for group in groups},
         "states": {},
-    }
-
-
-def past_records(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Transactions and failures as ``PageSource.since`` gives them, of rows of the tables of transactions. Pure."""
-    transactions = [_transaction(group, row) for group, of_group in rows.items() for row in of_group]
-    failures = [
-        {
-            "at": None if failure["failed_at"] is None else failure["failed_at"].timestamp(),
-            "group": group,
-            "txid": row["txid"],
-            "attempt": failure["attempt_id"],
-            "part": "processing",
-            "kind": "Failed",
-            "error": failure["error"],
-            "traceback": failure["error"],
-        }
-        for group, of_group in rows.items()
-        for row in of_group
-        for failure in row["failures"] or ()
-    ]
-    transactions.sort(key=lambda one: (one["at"] or 0.0, one["group"], one["txid"]))
-    failures.sort(key=lambda one: (one["at"] or 0.0, one["txid"], one["attempt"]))
-    return {"seq": 0, "all": True, "transactions": transactions[-TRANSACTIONS:], "failures": failures[-FAILURES:]}
-
-
-def _transaction(group: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    begun, decided, published = (
-        None if row[name] is None else row[name].timestamp() for name in ("begun_at", "decided_at", "published_at")
-    )
-    durations: dict[str, float] = {}
-    if begun is not None and decided is not None:
-        durations["process"] = max(decided - begun, 0.0) * 1000
-    if decided is not None and published is not None:
-        durations["publish"] = max(published - decided, 0.0) * 1000
-    return {
-        "at": published if published is not None else decided,
-        "group": group,
-        "txid": row["txid"],
-        "attempt": row["attempt_id"],
-        "rows": None,
-        "durations": {name: round(ms, 1) for name, ms in durations.items()},
-        "states": {table["state"]: table["rows"] for table in row["tables"] or ()},
-        "published": True,
-        "recovered": False,
     }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import NotLeading
+from trident.coordinators.errors import NotLeading, TridentError
 from trident.messages.letters import DeadLetter, LetterBox
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan
@@ -17,10 +18,12 @@ from trident.running.reading import get_running
 from trident.running.standby_notes import waiting_standbys
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place
+from trident.states.history.recorded import last_transactions
 from trident.states.outside.outbox_letters import RefusedBox
-from trident.watching.live_feed import LiveFeed
+from trident.watching.live_feed import TRANSACTIONS, LiveFeed
 from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
 from trident.watching.look_ups import key_of_texts, shown_value
+from trident.watching.past_records import before, past_records
 from trident.watching.recent import Recent
 from trident.watching.state_sizes import StateSizes
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from trident.drpc.application import Route
     from trident.running.reporting import Reporter
 
+log = logging.getLogger("trident.query")
 # It reads what the table of transactions has got since, and manifests that are behind it.
 _SELDOM_SECS = 30.0
 _NO_TABLE = "not in a table of the warehouse: its size is not known here"
@@ -63,6 +67,8 @@ class RunningSource:
         self._sizes = StateSizes(warehouse, self._name)
         groups, led_before = [plan.name for plan in plans], LedBefore(warehouse, self._name)
         self._before = Recent(lambda: led_before(groups), _SELDOM_SECS)
+        self._kept = {group: last_transactions(warehouse, self._name, group, TRANSACTIONS) for group in groups}
+        self._past = Recent(self._read_past, _SELDOM_SECS)
 
     def live(self) -> dict[str, Any]:
         reporter = self._reporter
@@ -96,7 +102,20 @@ class RunningSource:
         }
 
     def since(self, sequence: int) -> dict[str, Any]:
-        return self._feed.since(sequence)
+        found = self._feed.since(sequence)
+        if not sequence and len(found["transactions"]) < TRANSACTIONS:
+            # A page that begins is shown what earlier processes have left in the warehouse, too.
+            found["transactions"] = before(self._past(), found["transactions"])
+        return found
+
+    def _read_past(self) -> list[dict[str, Any]]:
+        rows = {}
+        for group, look in self._kept.items():
+            try:
+                rows[group] = list(look().rows.values())
+            except (OSError, TridentError) as error:
+                log.debug("the kept transactions of %s/%s are not shown: %s", self._name, group, error)
+        return list(past_records(rows)["transactions"])
 
     def plan(self) -> dict[str, Any]:
         return plan_graph(self._graph, self._plans)

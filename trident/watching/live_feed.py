@@ -35,7 +35,7 @@ class LiveFeed:
     def __init__(self) -> None:
         self.ended = threading.Event()
         self._lock = threading.Lock()
-        self._sequence = 0
+        self._sequence = 1  # 0 is behind nothing: not even behind the transactions of earlier processes
         self._transactions: deque[_Record] = deque(maxlen=TRANSACTIONS)
         self._failures: deque[_Record] = deque(maxlen=FAILURES)
         self._take_overs: deque[_Record] = deque(maxlen=TAKE_OVERS)
@@ -61,7 +61,7 @@ class LiveFeed:
 
     @property
     def sequence(self) -> int:
-        """The number of the newest record; 0 before the first."""
+        """The number of the newest record; 1 before the first."""
         return self._sequence
 
     def since(self, sequence: int) -> dict[str, Any]:

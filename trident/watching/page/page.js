@@ -41,6 +41,7 @@ function onState(state) {
   showFailures(by("failure-list"), failures, transactions, state);
   plan.showRates(state.rates ?? {});
   showLeaders(by("leader-list"), state, leaders);
+  showConnection();
 }
 
 function joined(known, more, most) {
@@ -48,8 +49,16 @@ function joined(known, more, most) {
   return [...known, ...more.filter((one) => one.seq > last)].slice(-most);
 }
 
+let connection = "";
+
 function onConnection(state) {
-  const words = { live: "live", polling: "asking every second", lost: "connection lost, trying again", token: "a token is needed" };
+  connection = state;
+  showConnection();
+}
+
+function showConnection() {
+  const state = connection;
+  const words = { live: live && !live.running ? "connected" : "live", polling: "asking every second", lost: "connection lost, trying again", token: "a token is needed" };
   const ended = state === "lost" && live ? " (the topology may have stopped)" : "";
   by("connection").dataset.state = state;
   setText(by("connection-text"), words[state] + ended);

@@ -23,7 +23,7 @@ export function showNumbers(parent, live, failures) {
     ["rows", "rows/s read", live.running ? rate(rows) : "–"],
     ["transactions", "transactions/s", live.running ? rate(live.rates?.transactions) : "–"],
     ["flight", "in flight", String(groups.reduce((sum, group) => sum + group.attempts.length, 0))],
-    ["backlog", "backlog", backlog(waiting) || (live.running ? "not known" : "–")],
+    ["backlog", "backlog", live.running ? backlog(waiting) || "not known" : "–"],
     ["txid", groups.length === 1 ? "current transaction" : "transactions advanced", groups.length === 1 ? count(groups[0].current_txid) : count(groups.reduce((sum, group) => sum + Math.max(group.current_txid - 1, 0), 0))],
     ["failures", "failures of late", String(failures.length)],
   ];

@@ -85,5 +85,6 @@ export function several(number, one, more = `${one}s`) {
 
 export function backlog(units) {
   const parts = Object.entries(units ?? {}).filter(([, number]) => number !== null);
+  if (parts.length && parts.every(([, number]) => number === 0)) return "nothing";
   return parts.map(([unit, number]) => (unit === "bytes" ? bytes(number) : `${plain.format(number)} ${unit}`)).join(", ");
 }

@@ -37,7 +37,7 @@ from trident.running.kept_plans import KeptPlans
 from trident.spark import kept_plans_jar
 from trident.spark.rows import held_rows
 from trident.spark.slots import FilesSlot, RowsSlot, Slot, TaskSlot
-from trident.spouts.contracts import SpoutContext
+from trident.spouts.contracts import Emitted, SpoutContext
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat
 from trident.spouts.files.ledger import LedgerEntry
@@ -434,10 +434,17 @@ def test_a_session_that_came_without_the_jar_is_given_it(spark: Any, monkeypatch
 # --- files ------------------------------------------------------------------------------------
 
 
-def file_slot(
+def file_slot(spark: Any, paths: Sequence[Path], format: str = "text", fields: str = "line string") -> FilesSlot:
+    """Whole files, which are read by Spark itself."""
+    found = file_batch(spark, paths, format, fields).data
+    assert isinstance(found, FilesSlot)
+    return found
+
+
+def file_batch(
     spark: Any, paths: Sequence[Path], format: str = "text", fields: str = "line string", begin: int = 0
-) -> FilesSlot | TaskSlot:
-    """The files from a byte on; whole ones are read by Spark itself."""
+) -> Emitted:
+    """The files from a byte on."""
     ranges = []
     for number, path in enumerate(paths, 1):
         found = path.stat()
@@ -445,8 +452,8 @@ def file_slot(
         ranges.append(FileRange(entry, begin, found.st_size))
     reader = READERS.setdefault(format, FileReader(spark, RowFormat(format, group_schema(fields), {})))
     emitted = reader.read(ranges)
-    assert isinstance(emitted.data, TaskSlot if begin else FilesSlot) and emitted.partitions == 1
-    return emitted.data
+    assert emitted.partitions == 1
+    return emitted
 
 
 READERS: dict[str, FileReader] = {}
@@ -478,15 +485,23 @@ def test_files_of_each_batch_are_read_by_one_plan(spark: Any, new_group: Any, tm
 
 def test_parts_of_files_of_each_batch_are_read_by_one_plan(spark: Any, new_group: Any, tmp_path: Path) -> None:
     group = new_group(lines)
+    batches: dict[int, Any] = {}
     for txid in (1, 2, 3):
         paths = [tmp_path / f"{txid} a%2B=é.txt", tmp_path / f"{txid}b.txt"]
         for path in paths:
             path.write_text("".join(f"{path.name} {n}\r\n" for n in range(txid * 50)))
-        slots = {"rows": file_slot(spark, paths, begin=200 + txid)}
-        found = group.run(txid, slots)
-        assert found is not None and found == group.anew(txid, slots), group.refusal if found is None else ""
-        assert 0 < len(found["out"]) < 200 * txid and f"{txid}b.txt 49" in str(found)
+        batches[txid] = file_batch(spark, paths, begin=200 + txid)
+    found: dict[int, Any] = {}
+    for txid, batch in batches.items():
+        assert isinstance(batch.data, TaskSlot)
+        found[txid] = group.run(txid, {"rows": batch.data})
+        assert found[txid] is not None, group.refusal
+        assert 0 < len(found[txid]["out"]) < 200 * txid and f"{txid}b.txt 49" in str(found[txid])
     assert len(group.kept._shapes) == 1
+    for txid, batch in batches.items():  # the one plan counts the rows of each batch apart
+        counted = batch.rows()
+        assert 2 * counted == len(found[txid]["out"])
+        assert found[txid] == group.anew(txid, {"rows": batch.data}) and batch.rows() == counted
 
 
 def test_a_row_that_cannot_be_parsed_names_its_own_file(spark: Any, new_group: Any, tmp_path: Path) -> None:

@@ -931,7 +931,14 @@ def test_rows_are_counted_where_they_are_read(inputs, new_run, monkeypatch, form
     monkeypatch.setattr(file_reading, "NATIVE_FILES_MAX", native_files)
     good = {"text": "{}", "csv": "{},a", "json": '{{"k": {}}}'}[format]
     lines = [good.format("1" * (1 + number % 9)) for number in range(300)]
-    for at, line in ((290, ""), (200, "   "), (100, " \r"), (50, "\r"), (7, "#,a" if format == "csv" else ""), (0, "")):
+    for at, line in (
+        (290, ""),
+        (200, " \t\x01 "),
+        (100, "\t\r"),
+        (50, "\r"),
+        (7, "#,a" if format == "csv" else ""),
+        (0, ""),
+    ):
         lines.insert(at, line)
     put(inputs, "a", "\n".join(lines))
     put(inputs, "b", "\n".join(lines[:100]) + "\n")

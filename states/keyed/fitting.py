@@ -197,7 +197,8 @@ def _limit(state: StateDescriptor, name: str) -> float:
 
 def _by_footer(path: str, name: str) -> float:
     try:
-        metadata = pq.read_metadata(path)
+        with storage.input(path) as file:
+            metadata = pq.read_metadata(file)
     except (OSError, ValueError) as error:
         raise TableError(f"the file {path} cannot be read", found=error) from error
     greatest = 0.0

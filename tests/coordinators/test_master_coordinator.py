@@ -532,8 +532,9 @@ def outside_events(state: CoordinatorState) -> list[Event]:
         possible += [Ready(state.asked, True), Ready(state.asked, True), Ready(state.asked, False)]
     if state.backoff is not None:
         possible.append(TimerFired(Timer(TimerKind.BACKOFF, state.backoff)))
+    ahead = len(state.live) > state.limits.max_spout_pending  # the last one's Began comes after an Advanced (rule 7)
     for attempt, stage in state.live:
-        if stage in REPORTS:
+        if stage in REPORTS and not (ahead and stage is Stage.BEGINNING):
             possible += [REPORTS[stage](attempt)] * 3
         possible += [Failed(attempt), Failed(attempt, timed_out=True), Failed(attempt, fingerprint="the same")]
     return possible

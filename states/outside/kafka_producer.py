@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from trident.coordinators.errors import StateBehind, TridentError
+from trident.coordinators.errors import StateAway, StateBehind, TridentError
 from trident.kafka.settings import kafka_module
 from trident.kafka.watched import WATCH_SECS, timed_out
 from trident.states.outside.kafka_messages import Message
@@ -159,8 +159,11 @@ class PartProducer:
                 raise TridentError(
                     f"the topic of {way.what} has other partitions", found=now, expected=stored.topic_partitions
                 )
-        except BaseException:
-            self._abort()
+        except BaseException as error:
+            # Requests that the brokers have not answered may be under way then, and the client ends the process where
+            # one is answered after an abort (its assertion txn_req_cnt > 0): the next producer ends the transaction.
+            if not isinstance(error, (StateAway, Fenced)):
+                self._abort()
             raise
         with way.asking("commit a transaction"):
             self._producer.within(COMMIT_SECS, "commit_transaction")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from enum import Enum
 from typing import Protocol
@@ -86,6 +86,7 @@ class Relay:
         self.server, self.language = server, language
         self._changed = threading.Condition()
         self._faults: list[Fault] = []
+        self._actions: dict[str, Callable[[], object]] = {}
         self._connections: list[_Connection] = []
         self._answered: dict[str, int] = {}
         self._listener = socket.socket()
@@ -101,6 +102,11 @@ class Relay:
         with self._changed:
             self._faults.append(fault)
         return fault
+
+    def before(self, name: str, action: Callable[[], object]) -> None:
+        """Runs the action once the next request of that name has come: the server gets the request after it."""
+        with self._changed:
+            self._actions[name] = action
 
     def answered(self, name: str) -> int:
         """How many requests of that name were answered to clients."""
@@ -148,6 +154,12 @@ class Relay:
                     return fault
         return None
 
+    def act_before(self, name: str) -> None:
+        with self._changed:
+            action = self._actions.pop(name, None)
+        if action is not None:
+            action()
+
     def was_answered(self, name: str) -> None:
         with self._changed:
             self._answered[name] = self._answered.get(name, 0) + 1
@@ -190,6 +202,7 @@ class _Connection:
             if is_silent:
                 continue
             name, key = language.request(message)
+            self._relay.act_before(name)
             fault = self._relay.fault_of(name)
             act = fault.act if fault is not None else None
             self._asked[key] = name, fault
@@ -230,11 +243,11 @@ class _Connection:
             elif is_mute or act is Act.UNHEARD:  # answers come in the order of their requests: none may be left out
                 is_mute = True
             else:
+                self._relay.was_answered(name)  # first: the client may go on at once, and count what follows
                 with suppress(OSError):
                     self._client.sendall(message[: len(message) // 2] if act is Act.TORN_ANSWER else message)
                 if act is Act.TORN_ANSWER:
                     self.close()
-                self._relay.was_answered(name)
         self.close()
 
 

@@ -247,7 +247,8 @@ def test_a_late_request_of_one_transaction_ends_no_other(kafka, topic) -> None:
     run_all(kafka, topic, FOUND, None)
 
 
-def test_a_call_that_the_client_never_returns_from_is_given_up(kafka, topic, wire, monkeypatch, short_times) -> None:
+@pytest.mark.usefixtures("short_times")
+def test_a_call_that_the_client_never_returns_from_is_given_up(kafka, topic, wire, monkeypatch) -> None:
     """The connection is cut before the first message: to put the mark after that, the client waits for ever."""
     state = state_of(kafka, topic)
     another_process(monkeypatch)
@@ -268,6 +269,7 @@ def test_a_call_that_the_client_never_returns_from_is_given_up(kafka, topic, wir
     assert [message.value() for message in messages(kafka, topic)] == wanted(1)
 
 
-def test_bent_requests_lose_and_double_no_row(kafka, topic, short_times, rng: random.Random) -> None:
+@pytest.mark.usefixtures("short_times")
+def test_bent_requests_lose_and_double_no_row(kafka, topic, rng: random.Random) -> None:
     few = [case for case in CASES if case.act in (Act.LATE, Act.DOUBLED)]  # the others wait for time-outs
     run_all(kafka, topic, rng.sample(CASES, COUNT) if COUNT else rng.sample(few, 2), "above")

@@ -270,7 +270,7 @@ class GroupSpouts(SpoutHost, Protocol):
 
     def backlog(self) -> Mapping[str, Any]: ...
 
-    def ask_backlog(self) -> list[str]:
+    def ask_backlog(self, explain: Callable[[BaseException], BaseException]) -> list[str]:
         """Asks the spouts how much waits, which may hang; gives what failed and had not failed before."""
 
     def cancel_all(self) -> None:

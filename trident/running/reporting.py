@@ -311,7 +311,7 @@ class Reporter:
         while not self.supervisor.ended.is_set():
             began = time.monotonic()
             for group in list(self.supervisor.groups):
-                for text in group.parts.spouts.ask_backlog():
+                for text in group.parts.spouts.ask_backlog(self.site.explain):
                     self.errors[group.name] = (text, time.time())
                     log.info(text)
             # Counting may take long: at most a tenth of the time goes to it.

@@ -102,10 +102,13 @@ class TridentSpoutHost:
         """
         return dict(self._backlog)
 
-    def ask_backlog(self) -> list[str]:
+    def ask_backlog(self, explain: Callable[[BaseException], BaseException] = lambda error: error) -> list[str]:
         """Asks the spouts how much waits; never raises, and asks none that is closed.
 
         A spout's ``backlog`` is for show: it may raise or hang, and nothing but the figure may suffer.
+
+        Args:
+            explain: says of an error what is behind it, as a full disk.
 
         Returns:
             what failed and had not failed before, in words.
@@ -118,8 +121,9 @@ class TridentSpoutHost:
                     return []
                 try:
                     found.append(_counts(executor.backlog()))
-                except Exception as error:
+                except Exception as raised:
                     found.append({})
+                    error = explain(raised)
                     failed[tx_id] = f"the backlog of stream {tx_id!r} is not known: {type(error).__name__}: {error}"
         new = [text for tx_id, text in failed.items() if tx_id not in self._backlog_errors]
         self._backlog, self._backlog_errors = added(found), failed

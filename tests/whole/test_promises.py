@@ -235,7 +235,7 @@ def test_the_help_of_each_command_is_on_the_page_of_commands() -> None:
         context = click.Context(command, info_name=name, max_content_width=10_000, terminal_width=10_000)
         said, _, more = command.get_help(context).removeprefix("Usage: ").partition("\nOptions:\n")
         options, _, of_group = more.partition("\nCommands:\n")
-        lines = [line for line in [*said.splitlines(), *options.splitlines()] if "  --help" not in line]
+        lines = [line for line in [*said.splitlines(), *options.splitlines()] if "--help  " not in line]
         lines += [f"{name} {line.strip().partition('  ')[0]}" for line in of_group.splitlines()]
         missing = [line for line in lines if _plain(line) not in page]
         assert missing == [], f"{name}: {missing}"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _Stamps = dict[str, tuple[int, int]]
 _known: "WeakKeyDictionary[SparkContext, _Stamps]" = WeakKeyDictionary()
+_added: "WeakKeyDictionary[SparkContext, list[str]]" = WeakKeyDictionary()
 # Only so that the environment is another one: its value is the number of times that files had changed.
 _VARIABLE = "TRIDENT_MODULES_CHANGED"
 _PATH = "PYTHONPATH"
@@ -38,10 +39,12 @@ def renew_workers(context: "SparkContext") -> None:
     """
     if not is_local_master(context.master):
         return
-    given = context.environment.get(_PATH, "").split(os.pathsep)
-    new = [folder for folder in _folders() if folder not in given]
-    if new:
-        context.environment[_PATH] = os.pathsep.join([*filter(None, given), *new])
+    path = context.environment.get(_PATH, "")
+    # Without those of an earlier call: one that has left sys.path must not hide a module of Python's own any more.
+    given = [folder for folder in path.split(os.pathsep) if folder and folder not in _added.get(context, ())]
+    new = _added[context] = [folder for folder in _folders() if folder not in given]
+    if (now := os.pathsep.join([*given, *new])) != path:
+        context.environment[_PATH] = now
     found, known = dict(_stamps()), _known.setdefault(context, {})
     if any(known.get(file, stamp) != stamp for file, stamp in found.items()):
         context.environment[_VARIABLE] = str(int(context.environment.get(_VARIABLE, "0")) + 1)

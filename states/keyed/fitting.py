@@ -5,8 +5,8 @@ that does not fit then would leave the state without any value: no read of it an
 a batch's keys are looked up before its decision, where one may not fit. That is seldom: as long as the greatest value
 of the state and all that was added to it since stay within the type together, each key does.
 
-A user's combiner is not looked up: that took eight to seventeen times the time of a batch of 1,000 rows. One that fails
-is corrected, and combines the same parts again.
+A user's combiner is not looked up: a Spark job for each batch takes many times what the batch takes. One that fails is
+corrected, and combines the same parts again.
 """
 
 from __future__ import annotations

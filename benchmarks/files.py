@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 TITLE = "files read as rows, into nothing, and 5,000 files discovered"
 
-# The root of another checkout, which is then measured in turn with this one.
-OTHER = "TRIDENT_BENCH_OTHER"
 _FILES = 5_000
 _CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "text": ("text", None, {}),
@@ -32,53 +29,33 @@ _CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
 
 def run(bench: Bench, report: Report) -> None:
     """Rows a second of each format, of whole files and of parts; the other version in turn, if there is one."""
+    from benchmarks.before import OTHER, answering
     from benchmarks.bench import rounds
 
     lines = bench.size(200_000, 100)
     folder = bench.fresh("files")
     write(folder, lines, bench.size(_FILES, 20))
     found: dict[str, list[dict[str, float]]] = {"this": [], "other": []}
-    other = os.environ.get(OTHER)
-    child = None
-    if other:
-        child = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), bench.spark.sparkContext.master, str(folder), str(lines)],
-            env={**os.environ, "PYTHONPATH": other},
-            cwd=other,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    asked = {"this": lambda: measure(bench.spark, folder, lines)}
-    if child is not None:
-        asked["other"] = lambda: _answer(child)
+    warm_up, other = bench.size(3, 1), os.environ.get(OTHER)
+    place = [bench.spark.sparkContext.master, str(folder), str(lines)]
+    with answering(Path(__file__), place, other or ".") as that:
+        asked = {
+            "this": lambda: measure(bench.spark, folder, lines),
+            **({"other": lambda: that("again")} if other else {}),
+        }
 
-    def once(which: str) -> float:
-        found[which].append(asked[which]())
-        return found[which][-1]["text"]
+        def once(which: str) -> float:
+            found[which].append(asked[which]())
+            return found[which][-1]["text"]
 
-    try:
         contenders = {which: lambda number, which=which: once(which) for which in asked}
-        warm_up = bench.size(3, 1)
         rounds(warm_up + bench.size(10, 2), contenders, bench.said)
-    finally:
-        if child is not None and child.stdin is not None:
-            child.stdin.close()
-            child.wait()
     for case in found["this"][0]:
         unit = "s" if case.startswith("5,000") else "rows/s"
         ours = report.figure(case, unit, [one[case] for one in found["this"][warm_up:]])
-        if child is not None:
+        if other:
             theirs = report.figure(f"{case}, before", unit, [one[case] for one in found["other"][warm_up:]])
             report.ratio(f"{case}: this / before", ours, theirs)
-
-
-def _answer(child: "subprocess.Popen[str]") -> dict[str, float]:
-    assert child.stdin is not None and child.stdout is not None
-    child.stdin.write("again\n")
-    child.stdin.flush()
-    answer: dict[str, float] = json.loads(child.stdout.readline())
-    return answer
 
 
 def write(folder: Path, lines: int, files: int) -> None:

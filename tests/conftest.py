@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import gc
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.jvm_options import start_quickly
-from tests.long_tests import is_long
 
 start_quickly()
 # No example fails because the machine is busy; one that fails prints how it is run again.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("tests")
-
-TESTS = Path(__file__).parent
 
 pytest_plugins = [
     "tests.zk_fixtures",
@@ -45,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: left to `make long`; tests/long_tests.py lists them")
+    config.addinivalue_line("markers", "long: left to `make long`; shorter tests look at the same promise")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -53,9 +49,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = [item for number, item in enumerate(items) if number % shares != share - 1]
     items[:] = items[share - 1 :: shares]
     config.hook.pytest_deselected(items=left)
-    for item in items:
-        if is_long(item.path.relative_to(TESTS).as_posix(), item.name):
-            item.add_marker("long")
 
 
 @pytest.hookimpl(tryfirst=True)

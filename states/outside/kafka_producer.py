@@ -57,23 +57,16 @@ class PartProducer:
         self._failed = failed
         self._producer = way.producer(part, lambda error, _: failed.append(error))
         try:
+            # The client asks for its coordinator when it begins, and again half a second later: a broker is to be
+            # connected by then. The first answer may come from a bootstrap address, whose connection it then closes.
+            for _ in range(2):
+                self.count()
             with way.asking("begin its transactional id"):
                 self._producer.within(INIT_SECS, "init_transactions")
             self.stored = way.marks(self.readers.stable, [part]).get(part)
         except BaseException:
             self.end()
             raise
-
-    @classmethod
-    def ahead(cls, way: Way, part: int, readers: Readers) -> PartProducer:
-        """A producer that knows its topic, and is connected to all that its transaction asks first."""
-        made = cls(way, part, readers)
-        try:
-            made.count()
-        except BaseException:
-            made.end()
-            raise
-        return made
 
     def end(self, readers: bool = True) -> list[threading.Thread]:
         """Closes it in threads, which it returns; with ``readers`` these, too."""
@@ -278,7 +271,7 @@ class PartProducers:
 
         def make() -> None:
             try:
-                future.set_result(PartProducer.ahead(way, part, one.readers))
+                future.set_result(PartProducer(way, part, one.readers))
             except BaseException as error:  # the next transaction makes its own, and says why it cannot
                 future.set_exception(error)
             one.end(readers=False)

@@ -84,6 +84,7 @@ def test_other_rows_are_refused_with_txid_table_and_key_and_equal_code_takes_ove
     deployed.check(changed=True)
 
 
+@pytest.mark.long
 def test_the_command_as_a_process_of_its_own_is_killed_and_bad_input_is_told(deployed: Deployment) -> None:
     old = deployed.start("old")
     deployed.wait_leads(old, transactions=4)

@@ -124,7 +124,7 @@ def counts(query: Any) -> dict[str, int]:
 
 # --- the old job, stopped anywhere ----------------------------------------------------------------------
 
-STOPS = [("files", (2, "before"))]
+STOPS: list[Any] = [pytest.param("files", (2, "before"), marks=pytest.mark.long)]
 if os.environ.get("TRIDENT_MIGRATE"):
     STOPS += [("files", None), ("files", (2, "after")), ("delta", (1, "after")), ("delta", None)]
 

@@ -51,6 +51,7 @@ def test_its_topology_is_planned(project: Path) -> None:
     assert done.exit_code == 0 and "shop-words" in done.output and "word_counts" in done.output
 
 
+@pytest.mark.long
 def test_its_test_passes(project: Path) -> None:
     """In a process of its own, as a user's: Spark's workers find topology.py since it is in the current folder."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -152,6 +152,7 @@ class Longest(Reducer):
         return max(longest, word, key=lambda one: (len(one), one))
 
 
+@pytest.mark.long
 def test_a_function_in_the_transactions_turn_fails_its_message_too(start, table) -> None:
     lines = {1: "a bbb", 2: "x poison", 3: "cc dddd", 5: "poison"}
     spout = Messages("line string", lines.items())
@@ -199,7 +200,7 @@ class Down:
         return line
 
 
-@pytest.mark.parametrize("function", [Broken(), Down()])
+@pytest.mark.parametrize("function", [Broken(), pytest.param(Down(), marks=pytest.mark.long)])
 def test_a_failure_that_is_no_messages_fault_fails_the_batch(start, function: Any) -> None:
     """Nobody is given up for a service that is down."""
     spout = Messages("line string", {n: "abcd"[n] for n in range(4)}.items())
@@ -254,6 +255,7 @@ def test_tries_are_counted_over_restarts(start, table) -> None:
     assert [row.word for row in table("seen")] == ["fine"]
 
 
+@pytest.mark.long
 def test_without_ackers_messages_are_acknowledged_when_they_are_emitted(start, table, tmp_path: Path) -> None:
     spout = Messages("line string", {n: f"w{n}" for n in range(3)}.items())
     topology = TridentTopology("words")

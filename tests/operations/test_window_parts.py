@@ -570,7 +570,9 @@ def random_batches(rng: Any, count: int) -> list:
     return [*batches, [(12 * count + 200, "end", 0)]]
 
 
-@pytest.mark.parametrize("form", ["driver", "pass", "tables"])
+@pytest.mark.parametrize(
+    "form", [pytest.param("driver", marks=pytest.mark.long), "pass", pytest.param("tables", marks=pytest.mark.long)]
+)
 def test_exactly_once_over_crashes(
     start: Starter,
     tmp_path: Path,

@@ -139,7 +139,7 @@ def uses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return given
 
 
-@pytest.mark.parametrize("local_copies", [True, False])
+@pytest.mark.parametrize("local_copies", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_path, uses, local_copies, monkeypatch):  # noqa: F811
     # An attempt that fails after it has staged must leave nothing that the copies could take.
     faults.arm("resolve.stage:do_then_fail:3")
@@ -239,6 +239,7 @@ def test_a_restart_goes_on_with_the_copies_that_it_finds(start, tmp_path, uses):
     assert all(uses)
 
 
+@pytest.mark.long
 def test_a_copy_that_goes_between_driver_and_worker_is_built_again(start, tmp_path, monkeypatch, uses):  # noqa: F811
     real, taken = StateCopies.as_of, []
 
@@ -256,6 +257,7 @@ def test_a_copy_that_goes_between_driver_and_worker_is_built_again(start, tmp_pa
     assert taken == [1, 4] and all(uses)
 
 
+@pytest.mark.long
 def test_copies_that_are_deleted_all_the_time_cost_no_exactness(start, tmp_path, rng):  # noqa: F811
     query, done = start(topology(), max_spout_pending=3), threading.Event()
 
@@ -563,7 +565,7 @@ def test_tasks_on_other_hosts_are_told_of_the_copies_there(workers_are_here, in_
     assert LateForms._copies_for(late, TransactionAttempt(3, 0), {}) is None
 
 
-@pytest.mark.parametrize("fails", [None, "a log that is not mounted there"])
+@pytest.mark.parametrize("fails", [None, pytest.param("a log that is not mounted there", marks=pytest.mark.long)])
 def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(start, tmp_path, monkeypatch, fails):  # noqa: F811
     """As on a cluster: the master is local, and the batches are told that it is not."""
     for module in ("late_forms", "site"):

@@ -94,6 +94,7 @@ def world(tmp_path: Path, zk_server: str, zk_root: str) -> World:
     return World(tmp_path, zk_server, zk_root)
 
 
+@pytest.mark.long
 def test_through_kills_no_transaction_is_missing_or_doubled(world: World) -> None:
     kills = KILLS + (MORE if os.environ.get("TRIDENT_HISTORY") == "all" else [])
     for fault in kills:

@@ -28,6 +28,7 @@ from tests.time_travel.views_child import ROWS, STREAM, TOPOLOGY
 from trident.coordinators.errors import TridentError
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.long
 SECS = float(os.environ.get("TRIDENT_VIEWS_SECS") or 0)
 SEED = int(os.environ.get("TRIDENT_SEED") or random.randrange(10**6))
 EXPLAINED = 10_000 if SECS else 40

@@ -131,10 +131,13 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
 
 EVERY_PAGE = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PROGRAMS = [name for name in EVERY_PAGE if any(block.runs for block in blocks(ROOT / name))]
+LONG_PAGES = {"docs/tutorial.md", "docs/time-travel.md"}
 DOCTESTS = {"docs/reliability.md", "docs/stream-api.md"}  # tests of their own run these
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG_PAGES else name for name in PROGRAMS]
+)
 @pytest.mark.filterwarnings("ignore::trident.NotExactlyOnceWarning")
 def test_the_programs_of_a_page_print_what_it_says(
     name: str,

@@ -162,6 +162,7 @@ def test_a_users_states_and_coordinators_are_the_users(installed: Path, job: Pat
     assert "installed" in run(installed, "-m", "trident.cli", "plan", job, cwd=job.parent)
 
 
+@pytest.mark.long
 def test_a_users_program_with_types_passes_mypy_strict(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     program = shutil.copy(Path(__file__).parent / "typed_program.py", tmp_path)

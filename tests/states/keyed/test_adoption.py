@@ -156,7 +156,13 @@ def test_delta_s_own_merge_goes_on_from_adopted_rows(spark: SparkSession, engine
 
 
 @pytest.mark.parametrize(
-    "commit, outcome", [(1, "do_then_fail"), (2, "fail_before"), (2, "do_then_fail"), (3, "do_then_fail")]
+    "commit, outcome",
+    [
+        (2, "do_then_fail"),
+        pytest.param(1, "do_then_fail", marks=pytest.mark.long),
+        pytest.param(2, "fail_before", marks=pytest.mark.long),
+        pytest.param(3, "do_then_fail", marks=pytest.mark.long),
+    ],
 )
 def test_an_adoption_that_is_killed_runs_again(
     spark: SparkSession, engine: KernelEngine, tmp_path: Path, commit: int, outcome: str

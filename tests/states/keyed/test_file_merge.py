@@ -127,7 +127,7 @@ def test_the_same_table_as_by_deltas_merge_and_every_reader_reads_it(spark, engi
 ODD_NAMES = [".x", "[0]", "row", "a.b", "a`b", "\\", "_upto_", "sum(x)"]
 
 
-@pytest.mark.parametrize("merging", ["last", "combine"])
+@pytest.mark.parametrize("merging", ["last", pytest.param("combine", marks=pytest.mark.long)])
 def test_columns_of_any_name_are_staged_merged_and_read(spark, engine, tmp_path, merging: str) -> None:
     """Arrow takes some for paths into structs."""
     names = [name for name in ODD_NAMES if not set(name) & set(" ,;{}()\n\t=")]

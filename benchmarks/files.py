@@ -92,9 +92,11 @@ def measure(spark: "SparkSession", folder: Path, lines: int) -> dict[str, float]
         entry = LedgerEntry(1, str(path), status.st_size, status.st_mtime_ns)
         for name, begin in (("", 0), (", a part", 1)):
             emitted = reader.read([FileRange(entry, begin, status.st_size)])
-            frame = emitted.data.frame() if hasattr(emitted.data, "frame") else emitted.data
+            # Checkouts of before 2026-11-28 give a pair.
+            data, partitions = emitted if isinstance(emitted, tuple) else (emitted.data, emitted.partitions)
+            frame = data.frame() if hasattr(data, "frame") else data
             started = time.monotonic()
-            frame.coalesce(emitted.partitions).write.format("noop").mode("overwrite").save()
+            frame.coalesce(partitions).write.format("noop").mode("overwrite").save()
             found[case + name] = lines / (time.monotonic() - started)
     spout = FileSpout(folder / "many", "csv", "k long, v string, d double", options={"header": True})
     state = folder / f"state-{time.time_ns()}"

@@ -579,21 +579,22 @@ def test_a_process_keeps_one_producer_for_each_part_and_none_once_it_lets_go(kaf
 def test_a_take_over_waits_for_a_producer_that_is_being_made(kafka, state, monkeypatch) -> None:
     """Else that one would fence the one that takes over, in the same process."""
     state.take_over("top", "inc", 1)
-    made, may_go_on, ahead = threading.Event(), threading.Event(), PartProducer.ahead
+    made, may_go_on, init = threading.Event(), threading.Event(), PartProducer.__init__
 
-    def slow(*arguments: Any) -> PartProducer:
-        made.set()
-        assert may_go_on.wait(30)
-        return ahead(*arguments)
+    def slow(self: PartProducer, *arguments: Any) -> None:
+        if threading.current_thread().name == "trident-kafka-ahead":
+            made.set()
+            assert may_go_on.wait(30)
+        init(self, *arguments)
 
-    monkeypatch.setattr(PartProducer, "ahead", slow)
+    monkeypatch.setattr(PartProducer, "__init__", slow)
     state.publish(part(1), rows("a1"))
     assert made.wait(30)
     taking = threading.Thread(target=state.take_over, args=("top", "inc", 2))
     taking.start()
     may_go_on.set()
     taking.join(60)
-    monkeypatch.setattr(PartProducer, "ahead", ahead)
+    monkeypatch.setattr(PartProducer, "__init__", init)
     state.publish(part(2, epoch=2, known=(1, 0)), rows("a2"))
     assert values(kafka, state.topic) == [b"a1", b"a2"]
 

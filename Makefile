@@ -1,5 +1,6 @@
 # make venv    .venv with the package and its test dependencies (done by the others when needed)
 # make check   lint, format, order of imports, dead code, types: seconds; the first thing that make test does
+# make quick   check, the pure tests, and those near what has changed since a commit (SINCE=HEAD): at each save
 # make test    the tests, 25 to 50 minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
 # make long    the tests that make test leaves out because they take long: those that are marked so
 # make proof   all of the long targets below, one after the other, about ten hours; what has passed on this code is not run
@@ -59,13 +60,17 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test long proof proof-status demo bench matrix random kills sweep simulate failover handover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
+.PHONY: check quick test long proof proof-status demo bench matrix random kills sweep simulate failover handover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) -m 'not long' $(PYTEST_ARGS)"
 	@$(BIN)/python -m pytest $(PYTEST) -m 'not long' $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.proof --status
+
+SINCE := HEAD
+quick: check
+	@$(BIN)/python -m tests.quick --since $(SINCE)
 
 proof: check-java $(STAMP) $(CLASSES)
 	@$(BIN)/python -m tests.proof $(SUITES) $(ARGS)

@@ -1,4 +1,4 @@
-"""``make quick``: what a developer runs at each save, in less than a minute: the pure tests, and those near the changes.
+"""``make quick``: what a developer runs at each save, in a minute: the pure tests, and those near the changes.
 
 Pure is a test without a fixture of Spark, ZooKeeper or another server. Near are the tests of a module that has changed
 since a commit (``--since``, HEAD without it): the test files that import it themselves and stand in its room, or have

@@ -102,7 +102,7 @@ def to_arrow(
     """
     rule = _rule(kind, nullable, terms)
     kinds = set(map(type, values))
-    if kinds <= rule.plain and (rule.more is None or rule.more(values)):
+    if kinds <= rule.plain and (rule.more is None or rule.more(values, kinds)):
         try:
             made = pa.array(values, type=kind, from_pandas=terms == PANDAS)
             return made, rule.exact is not None and kinds <= {_NONE, rule.exact}
@@ -193,13 +193,13 @@ class _Rule:
 
     Attributes:
         plain: the classes of which Arrow changes no value; it may still refuse one.
-        more: of values of these classes, whether that is so, where the class alone does not say it.
+        more: of values and their classes, which are of these, whether that is so, where the class alone does not say it.
         checked: one value, as Arrow takes it without changing it; raises _Refused.
         exact: the class whose values come back from Arrow as they were; None: there is none.
     """
 
     plain: frozenset[type]
-    more: Callable[[Sequence[Any]], bool] | None
+    more: Callable[[Sequence[Any], set[type]], bool] | None
     checked: Callable[[Any], Any]
     exact: type | None = None
 
@@ -208,7 +208,8 @@ class _Rule:
         if self.more is None:
             return self.plain.issuperset(map(type, values))
         values = list(values)
-        return self.plain.issuperset(map(type, values)) and self.more(values)
+        kinds = set(map(type, values))
+        return kinds <= self.plain and self.more(values, kinds)
 
 
 @lru_cache(maxsize=1024)
@@ -352,7 +353,7 @@ def _of_float(kind: pa.DataType) -> _Rule:
     if code == "d":
         return _Rule(frozenset({_NONE, float, int}), None, checked, float)
 
-    def are_in_range(values: Sequence[Any]) -> bool:
+    def are_in_range(values: Sequence[Any], kinds: set[type]) -> bool:
         given = pa.array(values, pa.float64())
         return _odd(given) == _odd(given.cast(kind, safe=False))
 
@@ -370,7 +371,7 @@ def _of_timestamp(kind: pa.DataType, terms: str) -> _Rule:
     aware = kind.tz is not None
     zones = {datetime.timezone} if aware else {_NONE}
 
-    def say_zones(values: Sequence[Any]) -> bool:
+    def say_zones(values: Sequence[Any], kinds: set[type]) -> bool:
         found = {type(zone) for zone in set(map(attrgetter("tzinfo"), filter(None, values)))}
         return found <= zones or (aware and _NONE not in found and all(one.__module__ == "zoneinfo" for one in found))
 
@@ -386,11 +387,15 @@ def _of_timestamp(kind: pa.DataType, terms: str) -> _Rule:
     return _Rule(frozenset({_NONE, datetime.datetime}), say_zones, checked)
 
 
+def _no_nulls(values: Sequence[Any], kinds: set[type]) -> Sequence[Any]:
+    return [value for value in values if value is not None] if _NONE in kinds else values
+
+
 def _of_list(kind: pa.DataType, terms: str) -> _Rule:
     item = _rule(kind.value_type, kind.value_field.nullable, terms)
 
-    def have_plain_items(values: Sequence[Any]) -> bool:
-        return item.are_plain(chain.from_iterable(filter(None, values)))
+    def have_plain_items(values: Sequence[Any], kinds: set[type]) -> bool:
+        return item.are_plain(chain.from_iterable(_no_nulls(values, kinds)))
 
     def checked(value: Any) -> Any:
         items = _items(value, kind.value_type, terms)
@@ -436,10 +441,10 @@ def _of_map(kind: pa.DataType, terms: str) -> _Rule:
     # Two keys that differ may be one as a float of 32 bits; NaN is another key each time to a dict.
     may_meet = pa.types.is_floating(kind.key_type) or pa.types.is_nested(kind.key_type)
 
-    def have_plain_items(values: Sequence[Any]) -> bool:
+    def have_plain_items(values: Sequence[Any], kinds: set[type]) -> bool:
         if may_meet:
             return False
-        given = list(filter(None, values))
+        given = _no_nulls(values, kinds)
         items = chain.from_iterable(map(dict.values, given))
         return key.are_plain(chain.from_iterable(given)) and item.are_plain(items)
 
@@ -462,9 +467,8 @@ def _of_struct(kind: pa.DataType, terms: str) -> _Rule:
     fields = {field.name: _rule(field.type, field.nullable, terms) for field in kind}
     names, count = tuple(fields), kind.num_fields
 
-    def have_plain_fields(values: Sequence[Any]) -> bool:
-        given = [value for value in values if value is not None] if None in values else values
-        classes = set(map(type, given))
+    def have_plain_fields(values: Sequence[Any], kinds: set[type]) -> bool:
+        given, classes = _no_nulls(values, kinds), kinds - {_NONE}
         if len(classes) > 1 or not {count}.issuperset(map(len, given)):
             return False
         places: Sequence[Any] = range(count) if classes == {tuple} else names

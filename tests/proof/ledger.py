@@ -57,6 +57,11 @@ def commit() -> str:
     return _git("rev-parse", "--short=10", "HEAD")
 
 
+def committed_at() -> int:
+    """When the commit was made: seconds since the epoch."""
+    return int(_git("show", "-s", "--format=%ct", "HEAD"))
+
+
 def changed(suite: Suite) -> bool:
     """Tells whether something that the suite covers is not committed: a result of it could not be recorded."""
     return bool(_git("status", "--porcelain", "--", *suite.covers))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.proof import ledger
+from tests.proof.__main__ import _rotated
 from tests.proof.suites import SUITES
 
 SUITE = next(suite for suite in SUITES if suite.parts == 2)
@@ -39,6 +40,15 @@ def test_a_suite_is_proved_by_a_pass_of_each_part_on_what_is_committed() -> None
         ledger.write(other)
         assert SUITE.name in ledger.stale()
     assert f"| {SUITE.name} | 2 of 2 | cut | 10 passed, 0 failed, 1 skipped | 7 | 3.5 |" in ledger.PAGE.read_text()
+
+
+def test_landings_three_hours_apart_begin_four_parts_further_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [(SUITE, part) for part in range(10)]
+    begins = []
+    for hours in (0, 3, 6, 9, 12):
+        monkeypatch.setattr(ledger, "committed_at", lambda hours=hours: hours * 3600 + 17)
+        begins.append(_rotated(parts)[0][1])
+    assert begins == [0, 4, 8, 2, 6] and sorted(_rotated(parts)) == parts and _rotated([]) == []
 
 
 def test_each_target_of_the_makefile_that_a_suite_names_is_there() -> None:

@@ -193,7 +193,7 @@ class _Rule:
 
     Attributes:
         plain: the classes of which Arrow changes no value; it may still refuse one.
-        more: of values and their classes, which are of these, whether that is so, where the class alone does not say it.
+        more: of values and their classes, all of them plain: whether that is so, where the class alone does not say it.
         checked: one value, as Arrow takes it without changing it; raises _Refused.
         exact: the class whose values come back from Arrow as they were; None: there is none.
     """

@@ -93,6 +93,7 @@ class MergeProcess:
                 [sys.executable, "-c", _WORKER, *import_path()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                start_new_session=True,  # a signal to this process's group, such as Ctrl-C, is for this process to obey
             )
         except OSError as error:
             raise WorkerEnded(f"the process that merges cannot be started: {error}") from error

@@ -315,7 +315,7 @@ def run_topology(
         gone = session_end(query.spark)
         if spark is None and gone is None:
             query.spark.stop()
-    if numbers and gone is not None:  # sent to all processes of the group
+    if numbers and gone is not None:  # sent to each process, as of a systemd unit without KillMode=mixed
         said = f"{topology.name} was ended by {signal.Signals(numbers[0]).name}, which has ended Spark's JVM too"
         raise Terminated(numbers[0], f"{said}; the next start finishes what is decided")
     return query

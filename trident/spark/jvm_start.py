@@ -34,6 +34,10 @@ def imports_meanwhile() -> Iterator[None]:
 
     In that thread and no other: of two that import modules with circles, one may find a module half made. And behind
     the start of the JVM's process: a fork must not find a lock held.
+
+    The JVM gets a session of its own: a signal to all processes of this one's group (a terminal's Ctrl-C, ``timeout``,
+    ``kill -- -PGID``) reaches this process alone, which stops in good order and then ends the JVM. It ends with this
+    process in any case: PySpark holds a pipe to it.
     """
     module: Any = java_gateway
     start = getattr(module, "Popen", None)
@@ -44,7 +48,7 @@ def imports_meanwhile() -> Iterator[None]:
     jvms: list[Any] = []
 
     def started(*args: Any, **named: Any) -> Any:
-        process = start(*args, **named)
+        process = start(*args, **{"start_new_session": True, **named})
         jvms.append(process)
         while _waiting:
             try:

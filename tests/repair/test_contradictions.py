@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from tests.repair_helpers import BATCHES, BREAKS, LIMIT, WAIT_SECS, World, fold, topology
 from tests.repair_sources import Sources
 from tests.zk_fixtures import connected
-from trident import cli
+from trident import DeltaMapState, FixedBatchSpout, Sum, TridentTopology, cli, read
 from trident.commands import admin, exit_codes
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
@@ -33,6 +33,7 @@ from trident.coordinators.znodes import Delete, SetData
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.repair.apply import repair
 from trident.running.status import format_status, read_status
+from trident.states.keyed import fitting
 
 ALL = os.environ.get("TRIDENT_REPAIR") == "all"
 full = pytest.mark.skipif(not ALL, reason="part of the whole list: TRIDENT_REPAIR=all")
@@ -613,24 +614,58 @@ def test_a_repair_is_refused_while_the_topology_runs(world: World) -> None:
     assert other.holds()[1] == fold(3) + Counter(["foreign"])
 
 
+def command(world: World, *arguments: str) -> tuple[int, str]:
+    settings = [f"warehouse={world.warehouse}", f"zookeeper={world.hosts}", f"zookeeper_root={world.root}"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    result = CliRunner().invoke(cli.main, ["repair", "top", *arguments, *words], catch_exceptions=False)
+    return result.exit_code, result.output
+
+
 def test_the_command_line_says_what_it_would_do_and_does_it_with_apply(world: World) -> None:
     world.sql("INSERT INTO {words} VALUES ('foreign')")
-
-    def run(*arguments: str) -> tuple[int, str]:
-        settings = [f"warehouse={world.warehouse}", f"zookeeper={world.hosts}", f"zookeeper_root={world.root}"]
-        words = [word for setting in settings for word in ("--set", setting)]
-        result = CliRunner().invoke(cli.main, ["repair", "top", *arguments, *words], catch_exceptions=False)
-        return result.exit_code, result.output
-
     before = world.seen()
-    code, text = run()
+    code, text = command(world)
     assert code == exit_codes.EXIT_HALT and "TABLE WRITTEN BY SOMEONE ELSE" in text and "dry run" in text
     assert "--undo-foreign words" in text and "1 rows in 1 files added" in text and world.seen() == before
-    code, text = run("--undo-foreign", "nobody's")
+    code, text = command(world, "--undo-foreign", "nobody's")
     assert code == exit_codes.EXIT_BAD_INPUT and "has no state" in text
-    code, text = run("--undo-foreign", "words", "--apply")
+    code, text = command(world, "--undo-foreign", "words", "--apply")
     assert code == 0 and "agree now: start the topology" in text
-    assert run()[0] == 0
+    assert command(world)[0] == 0
+
+
+def test_a_sum_that_an_older_version_let_overflow_is_clamped_and_the_topology_goes_on(
+    spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 2**63 - 1
+    batches = [[("a", most), ("b", 1)], [("a", 1), ("b", 2)], [("b", 4), ("a", -1)]]
+    world = World(spark, tmp_path / "warehouse", zk_server, zk_root)
+
+    def sums(count: int) -> TridentTopology:
+        made = TridentTopology("top")
+        rows = made.new_stream("lines", FixedBatchSpout("word string, n long", batches[:count])).group_by("word")
+        rows.persistent_aggregate(DeltaMapState("totals", merge_interval_secs=3600), "n", Sum(), "total")
+        return made
+
+    with monkeypatch.context() as older:
+        older.setattr(fitting.Fitting, "check", lambda *_: None)
+        world.run(2, made=sums(2))
+    before = world.seen()
+    for arguments in ((), ("--clamp", "totals")):
+        code, text = command(world, *arguments)
+        assert code == exit_codes.EXIT_HALT and "A VALUE THAT DOES NOT FIT" in text and "dry run" in text
+        assert '{"word":"a"}' in text and str(most + 1) in text and "--clamp totals" in text
+        assert world.seen() == before, "a dry run changed something"
+    code, text = command(world, "--clamp", "nobody's", "--apply")
+    assert code == exit_codes.EXIT_BAD_INPUT and "has no state" in text and world.seen() == before
+    code, text = command(world, "--clamp", "totals", "--apply")
+    assert code == 0 and "what did not fit is clamped" in text and "agree now: start the topology" in text
+    assert command(world)[0] == 0
+    totals = read(spark, world.warehouse, "totals").collect()
+    assert {row.word: row.total for row in totals} == {"a": most, "b": 3}
+    world.run(3, compact=True, made=sums(3))
+    totals = spark.read.format("delta").load(str(world.warehouse / "totals")).collect()
+    assert {row.word: row.total for row in totals} == {"a": most - 1, "b": 7}
 
 
 KILLS = ["fail_before", "do_then_fail"]

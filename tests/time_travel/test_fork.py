@@ -24,7 +24,7 @@ from tests.matrix.sources import OpaqueSpout, PartitionedSpout, Source
 from tests.spouts.test_data_source_spout import Journal, Letters
 from tests.topology_helpers import starter
 from tests.zk_fixtures import connected
-from trident import Count, DataSourceSpout, DeltaAppend, DeltaMapState, FileSpout, TridentTopology, Upsert
+from trident import Count, DataSourceSpout, DeltaAppend, DeltaMapState, FileSpout, TridentTopology, Upsert, view
 from trident.cli import main
 from trident.config import TridentConfig
 from trident.coordinators import faults
@@ -38,6 +38,7 @@ from trident.coordinators.errors import (
     TridentError,
 )
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.running.status import read_status
 from trident.spouts.given_batches import load_given
 from trident.states.core.control import ControlRecord
 from trident.states.core.place import Place
@@ -246,6 +247,22 @@ def test_a_fork_is_made_while_its_original_runs(original: Original, spark: Spark
     held = own.run(Path(str(made.warehouse)), words("beside", own.input))
     assert held["counts"] == counted(range(1, 6))
     assert diff("words", "beside", str(made.warehouse), own.config).parting is None
+
+
+def test_a_fork_between_two_merges_has_no_view_until_its_own_merge_and_that_is_no_failure(
+    original: Original, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """O6: its tables have no version as of the MERGE before, which the original has."""
+    made = original.fork("between", at=AT + 3)  # a MERGE is due each four transactions
+    target = Path(str(made.warehouse))
+    with starter(spark, original.zookeeper, original.root, original.folder, max_spout_pending=1) as start:
+        query = start(words("between", original.input), warehouse=str(target))
+        query.process_all_available(WAIT_SECS)
+        last = query.last_progress
+        query.stop()  # with a MERGE
+    assert not [record.getMessage() for record in caplog.records if "in the background failed" in record.getMessage()]
+    assert last is not None and view(target, "between").txid == last["batch_id"]
+    assert read_status(Place(target), "between").error is None
 
 
 def decided_of(folder: Path, txid: int) -> Path:

@@ -182,7 +182,7 @@ def test_a_damaged_status_is_an_error_that_names_the_file(tmp_path, damage):
 def test_it_reads_well():
     text = format_status(replace(make(last_error="boom", last_error_at=195.0), written_at=198.0), now=200.0)
     assert text.splitlines()[0] == "word-count: running (leader)"
-    assert "as of 2.0 s ago" in text and f"process {os.getpid()} on {socket.gethostname()} (alive)" in text
+    assert f"written 2.0 s ago by process {os.getpid()} on {socket.gethostname()}, which is alive" in text
     assert "group lines: current txid 7" in text and "backlog  12 files" in text and "1,500 rows/s" in text
     assert "7:0  COMMITTING  for 1.7 min" in text and "8:2  PROCESSING  for 10 s, 2 failed before" in text
     assert "last error (5.0 s ago): boom" in text

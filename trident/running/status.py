@@ -283,7 +283,7 @@ def format_status(status: TopologyStatus, *, now: float | None = None) -> str:
     """The status as lines for a terminal, with how old it is and whether its writer lives."""
     now = time.time() if now is None else now
     lines = [f"{status.name}: {_health(status)}"]
-    lines.append(f"  as of {_age(now - status.written_at)} ago, written on change by {_writer(status)}")
+    lines.append(f"  last change written {_age(now - status.written_at)} ago by {_writer(status)}")
     lines.append(f"  id {status.id}, run {status.run_id}, epoch {status.epoch}")
     if status.error:
         lines.append(f"  ended by: {status.error}")
@@ -323,7 +323,7 @@ def _health(status: TopologyStatus) -> str:
     if ended == "starting":
         return "starting" + (", as far as known: its process cannot be seen from here" if alive is None else "")
     if "gave up" in modes:
-        return "gave up (attempt cap)"
+        return "stopped: a batch failed again and again"
     if status.role == "merging" and alive is not False:
         return "stopped, and brings the plain tables up to date"
     if ended in ("stopped", "failed"):
@@ -337,8 +337,8 @@ def _health(status: TopologyStatus) -> str:
 
 
 def _writer(status: TopologyStatus) -> str:
-    alive = {True: "alive", False: "gone", None: "cannot be seen from here"}[status.process_is_alive()]
-    return f"process {status.pid} on {status.host} ({alive})"
+    alive = {True: "is alive", False: "is no longer running", None: "cannot be seen from here"}
+    return f"process {status.pid} on {status.host}, which {alive[status.process_is_alive()]}"
 
 
 def _group_lines(group: GroupStatus, now: float, until: float) -> list[str]:
@@ -355,7 +355,7 @@ def _group_lines(group: GroupStatus, now: float, until: float) -> list[str]:
     if group.view_txid is not None:
         behind = max(group.current_txid - 1 - group.view_txid, 0)
         lag = f"{behind} behind" if behind else "up to date"
-        lines.append(f"  view     transaction {group.view_txid}, {lag}: what readers of the plain tables see as one")
+        lines.append(f"  view     transaction {group.view_txid}, {lag} (the newest that all plain tables have)")
     lines += _copy_lines(group.copies)
     lines += [f"  {line}" for one in group.outside for line in _outside_lines(one, until)]
     if group.halted_by:

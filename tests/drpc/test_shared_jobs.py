@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from tests.drpc.plain_types import TYPES, VALUES
 from tests.topology_helpers import WAIT_SECS, Starter, starter
+from tests.unfit_jar import Unfit, unfit_jar
 from tests.zk_fixtures import eventually
 from trident import (
     Aggregator,
@@ -280,6 +281,25 @@ def test_a_session_without_the_jar_of_kept_plans_shares_jobs_too(query: Topology
         assert shared._kept is not None and shared._kept is not kept[0]
     finally:
         query.spark.conf.set(with_conf, before)
+
+
+def test_a_jar_that_does_not_fit_costs_time_and_no_answer(
+    query: TopologyQuery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, alone: list[Any]
+) -> None:
+    """V2: Java finds a method that is missing when it is called, in the middle of a request."""
+    query.process_all_available(WAIT_SECS)
+    requests = query._reporter.front._requests
+    assert requests is not None
+    query.execute("total", "w1", timeout_secs=WAIT_SECS)
+    shared = requests._shared_jobs._jobs["total"]
+    kept, shared._kept, shared._class = (shared._kept, shared._class), None, Unfit(query.spark)
+    try:
+        with unfit_jar(monkeypatch, caplog):
+            for word in ("w2", "w3"):
+                assert query.execute("total", word, timeout_secs=WAIT_SECS)[0]["sum"] == counted(word, BATCHES)
+            assert shared._class is None and not alone
+    finally:
+        shared._kept, shared._class = kept
 
 
 def test_when_the_leader_ends_in_the_middle_each_caller_is_told(

@@ -14,12 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -28,6 +26,7 @@ from tests import make_jar
 from tests.running import kept_plans_child
 from tests.running.kept_plans_child import batch as child_batch
 from tests.stream_helpers import RowsSpout, raised
+from tests.unfit_jar import Unfit, unfit_jar
 from trident import Count, DeltaAppend, DeltaMapState, Stream, Sum, TridentTopology
 from trident.coordinators.transactions import TransactionAttempt
 from trident.planning.groups import GroupPlan, plan
@@ -393,34 +392,18 @@ def test_without_the_jar_every_plan_is_made_anew(new_group: Any, monkeypatch: An
     assert group.run(1, group.slots({"rows": rows_of(1)})) is None and "jar" in group.kept.why_not
 
 
-def test_a_jar_that_does_not_fit_costs_time_in_every_place_that_calls_it(
-    spark: Any, new_group: Any, monkeypatch: Any, caplog: Any
-) -> None:
+def test_a_jar_that_does_not_fit_costs_time_alone(spark: Any, new_group: Any, monkeypatch: Any, caplog: Any) -> None:
     """V2: another Spark lacks a method that the jar calls, which Java finds when it is called."""
-    context, jvm = spark.sparkContext, spark._jvm
-    missing = jvm.java.lang.NoSuchMethodError("org.apache.spark.sql.classic.Dataset.ofRows")
-
-    class Unfit:
-        """The class in the jar, with real errors of the JVM."""
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "stateOf":
-                return lambda session: None
-            return lambda *_: jvm.java.util.concurrent.CompletableFuture.failedFuture(missing).join()
-
-    monkeypatch.setattr(own_jar, "_unfit", WeakSet())
-    group = new_group(append)
-    monkeypatch.setattr(group.kept, "_kept", Unfit())
-    slots = group.slots({"rows": rows_of(1)})
-    assert own_jar.fits(context) and kept_plans_jar.kept_plan_class(context) is not None
-    assert [group.run(txid, slots) for txid in (1, 2)] == [None, None]
-    assert "does not fit" in group.kept.why_not and caplog.text.count("the jar of kept plans does not fit") == 1
-    assert kept_plans_jar.kept_plan_class(context) is None and live_read._java_class(spark) is None
-
-    monkeypatch.setattr(own_jar, "_unfit", WeakSet())
-    with pytest.raises(Py4JJavaError) as caught:
-        Unfit().of()
-    assert own_jar.does_not_fit(context, caught.value) and not own_jar.does_not_fit(context, ValueError("no"))
+    context = spark.sparkContext
+    with unfit_jar(monkeypatch, caplog):
+        group = new_group(append)
+        monkeypatch.setattr(group.kept, "_kept", Unfit(spark, "stateOf"))
+        slots = group.slots({"rows": rows_of(1)})
+        assert own_jar.fits(context) and kept_plans_jar.kept_plan_class(context) is not None
+        assert [group.run(txid, slots) for txid in (1, 2)] == [None, None]
+        assert "does not fit" in group.kept.why_not and not own_jar.fits(context)
+        assert kept_plans_jar.kept_plan_class(context) is None and live_read._java_class(spark) is None
+        assert not own_jar.does_not_fit(context, ValueError("no"))
 
 
 def test_a_session_that_came_without_the_jar_is_given_it(spark: Any, monkeypatch: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
+from tests.unfit_jar import Unfit, unfit_jar
 from trident import (
     Count,
     DeltaAppend,
@@ -27,6 +28,7 @@ from trident import (
 from trident import functions as F
 from trident.coordinators import faults
 from trident.coordinators.transactions import TransactionAttempt
+from trident.running import late_in_worker
 from trident.running.kept_plans import KeptPlans
 from trident.running.late_at_once import LateAtOnce, WholeInWorker
 from trident.running.late_forms import LateForms
@@ -283,6 +285,22 @@ def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms,
     query.process_all_available(WAIT_SECS)
     check_sums(query, tmp_path / "warehouse", by_spark)
     assert forms == ["one_job"] * len(NUMBERS) and None not in taken and len(taken) == len(NUMBERS)
+
+
+@pytest.mark.parametrize("form", ["one_job", "pass"])
+def test_a_jar_that_does_not_fit_costs_jobs_and_no_row(spark, start, tmp_path, forms, monkeypatch, caplog, form):  # noqa: F811
+    """V2: in the middle of a batch's one job, and of the pass of its late part."""
+    if form == "pass":
+        monkeypatch.setattr(LateForms, "stage_at_once", lambda *_: None)
+    with unfit_jar(monkeypatch, caplog):
+        monkeypatch.setattr(late_in_worker, "kept_plan_class", lambda _: Unfit(spark))
+        query = start(sums() if form == "one_job" else topology(), max_spout_pending=1, max_attempts=1)
+        query.process_all_available(WAIT_SECS)
+        if form == "one_job":
+            check_sums(query, tmp_path / "warehouse")
+        else:
+            assert found(query, tmp_path / "warehouse") == expected()
+        assert "one_job" not in forms
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])

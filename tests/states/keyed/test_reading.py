@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed
+from tests.unfit_jar import Unfit, unfit_jar
 from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
 from trident.states.core.plain_values import frozen
 from trident.states.delta.kernel import KernelEngine
@@ -259,6 +260,15 @@ def test_without_the_jar_or_beside_files_of_another_writer_spark_reads_all_rows(
         assert "MapInArrow" not in planned(read(merged)) and counts(merged) == merged.expected("counts", 7)
     merged.spark.sql(f"update delta.`{merged.warehouse}/counts` set count = count where word = 'w1'")
     assert "MapInArrow" not in planned(read(merged))
+
+
+def test_a_jar_that_does_not_fit_leaves_the_read_to_spark(merged, monkeypatch, caplog):
+    """V2: Java finds a method that is missing when it is called, in the middle of a read."""
+    publish(merged, [7])
+    monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
+    with unfit_jar(monkeypatch, caplog):
+        monkeypatch.setattr(live_read, "_java_class", lambda spark: Unfit(spark))
+        assert "MapInArrow" not in planned(read(merged)) and counts(merged) == merged.expected("counts", 7)
 
 
 def test_a_read_gives_way_to_a_range_of_keys_only_where_that_leaves_most_files_out(merged, monkeypatch):

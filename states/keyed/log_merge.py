@@ -26,6 +26,7 @@ from trident.states.core.native import NATIVE, NativeMerge
 from trident.states.core.plain_values import frozen, python_values
 from trident.states.core.retention import Retention, Span
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
+from trident.states.core.typed_values import WrongValue, in_one_line, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -546,16 +547,18 @@ def doubled(state_name: str, key: object) -> TableError:
 def _batch(
     rows: list[tuple[Any, ...]], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str], state_name: str
 ) -> "pa.RecordBatch":
+    """Keys are as they were; what a combiner gives is exactly of the state's type, as a function's result is."""
     columns = {name: [key[index] for key, _ in rows] for index, name in enumerate(keys)}
-    columns.update({name: [value[index] for _, value in rows] for index, name in enumerate(values)})
-    try:
-        arrays = [pa.array(columns[field.name], field.type) for field in schema]
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        for key, value in rows:
-            for name, each in zip(values, value):
-                try:
-                    pa.array([each], schema.field(name).type)
-                except (pa.ArrowException, TypeError, ValueError, OverflowError) as reason:
-                    raise not_combined(state_name, dict(zip(keys, key)), reason) from error
-        raise
+    combined = {name: [value[index] for _, value in rows] for index, name in enumerate(values)}
+    arrays = []
+    for field in schema:
+        try:
+            arrays.append(
+                to_arrow(combined[field.name], field.type, field.name)[0]
+                if field.name in combined
+                else pa.array(columns[field.name], field.type)
+            )
+        except WrongValue as error:
+            key, _ = rows[error.position]
+            raise not_combined(state_name, dict(zip(keys, key)), TypeError(in_one_line(error))) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tests.group_helpers import Group
+from trident import get
 from trident.coordinators.errors import ValueDoesNotFit
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
@@ -172,6 +174,25 @@ def test_a_combiner_that_has_no_value_is_named_and_a_corrected_one_goes_on(spark
     assert group.read(spark) == {"a": 2, "b": 14}
     group.merge(2)
     assert group.read(spark) == {"a": 2, "b": 14}
+
+
+@pytest.mark.parametrize("wrong", [1.5, True, Decimal("2.5"), "7"])
+def test_a_combined_value_of_another_type_is_refused_and_never_converted(spark, engine, tmp_path, wrong) -> None:
+    """Arrow alone would make 1 of 1.5."""
+    picky = Picky()
+    picky.combine = lambda a, b: wrong  # type: ignore[method-assign]
+    group = Sums(engine, tmp_path, aggregator=picky)
+    group.add(1, {"a": 1, "b": 1})
+    group.add(2, {"b": 1})
+    of_key = partial(get, tmp_path, "totals", aggregator=picky)
+    for stuck in (lambda: group.read(spark), lambda: group.merge(2), lambda: of_key("b")):
+        with pytest.raises(Exception, match=r"(?s)state totals.*'total'.*'b'.*correct the combiner"):
+            stuck()
+    assert of_key("a") == {"total": 1}, "other keys are read one by one"
+    picky.combine = lambda a, b: a + b  # type: ignore[method-assign]
+    assert group.read(spark) == {"a": 1, "b": 2}
+    group.merge(2)
+    assert group.read(spark) == {"a": 1, "b": 2}
 
 
 def test_each_batch_is_taken_exactly_if_all_its_totals_fit(

@@ -402,10 +402,23 @@ _flushed: dict[str, Signature] = {}
 _TICK_NS = 1_000_000_000
 
 
+def make_path(folder: AnyPath) -> None:
+    """Makes a folder and all above it; for a warehouse that is to begin, and for who tries whether it can.
+
+    Raises:
+        NotADirectoryError: it leads nowhere.
+    """
+    folder = os.fspath(folder)
+    try:
+        make_folder(folder, "/" if local_path(folder) is not None else "/".join(folder.split("/", 3)[:3]))
+    except FileNotFoundError as error:  # which elsewhere means no more than that a file is not there
+        raise NotADirectoryError(errno.ENOTDIR, "it leads nowhere", error.filename) from error
+
+
 def make_warehouse(warehouse: AnyPath) -> None:
     """Makes the folder of the framework's own in a warehouse, and all above it; only a start may."""
     folder = join(warehouse, "_trident")
-    make_folder(folder, "/" if local_path(folder) is not None else "/".join(folder.split("/", 3)[:3]))
+    make_path(folder)
     if not is_folder(folder):  # a store without folders: one is there when something lies in it
         write(join(folder, ".warehouse"), b"of trident\n")
 

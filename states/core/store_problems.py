@@ -44,12 +44,16 @@ def is_safe_mode(error: OSError) -> bool:
     return "SafeMode" in f"{error.strerror or error}"
 
 
-def told_by_a_store(error: BaseException) -> StoreProblem | None:
-    """The problem, where an error is one that a store told; a file that is missing is none."""
+def told_by_a_store(error: BaseException, warehouse: AnyPath | None = None) -> StoreProblem | None:
+    """The problem, where an error is one that a store told; a file that is missing is none.
+
+    Args:
+        warehouse: as of :func:`store_problem`.
+    """
     if not isinstance(error, OSError) or isinstance(error, (FileNotFoundError, FileExistsError)):
         return None
     named = str(error.filename).partition("://")[0] in STORES
-    return store_problem(error) if named else None
+    return store_problem(error, warehouse) if named else None
 
 
 _YOURS = "let this process's user use it (ls -ld, mount), or name another path"
@@ -58,7 +62,7 @@ _OF_A_DISK = {
     errno.EACCES: ("this process may not use it", _YOURS),
     errno.EPERM: ("this process may not use it", _YOURS),
     errno.EROFS: ("it is on a file system that is mounted read-only", _YOURS),
-    errno.ENOTDIR: ("a part of the path is a file, where a folder was expected", "name another path"),
+    errno.ENOTDIR: ("a part of the path is a file, or leads nowhere", "name another path"),
     errno.EISDIR: ("it is a folder, where a file was expected", "name another path"),
     errno.ENAMETOOLONG: ("the path is too long", "name a shorter one"),
     errno.ELOOP: ("its links lead in a circle", "name another path"),
@@ -69,20 +73,30 @@ _OF_A_DISK = {
 _WITHOUT_A_PATH = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-def told_by_a_disk(error: BaseException) -> StorageProblem | None:
-    """The problem, where an error is one of this machine's files; a file that is missing is none."""
+def told_by_a_disk(error: BaseException, warehouse: AnyPath | None = None) -> StorageProblem | None:
+    """The problem, where an error is one of this machine's files; a file that is missing is none.
+
+    Args:
+        warehouse: named in the message; without it the file that the error names.
+    """
     if not isinstance(error, OSError) or error.errno not in _OF_A_DISK:
         return None
     if error.filename is None and error.errno not in _WITHOUT_A_PATH:
         return None  # a socket's
     what, action = _OF_A_DISK[error.errno]
     where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "a file"
+    if warehouse is not None:
+        where = f"the warehouse {os.fspath(warehouse)}"
     return StorageProblem(f"{where} cannot be used: {what}", found=error.strerror, action=action)
 
 
-def told_by_storage(error: BaseException) -> StorageProblem | None:
-    """The problem, where an error is one that a store, or a disk, told."""
-    return told_by_a_store(error) or told_by_a_disk(error)
+def told_by_storage(error: BaseException, warehouse: AnyPath | None = None) -> StorageProblem | None:
+    """The problem, where an error is one that a store, or a disk, told.
+
+    Args:
+        warehouse: named in the message; without it the file that the error names.
+    """
+    return told_by_a_store(error, warehouse) or told_by_a_disk(error, warehouse)
 
 
 @contextmanager

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from tests.storage_helpers import small_disk
+from trident import DeltaAppend, FixedBatchSpout, TridentTopology
 from trident.cli import main
 from trident.commands import doctor_warehouse
 from trident.commands.doctor_machine import look_at_machine
 from trident.commands.doctor_report import Report
 from trident.commands.doctor_warehouse import look_at_warehouse
 from trident.config import TridentConfig
+from trident.coordinators.errors import StorageProblem
 from trident.coordinators.loopback_port import LoopbackPort
 from trident.spark import own_host
 from trident.states.core.place import Place
@@ -61,9 +65,40 @@ def test_a_cluster_is_asked_for_by_its_master(arguments: tuple[str, ...], told: 
     assert told in doctor("--warehouse", str(tmp_path), *arguments, code=2)
 
 
-def test_a_warehouse_that_is_no_folder_that_can_be_written_to_is_a_problem(tmp_path: Path) -> None:
-    told = doctor("--warehouse", "/proc", code=2)  # root may write anywhere else
-    assert "the warehouse /proc cannot be written to" in told
+def refused(warehouse: Path) -> str:
+    """The one problem that doctor finds with a warehouse; a start is refused for the same reason."""
+    topology = TridentTopology("t")
+    topology.new_stream("s", FixedBatchSpout("a long", [[(1,)]])).partition_persist(DeltaAppend("out"), "a")
+    with pytest.raises(StorageProblem) as caught:
+        topology.start(warehouse=str(warehouse), zookeeper="127.0.0.1:1")
+    report = Report()
+    look_at_warehouse(report, Place(warehouse))
+    (problem,) = report.problems
+    assert "see below" in report.text() and "No problem found" not in report.text()
+    assert str(caught.value).partition("; found: ")[2] == problem.partition("; found: ")[2], "one reason, one remedy"
+    return problem
+
+
+def test_a_warehouse_that_a_start_cannot_make_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "a part of the path is a file" in refused(tmp_path / "file" / "below" / "w")
+    assert "a part of the path is a file" in refused(tmp_path / "file")
+    assert "it leads nowhere" in refused(Path("/proc/w"))
+    # Root may write anywhere else.
+    assert "may not use it" in (found := refused(Path("/sys/w"))) or "read-only" in found
+
+
+def test_a_file_system_that_is_mounted_read_only_is_a_problem_wherever_a_start_writes(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as disk:
+        disk.protect()
+        assert "mounted read-only" in refused(tmp_path / "disk")
+        assert "mounted read-only" in refused(tmp_path / "disk" / "none" / "w")
+    (tmp_path / "w").mkdir()
+    with small_disk(tmp_path / "w" / "_trident", 4) as disk:
+        disk.protect()
+        report = Report()
+        look_at_warehouse(report, Place(tmp_path / "w"))
+    assert "mounted read-only" in report.problems[0] and [*(tmp_path / "w").iterdir()] == [tmp_path / "w" / "_trident"]
 
 
 # --- single looks, each at what is wrong -----------------------------------------------------------
@@ -76,6 +111,19 @@ def test_a_machine_without_java_is_told_how_to_get_one(monkeypatch: pytest.Monke
     assert look_at_machine(report, TridentConfig()) is False
     assert "there is no Java" in report.text() and "apt-get install openjdk" in report.text()
     assert not any(line.startswith("jars") for line in report.lines)
+
+
+def test_a_temporary_folder_in_which_no_file_can_be_made_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    report = Report()
+    look_at_machine(report, TridentConfig(spark_conf=(("spark.local.dir", f"/sys/none,{tmp_path}/new/folder"),)))
+    assert [one.partition("; found: ")[0] for one in report.problems] == [
+        f"no temporary file can be written in {tmp_path}/file",
+        "no temporary file can be written in /sys/none",
+    ]
 
 
 def test_a_port_that_is_taken_is_worth_knowing_and_stops_nothing() -> None:
@@ -96,19 +144,6 @@ def test_a_full_disk_is_a_problem_and_a_small_one_worth_knowing(
     free["free"] = 1 << 30
     look_at_warehouse(small, Place(tmp_path))
     assert small.problems == [] and any("has 1.0 GB left" in note for note in small.notes)
-
-
-def test_a_warehouse_that_is_a_file_or_below_one_that_cannot_be_written_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    report = Report()
-    look_at_warehouse(report, Place(tmp_path / "file"))
-    assert "is a file" in report.text()
-    monkeypatch.setattr(doctor_warehouse.os, "access", lambda *_: False)  # root may write anywhere
-    report = Report()
-    look_at_warehouse(report, Place(tmp_path / "none"))
-    assert "may not be written, so no folder can be made in it" in report.text()
 
 
 def test_a_machine_that_does_not_know_its_own_name_starts_spark_at_the_loopback_address(

@@ -142,6 +142,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
         3,
         "a file that is written, read and removed, to see that it can be",
     ),
+    "trident/commands/doctor_warehouse.py:_tried_where_it_is_written": (1, "the folder in which it is tried"),
     "coordinators/zookeeper.py:ZooKeeper.server_time_ms": (1, "the doctor's look at the server's clock"),
     "trident/running/executor_look.py:ask": (1, _PROBE),
     "trident/running/executor_look.py:look": (1, _PROBE),

@@ -7,11 +7,12 @@ import platform
 import re
 import socket
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from importlib import metadata
 
-from trident.commands.doctor_report import Report, size
+from trident.commands.doctor_report import Report, nearest, size
 from trident.config import TridentConfig
 from trident.config_kinds import listen_address
 from trident.coordinators.errors import EnvironmentProblem, TridentError
@@ -38,6 +39,7 @@ def look_at_machine(report: Report, config: TridentConfig) -> bool:
     if works:
         _jars(report, config)
     _limits(report)
+    _scratch(report, config)
     _clock(report)
     return _ports(report, config) and works
 
@@ -114,6 +116,24 @@ def _limits(report: Report) -> None:
             f"only {size(memory)} of memory is available. Spark's JVM takes 1 GB (driver_memory), Python's workers and "
             "the MERGE some hundred MB each: give the machine, or the container, 2 GB or more"
         )
+
+
+def _scratch(report: Report, config: TridentConfig) -> None:
+    """The folders in which Python, Spark's tasks and the MERGE keep files while they run."""
+    of_spark = spark_settings(config).get("spark.local.dir") or os.environ.get("SPARK_LOCAL_DIRS", "")
+    for folder in dict.fromkeys((tempfile.tempdir or "", *filter(None, of_spark.split(",")))):
+        try:
+            with tempfile.TemporaryFile(dir=nearest(os.path.abspath(folder)) if folder else None) as file:
+                file.write(b"probe")
+                file.flush()
+        except OSError as error:
+            report.problem(
+                "temporary",
+                folder,
+                f"no temporary file can be written{' in ' + folder if folder else ''}; found: {error}; expected: a "
+                "folder with some room, in which this process may make files. Set TMPDIR to another one, or "
+                "spark.local.dir where Spark has one of its own",
+            )
 
 
 def _memory() -> int | None:

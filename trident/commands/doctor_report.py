@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -28,6 +30,14 @@ class Report:
         if self.notes:
             told += ["", "Worth knowing:", *(f"- {one}" for one in dict.fromkeys(self.notes))]
         return "\n".join(told if self.problems else [*told, "", "No problem found."])
+
+
+def nearest(path: "str | os.PathLike[str]", is_there: Callable[[str], bool] = os.path.lexists) -> str:
+    """The path, or the nearest one above it that is there."""
+    found = os.fspath(path)
+    while not is_there(found) and os.path.dirname(found) != found:
+        found = os.path.dirname(found)
+    return found
 
 
 def size(found: int) -> str:

@@ -8,10 +8,10 @@ import shutil
 import time
 import uuid
 
-from trident.commands.doctor_report import Report, size
+from trident.commands.doctor_report import Report, nearest, size
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.store_problems import told_by_a_store
+from trident.states.core.store_problems import told_by_storage
 
 _FREE_BYTES_LEAST, _FREE_BYTES_GOOD = 256 << 20, 5 << 30
 _FLUSHES = 5
@@ -22,37 +22,40 @@ _LOST = ("tmpfs", "ramfs", "overlay")
 
 
 def look_at_warehouse(report: Report, warehouse: Place) -> None:
-    """Writes some small files and removes them, where the warehouse is there; a folder is not made."""
+    """Makes a folder wherever a start would write first, with some small files in it, and removes all that again."""
     try:
         there = storage.is_folder(warehouse)
-        if there:
-            report.say("warehouse", f"{warehouse} ({_tried(report, warehouse)})")
+        if not there and storage.exists(warehouse):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(warehouse))
+        found = [] if there else ["not there yet: a start makes it"]
+        if there or not str(warehouse).startswith("hdfs:"):  # where the folder would stay
+            found.append(_tried_where_it_is_written(report, warehouse))
+        report.say("warehouse", f"{warehouse} ({'; '.join(found)})")
     except OSError as error:
-        there = True
-        problem = told_by_a_store(error) or _not_writable(warehouse, error)
-        report.problem("warehouse", str(warehouse), problem)
-    if not there:
-        _where_it_would_be(report, warehouse)
+        report.problem("warehouse", str(warehouse), told_by_storage(error, warehouse) or error)
+        return
     if warehouse.is_local:
-        _disk(report, _existing(warehouse))
+        _disk(report, nearest(warehouse, os.path.isdir))
 
 
-def _not_writable(warehouse: Place, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"the warehouse {warehouse} takes no file more; found: {error.strerror}. Make room (df -h, df -i, quota), "
-            "or set warehouse to a larger disk"
-        )
-    return (
-        f"the warehouse {warehouse} cannot be written to; found: {error.strerror or error}; expected: a folder that "
-        "this user may write, on a file system that is mounted for writing. See ls -ld and mount, or set "
-        "warehouse to another folder"
-    )
+def _tried_where_it_is_written(report: Report, warehouse: Place) -> str:
+    """Tries the warehouse and, where it is there, the framework's own folder in it, which may be another user's."""
+    if not warehouse.is_local:
+        return _tried(report, warehouse, warehouse)
+    told = ""
+    for above in dict.fromkeys((nearest(warehouse / "_trident"), nearest(warehouse))):
+        folder = Place(above) / f".trident-doctor-{uuid.uuid4().hex}"
+        storage.make_path(folder)
+        try:
+            told = _tried(report, warehouse, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return told
 
 
-def _tried(report: Report, warehouse: Place) -> str:
-    """Writes and reads a file, lets four writers make one, and times what is flushed to the disk."""
-    probe = warehouse / f".trident-doctor-{uuid.uuid4().hex}"
+def _tried(report: Report, warehouse: Place, folder: Place) -> str:
+    """Writes and reads a file in a folder, lets four writers make one, and times what is flushed to the disk."""
+    probe = folder / f".trident-doctor-{uuid.uuid4().hex}"
     try:
         storage.write(probe, b"probe")
         if storage.read(probe) != b"probe":
@@ -65,7 +68,7 @@ def _tried(report: Report, warehouse: Place) -> str:
             began = time.monotonic()
             storage.write(probe, b"%d" % number)
             seconds.append(time.monotonic() - began)
-        exclusive = _exclusive(warehouse)
+        exclusive = _exclusive(folder)
     finally:
         storage.try_delete(probe)
     apart = 0.0 if found is None else abs(found.mtime_ns / 1e9 - time.time())
@@ -90,33 +93,11 @@ def _tried(report: Report, warehouse: Place) -> str:
     return f"writable, {won}, a durable write takes {flush * 1000:.1f} ms"
 
 
-def _exclusive(warehouse: Place) -> bool:
+def _exclusive(folder: Place) -> bool:
     try:
-        return storage.is_exclusive(warehouse)
+        return storage.is_exclusive(folder)
     except storage.NotExclusive:
         return False
-
-
-def _existing(folder: Place) -> str:
-    """The nearest folder above that is there."""
-    path = os.fspath(folder)
-    while not os.path.isdir(path) and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    return path
-
-
-def _where_it_would_be(report: Report, warehouse: Place) -> None:
-    if storage.exists(warehouse):
-        report.problem(
-            "warehouse", str(warehouse), f"the warehouse {warehouse} is a file. Set warehouse to a folder's path"
-        )
-        return
-    above = _existing(warehouse) if warehouse.is_local else ""
-    if above and not os.access(above, os.W_OK | os.X_OK):
-        problem = PermissionError(f"{above} may not be written, so no folder can be made in it")
-        report.problem("warehouse", str(warehouse), _not_writable(warehouse, problem))
-        return
-    report.say("warehouse", f"{warehouse} (not there yet: a start makes it)")
 
 
 def _disk(report: Report, folder: str) -> None:

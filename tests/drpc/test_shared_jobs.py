@@ -262,6 +262,7 @@ def test_values_come_as_they_do_alone(
 
 
 def test_a_session_without_the_jar_of_kept_plans_shares_jobs_too(query: TopologyQuery, jobs: list[int]) -> None:
+    query.process_all_available(WAIT_SECS)
     requests = query._reporter.front._requests
     assert requests is not None
     query.execute("total", "w1", timeout_secs=WAIT_SECS)

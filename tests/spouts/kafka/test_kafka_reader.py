@@ -22,7 +22,7 @@ COLUMNS = tuple(KINDS)
 
 
 def reading(kafka: KafkaBroker, **different: Any) -> Reading:
-    connection = KafkaSettings(kafka.address, {}, {}, "a KafkaSpout").connection()
+    connection = KafkaSettings(kafka.address, different.pop("config", {}), {}, "a KafkaSpout").connection()
     given = {
         "group": "readers",
         "isolation": "read_committed",

@@ -23,6 +23,7 @@ from trident.kafka.settings import Connection, kafka_module
 from trident.kafka.watched import Watched
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.client import SOCKET_TIMEOUT_MS, consumer_of
+from trident.spouts.kafka.damaged import end_of_damage, is_damaged
 from trident.spouts.kafka.decoding import Decoder
 from trident.spouts.kafka.ranges import At, OffsetRange
 from trident.spouts.kafka.rows import Rows
@@ -178,8 +179,7 @@ class _Read:
         self._move("assign", [partition(one.topic, one.partition, one.begin) for one in self._open.values()])
         heard = time.monotonic()
         while self._open:
-            if self._stopped():
-                raise Stopped
+            self._check_wanted()
             first = self._consumer.poll(_POLL_SECS if not self._early else 0.05)
             if first is None:
                 self._wait(heard)
@@ -191,6 +191,10 @@ class _Read:
         if rows.count:
             yield rows.taken()
 
+    def _check_wanted(self) -> None:
+        if self._stopped():
+            raise Stopped
+
     def _wait(self, heard: float) -> None:
         """Nothing came for a moment."""
         now = time.monotonic()
@@ -201,7 +205,8 @@ class _Read:
         if now - heard > self._reading.patience_secs:
             raise SourceFailure(
                 f"{self._reading.what} cannot be read: no broker has sent anything of "
-                f"{', '.join(map(str, list(self._open)[:5]))} for {self._reading.patience_secs:g} s",
+                f"{', '.join(f'{one.at} from offset {one.begin} on' for one in list(self._open.values())[:5])} for "
+                f"{self._reading.patience_secs:g} s",
                 found=self._problems[0] if self._problems else "no answer",
                 expected="the leaders of its partitions, and the right to read them",
                 action="the batch is tried again; it waits for the brokers",
@@ -209,14 +214,20 @@ class _Read:
 
     def _take(self, messages: list[Any], rows: Rows) -> None:
         by_partition: dict[tuple[str, int], list[Any]] = {}
+        passed: set[At] = set()  # their further messages come again, from another offset on
         for message in messages:
+            if passed and message.topic() is not None and At(message.topic(), message.partition()) in passed:
+                continue
             if message.error() is None:
                 by_partition.setdefault((message.topic(), message.partition()), []).append(message)
-            else:  # behind the messages before it
+            else:  # after the messages before it
                 for key, some in by_partition.items():
                     self._add(At(*key), some, rows)
                 by_partition = {}
-                self._event(message)
+                if self._is_passed(message, rows):
+                    passed.add(At(message.topic(), message.partition()))
+                else:
+                    self._event(message)
         for key, some in by_partition.items():
             self._add(At(*key), some, rows)
 
@@ -270,6 +281,28 @@ class _Read:
                 action="the batch is tried again up to max_attempts",
             )
 
+    def _is_passed(self, message: Any, rows: Rows) -> bool:
+        """Makes one row of the offsets of a record batch that cannot be read, and reads on after them."""
+        error, base = message.error(), message.offset()
+        if not is_damaged(error.code()) or message.topic() is None or base is None:
+            return False
+        at = At(message.topic(), message.partition())
+        wanted = self._open.get(at)
+        if wanted is None:
+            return True  # read ahead
+        if base < wanted.end:
+            begin = end_of_damage(self._reading, wanted, base, self._check_wanted)
+            if begin == wanted.begin:
+                return False
+            reason = self._reading.connection.clean(f"{error.name()}: {error.str()}")
+            rows.add_unreadable(at, max(base, wanted.begin), begin, reason)
+            if begin < wanted.end:
+                self._open[at] = wanted._replace(begin=begin)
+                self._go_to(at, begin)
+                return True
+        self._end(at)
+        return True
+
     def _out_of_range(self, at: At, wanted: OffsetRange) -> None:
         """The log has no message at the offset that was asked for, and none behind it that would do."""
         try:
@@ -281,6 +314,9 @@ class _Read:
                 expected="an answer of its leader",
                 action="the batch is tried again up to max_attempts",
             ) from None
+        if low <= wanted.begin <= high:  # the client asked for another one, as it does after a damaged record batch
+            self._go_to(at, wanted.begin)
+            return
         if self._reading.lossy:
             begin = max(low, wanted.begin)
             log.warning(

@@ -70,6 +70,13 @@ class Rows:
         self.count += len(messages)
         self.bytes += sum(map(len, messages))
 
+    def add_unreadable(self, at: At, begin: int, end: int, reason: str) -> None:
+        """Offsets of one partition whose messages the client cannot read: together one row, without content."""
+        self._problems[self.count] = (
+            f"the messages at offsets {begin} to {end - 1} cannot be read; their record batch is damaged: {reason}"
+        )
+        self.add(at, [_Unreadable(at, begin)], [begin])
+
     def taken(self) -> pa.RecordBatch:
         """The messages since it was called last.
 
@@ -110,14 +117,15 @@ class Rows:
     def _failure(self) -> SourceFailure:
         number, problem = min(self._problems.items())
         message = self._messages[number]
+        is_lost = isinstance(message, _Unreadable)
         return SourceFailure(
             f"{self._what}: a message cannot be decoded: {message.topic()}[{message.partition()}] at offset "
             f"{message.offset()}",
-            found=f"{problem}; its value begins with {(message.value() or b'')[:200]!r}",
+            found=problem if is_lost else f"{problem}; its value begins with {(message.value() or b'')[:200]!r}",
             expected="a message of the format and the schema that the spout is given",
             repeats=True,
-            action="correct its producer and give the batch up with `trident skip`, or name a table for such messages: "
-            "dead_letters='…'",
+            action=("let a broker lead whose copy is sound; or" if is_lost else "correct its producer and")
+            + " give the batch up with `trident skip`, or name a table for such messages: dead_letters='…'",
         )
 
     def _as_letters(self, raw: Mapping[str, pa.Array]) -> pa.Array:
@@ -168,6 +176,33 @@ class Rows:
     def _repeated(self, values: list[Any], kind: pa.DataType) -> pa.Array:
         counts = (count for _, count in self._runs)
         return pa.concat_arrays([pa.repeat(pa.scalar(value, kind), count) for value, count in zip(values, counts)])
+
+
+class _Unreadable:
+    """A message as the client gives it, of which nothing is known but its place."""
+
+    def __init__(self, at: At, offset: int) -> None:
+        self._at, self._offset = at, offset
+
+    def __len__(self) -> int:
+        return 0
+
+    def topic(self) -> str:
+        return self._at.topic
+
+    def partition(self) -> int:
+        return self._at.partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 0, -1
+
+    def key(self) -> None:
+        return None
+
+    value = headers = key
 
 
 _MAKERS: Mapping[str, Callable[[Rows], pa.Array]] = {

@@ -89,8 +89,9 @@ class KafkaSpout:
         message: of protobuf: ``"module:Class"`` of the generated class, which the tasks import.
         dead_letters: name of a Delta table for messages that cannot be decoded (a value that does not parse, a time
             that no timestamp can be, headers that are not UTF-8): each is in the results or in it, by the same
-            transaction, with all columns that can be read, the value as bytes, and ``error``. None: such a message
-            fails the batch, by an error with its topic, partition and offset.
+            transaction, with all columns that can be read, the value as bytes, and ``error``. Of a damaged record batch
+            there is one row, whose ``error`` has the offsets. None: such a message fails the batch, by an error with
+            its topic, partition and offset.
         min_rows: how many messages a batch has when little waits; by default 1,000, or max_rows if that is less.
         max_rows: how many it has at most.
         config: settings of librdkafka, such as ``{"security.protocol": "SASL_SSL"}``; in no text or stored record.

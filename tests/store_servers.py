@@ -72,7 +72,9 @@ def s3_settings(endpoint: str) -> dict[str, str]:
 
 
 # The connection ends before the server is asked, behind what it did, in the midst of the request, or of the answer.
+# A request that is held is lost until it is delivered.
 LOSE_REQUEST, LOSE_ANSWER, CUT_BODY, CUT_ANSWER = "lose request", "lose answer", "cut body", "cut answer"
+HOLD_REQUEST = "hold request"
 Fault = str | tuple[int, str] | None
 # So long a request waits for the others of its round, which are on their way.
 _ROUND_SECS = 60.0
@@ -104,7 +106,9 @@ class Proxy:
         self.rounds: list[list[tuple[str, str]]] = []
         self.waited_in_vain: list[tuple[str, str]] = []
         self._in_round = threading.Condition()
-        proxy, host = self, server.partition("://")[2]
+        self._held: list[tuple[str, str, bytes, dict[str, str]]] = []
+        self._host = host = server.partition("://")[2]
+        proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -120,7 +124,9 @@ class Proxy:
                 proxy.requests.append((self.command, self.path))
                 time.sleep(proxy.delay_secs)
                 proxy._meet(self.command, self.path)
-                if fault == LOSE_REQUEST:
+                if fault == HOLD_REQUEST:
+                    proxy._held.append((self.command, self.path, body, dict(self.headers.items())))
+                if fault in (LOSE_REQUEST, HOLD_REQUEST):
                     self.cut()
                     return
                 if refused := fault if isinstance(fault, tuple) else proxy.answers.get(self.command):
@@ -174,10 +180,20 @@ class Proxy:
         """Lets these happen to the next requests of a method, one to each; requests behind them pass.
 
         Args:
-            faults: ``LOSE_REQUEST``, ``LOSE_ANSWER``, ``CUT_BODY``, ``CUT_ANSWER``, a (status, code) that is answered
-                in place of the server, or None, of which nothing happens.
+            faults: ``LOSE_REQUEST``, ``HOLD_REQUEST``, ``LOSE_ANSWER``, ``CUT_BODY``, ``CUT_ANSWER``, a (status, code)
+                that is answered in place of the server, or None, of which nothing happens.
         """
         self.planned[method] = list(faults)
+
+    def deliver(self) -> int:
+        """Lets the server have the request that was held; returns its status."""
+        (held,) = self._held
+        self._held.clear()
+        connection = http.client.HTTPConnection(self._host, timeout=30)
+        connection.request(*held)
+        status = connection.getresponse().status
+        connection.close()
+        return status
 
     def _next(self, method: str) -> Fault:
         left = self.planned.get(method)

@@ -125,7 +125,7 @@ class RedisMap:
         step = 2 * _KEYS_PER_CALL
         for start in range(0, max(len(arguments), 1), step):
             some = ["" if epoch is None else str(epoch), *arguments[start : start + step]]
-            # Sent again by the client when the answer is lost: the same rows once more, under the same fence.
+            # Sent again where the answer is lost, by the url's settings or the next try: the same rows, the same fence.
             newest = self._call("write", self._put, some)
             if newest >= 0:
                 raise stale_epoch(f"the Redis map {self.name}", epoch or 0, newest)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, KafkaSta
 from trident.running.status import read_status
 from trident.states.publishing import outside_publish
 
+ROOT = Path(__file__).resolve().parents[3]
 BATCHES = [[("a", 1), ("b", 2)], [("a", 3)], [], [("a", 4), ("c", 5)]]
 
 
@@ -60,6 +65,9 @@ def test_tables_a_log_and_a_changelog_have_each_row_once(
     assert [row["n"] for row in log if row["word"] == "a"] == [1, 3, 4], "the order of a key holds over transactions"
     table = deltalake.DeltaTable(str(tmp_path / "warehouse" / "rows")).to_pyarrow_table().to_pylist()
     assert Counter((row["word"], row["n"]) for row in table) == rows
+    assert "decided 5 rows; the topic has 5 messages, and 0 " in compared(
+        kafka, tmp_path / "warehouse", "words", "log", f"{topic}-log"
+    )
     changes = [
         (message.key(), json.loads(message.value())["count"]) for message in committed(kafka, f"{topic}-changes")
     ]
@@ -89,3 +97,47 @@ def test_deleted_keys_are_tombstones_and_the_status_says_how_far_it_is(
     found = [(message.key(), message.value()) for message in committed(kafka, topic)]
     assert sorted(found[:2]) == [(b"ann", b'{"name":"ann","age":30}'), (b"bob", b'{"name":"bob","age":40}')]
     assert found[2:] == [(b"ann", None)]
+
+
+def compared(kafka: KafkaBroker, warehouse: Path, name: str, state: str, topic: str) -> str:
+    """What the program in docs/kafka.md prints that looks for rows which a topic lacks."""
+    page = (ROOT / "docs" / "kafka.md").read_text(encoding="utf-8")
+    (program,) = [one for one in page.split("```python\n") if 'trident", "history' in one]
+    program = program.partition("```")[0]
+    for shown, own in (
+        ('"trident", "history", "orders"', f'{sys.executable!r}, "-m", "trident.cli", "history", {name!r}'),
+        ('"warehouse=trident-warehouse"', repr(f"warehouse={warehouse}")),
+        ('"order_log"', repr(state)),
+        ('"order-log"', repr(topic)),
+        ('"kafka-1:9092"', repr(kafka.address)),
+    ):
+        assert shown in program, shown
+        program = program.replace(shown, own)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(program, "docs/kafka.md", "exec"), {})
+    return printed.getvalue()
+
+
+def test_the_program_in_the_docs_finds_rows_that_a_topic_lacks(
+    spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, kafka, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As versions before lost them: a transaction was committed with its mark and a part of its rows."""
+    kafka.create(topic, 2)
+    made = TridentTopology("lost")
+    stream = made.new_stream("words", FixedBatchSpout("word string, n long", [[("a", 1)] * 4, [("b", 2)] * 3]))
+    stream.partition_persist(DeltaAppend("rows"))  # else the history does not know whether the last one was decided
+    stream.partition_persist(KafkaState(kafka.address, topic, key="word", name="out"))
+    publish = KafkaState.publish
+
+    def some(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield batch.slice(0, 1)
+
+    def torn(self: KafkaState, part: OutsidePart, batches: Any) -> None:
+        publish(self, part, some(batches) if part.mark.txid == 1 else batches)
+
+    monkeypatch.setattr(KafkaState, "publish", torn)
+    with starter(spark, zk_server, zk_root, tmp_path) as start:
+        start.run(made)
+    told = compared(kafka, tmp_path / "warehouse", "lost", "out", topic)
+    assert told == ("transactions 1 to 2 decided 7 rows; the topic has 4 messages, and 0 offsets have expired\n")

@@ -28,9 +28,10 @@ def put(kafka: KafkaBroker, topic: str, count: int, **settings: Any) -> list[Rec
     """So many record batches of ten messages."""
     batched = {"linger.ms": 60_000, "batch.num.messages": 10, "enable.idempotence": False}
     producer = kafka.producer(**{**batched, **settings})
-    for number in range(count * 10):
-        producer.produce(topic, b"%d" % number * 20, partition=0)
-    assert eventually(lambda: producer.poll(0.02) is not None and not len(producer), 60)
+    for first in range(0, count * 10, 10):  # a full one is sent at once, and none before
+        for number in range(first, first + 10):
+            producer.produce(topic, b"%d" % number * 20, partition=0)
+        assert eventually(lambda: producer.poll(0.02) is not None and not len(producer), 60)
     found = record_batches(kafka, topic)
     assert [(one.base, one.last) for one in found] == [(at, at + 9) for at in range(0, count * 10, 10)]
     return found

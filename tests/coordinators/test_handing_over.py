@@ -19,7 +19,9 @@ from trident.coordinators.handing_over import (
     HandoverAnswer,
     HandoverRequest,
     Handovers,
+    Step,
     contender,
+    give_way,
 )
 from trident.coordinators.leadership import Leadership, current_holder
 from trident.coordinators.records import Holder, Incarnation, decode, encode
@@ -217,3 +219,16 @@ def test_the_only_one_with_other_code_is_chosen_and_the_others_are_listed():
     ]:
         with pytest.raises(TopologyError, match=text):
             choose("wc", holder, there, to)
+
+
+def test_a_leader_ends_once_nothing_is_in_flight_or_late_and_goes_on_where_the_request_is_taken_back():
+    giving, step = give_way(None, "r", drained=False, now=0.0)
+    assert (giving.id, giving.stops, step) == ("r", False, Step.PAUSE)
+    assert give_way(None, None, drained=True, now=0.0) == (None, None)
+    assert give_way(giving, "r", drained=False, now=1.0) == (giving, None)
+    for asked in (None, "another"):
+        assert give_way(giving, asked, drained=True, now=1.0) == (None, Step.RESUME)
+    stops = replace(giving, stops=True)
+    assert give_way(giving, "r", drained=True, now=1.0) == (stops, Step.STOP)
+    assert give_way(giving, "r", drained=False, now=giving.until + 1) == (stops, Step.STOP)
+    assert give_way(stops, None, drained=True, now=2.0) == (stops, None), "it cannot be taken back any more"

@@ -1,6 +1,6 @@
 """The claims of docs/semantics.md 1 on the pure coordinator, one at a time.
 
-The interplay of all of them is explored in ``test_explorer.py``.
+The interplay of all of them is simulated (tests/simulator).
 """
 
 from __future__ import annotations
@@ -451,6 +451,9 @@ def test_a_pause_stops_new_transactions_and_neither_commits_nor_replays():
     run.process(At(1, 0))
     assert Success(At(1, 0)) in run.commit(At(1, 0))
     run.post(Began(At(2, 1)))
+    assert not run.state.is_drained
+    run.process(At(2, 1)), run.commit(At(2, 1))
+    assert run.state.is_drained
     assert run.post(Resumed()) == [AskReady(3)]
 
 

@@ -1,8 +1,8 @@
 """The checks find defects: each patch plants one, and the tests named for it must fail.
 
 Each patch is applied in a copy of the project, and the tests named for it run
-there, in a process of their own; then its files are put back. `make test` plants what the explorers find and
-those of the promised bugs that need no Spark, and runs the first of each one's
+there, in a process of their own; then its files are put back. `make test` plants what the coordinator's unit tests and
+the compaction explorer find and those of the promised bugs that need no Spark, and runs the first of each one's
 tests; ``TRIDENT_PLANTED=all`` (`make planted`) plants all and runs every test
 named. docs/faults.md has the same table in words, with what
 each bug would do to a user; a test here holds the two together.
@@ -95,8 +95,8 @@ def chosen() -> list:
 
 def is_cheap(name: str) -> bool:
     caught = PLANTED[name]
-    explored = {"explorer", "compaction explorer"} & caught.suites
-    return caught.needs != "Spark" and bool(explored or name in PROMISED.values())
+    quick = {"coordinator", "compaction explorer"} & caught.suites
+    return caught.needs != "Spark" and bool(quick or name in PROMISED.values())
 
 
 @pytest.fixture(scope="module")

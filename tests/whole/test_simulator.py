@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ONE = os.environ.get(VARIABLE)
 MANY = int(os.environ.get("TRIDENT_SIM_SEEDS", "0"))
 # So few reach every rare state, the last of them at the 447th; `make simulate` runs 20,000.
-SEEDS = MANY or 460
+SEEDS = MANY or 500
 
 ROLLBACK_SEEDS = 160
 
@@ -44,7 +44,14 @@ RAREST = {
     "a deposed coordinator that sees its successor's tables halts",
 }
 # The slowest of the others.
-SLOW = {"gives up before the earlier ones are finished", "positions of an attempt that was not decided"}
+SLOW = {
+    "gives up before the earlier ones are finished",
+    "positions of an attempt that was not decided",
+    "a hand-over outlives the leader that it was made for",
+    "a lost answer counts as not done",
+    "a begin that comes too late for its advance is lost",
+    "a process leads amid a rollback",
+}
 
 
 def marked(defect: str) -> Any:
@@ -100,7 +107,7 @@ def test_a_planted_defect_of_rollbacks_is_found(name):
 
 
 def test_a_seed_is_the_same_in_two_runs():
-    for seed in range(15):
+    for seed in range(5):
         first, second = run_seed(seed), run_seed(seed)
         assert first.trace == second.trace
         assert run_seed(seed, rollbacks=1).trace == run_seed(seed, rollbacks=1).trace
@@ -110,10 +117,9 @@ def test_a_seed_is_the_same_in_two_runs():
 def test_a_seed_is_the_same_in_two_processes_and_in_this_one():
     here = run_seed(11).trace_hash
     command = [sys.executable, "-m", "tests.simulator", "--seed", "11"]
-    for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-        assert f"trace {here}" in ended.stdout, ended.stdout + ended.stderr
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert f"trace {here}" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_two_seeds_differ():

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.explorer.compaction import Compaction
-from tests.explorer.search import DEEP, Violation, explore
+from tests.simulator.compaction import Compaction
+from tests.simulator.search import DEEP, Action, Violation, explore
 from trident.states.keyed.compaction import (
     READ_AGAIN,
     LiveRead,
@@ -165,3 +165,45 @@ def test_a_live_read_of_nothing_is_refused():
 
 def test_the_guard_names_the_column_and_p():
     assert guard_condition(MergePlan(10, 12, 9, 4), "t._upto") == "t._upto > 10"
+
+
+# --- the search itself -------------------------------------------------------------------------------
+
+
+class _Graph:
+    """A model given as its edges; negative targets are faults."""
+
+    initial = 1
+
+    def __init__(self, edges: dict[int, list[int]]) -> None:
+        self.edges = edges
+
+    def actions(self, state):
+        for target in self.edges.get(state, []):
+            yield Action(f"{state}→{target}", lambda target=target: abs(target), fault=target < 0)
+
+    def finished(self, state):
+        return state == 9
+
+
+@pytest.mark.parametrize(
+    ("edges", "found"),
+    [
+        ({1: [2, 9]}, "nothing more can happen"),
+        ({1: [2, 9], 2: [3], 3: [2, 9]}, "round for ever"),
+        ({1: [9], 9: [-4]}, "nothing more can happen"),
+    ],
+    ids=["dead end", "cycle", "dead end after a fault"],
+)
+def test_the_search_finds_a_lack_of_progress(edges, found):
+    with pytest.raises(Violation, match=found):
+        explore(_Graph(edges))
+
+
+def test_the_search_tells_the_shortest_way_to_a_violation():
+    with pytest.raises(Violation, match=r"(?s)1\. 1→2\n +2\. 2→4$"):
+        explore(_Graph({1: [2, 9], 2: [4]}))
+
+
+def test_a_cycle_of_faults_alone_is_no_lack_of_progress():
+    assert explore(_Graph({1: [-1, 2], 2: [-1, 9]})).states == 3

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from tests.explorer.search import Action, Violation
+from tests.simulator.search import Action, Violation
 from trident.states.keyed.compaction import (
     READ_AGAIN,
     LiveRead,
@@ -105,7 +105,7 @@ class World(NamedTuple):
 
 @dataclass(frozen=True)
 class Compaction:
-    """One bounded world; the model for :func:`tests.explorer.search.explore`.
+    """One bounded world; the model for :func:`tests.simulator.search.explore`.
 
     Attributes:
         keys: txid → the keys that it changes; a txid without any is an empty batch.

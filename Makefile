@@ -10,9 +10,8 @@
 # make bench   the benchmarks
 # make matrix  every spout kind with six kinds of state under every fault, one state at a time
 # make random  random topologies with random faults; N=200 of them
-# make kills   three batch groups in one process, killed with SIGKILL at every kind of moment; then broker, database,
-#              executors and coordinator at random: MESSAGES=1000000 KILLS=50; SEED=… again; requests to Kafka that are late,
-#              doubled, lost or cut
+# make kills   broker, database, executors and coordinator killed at random under every state outside of the warehouse: FAULTS=50;
+#              SEED=… again; requests to Kafka that are late, doubled, lost or cut
 # make sweep   every fault point of a transaction, start or stop × outcome × time × kind of topology; pairs; real SIGKILLs; STORE=s3, STORE=hdfs;
 #              on a disk those of rollback, fork, capture and the table of transactions, too
 # make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them; in a quarter as many an
@@ -99,14 +98,13 @@ random: check-java $(STAMP) $(CLASSES)
 		tests/operations/test_timed.py tests/operations/test_late_forms.py tests/states/keyed/test_sequenced.py \
 		tests/states/keyed/test_history.py -s $(PYTEST_ARGS)
 
-MESSAGES := 1000000
-KILLS := 50
+FAULTS := 50
 kills: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/whole/test_kill.py tests/spouts/test_stream_spout.py tests/messages/test_reliability_faults.py \
+	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/spouts/test_stream_spout.py tests/messages/test_reliability_faults.py \
 		tests/messages/test_tracked_streams.py tests/running/test_interrupted_script.py tests/running/test_stopping.py tests/states/outside/test_kafka_state.py \
 		tests/states/outside/test_kafka_wire.py tests/states/outside/test_kafka_topology.py tests/states/outside/test_http_state.py \
 		tests/states/outside/test_http_topology.py -s $(PYTEST_ARGS)
-	@$(BIN)/python -m tests.kills --messages $(MESSAGES) --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.chaos kills --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
 
 # The store that sweep, races and failover run on: disk, s3 or hdfs.
 STORE := disk
@@ -168,7 +166,7 @@ planted: check-java $(STAMP) $(CLASSES)
 
 MINUTES := 60
 soak: check-java $(STAMP)
-	@$(BIN)/python -m tests.soak --minutes $(MINUTES)
+	@$(BIN)/python -m tests.chaos soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 ROUNDS := 200
 races: check-java $(STAMP) $(CLASSES)

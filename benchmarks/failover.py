@@ -16,7 +16,7 @@ from benchmarks.bench import Bench
 from benchmarks.report import Goal, Report
 
 if TYPE_CHECKING:
-    from tests.failover_harness import Cluster, Coordinator
+    from tests.chaos.deployment import Coordinator, Deployment
 
 TITLE = "from the leader's death to the first transaction that its warm standby has begun and committed"
 
@@ -62,26 +62,27 @@ def _cut_off(bench: Bench, report: Report, count: int) -> None:
     _report(report, "the leader is cut off, minus the session timeout", found, SESSION_SECS, BOUND_SECS)
 
 
-def _killed(cluster: Cluster, leader: Coordinator) -> float:
+def _killed(cluster: Deployment, leader: Coordinator) -> float:
     leader.kill()
     return leader.killed_at
 
 
-def _isolated(cluster: Cluster, leader: Coordinator) -> float:
+def _isolated(cluster: Deployment, leader: Coordinator) -> float:
     at = time.monotonic()
     cluster.partition((leader.name,), ())
     return at
 
 
 def _rounds(
-    bench: Bench, what: str, count: int, own_host: bool, dies: Callable[[Cluster, Coordinator], float]
+    bench: Bench, what: str, count: int, own_host: bool, dies: Callable[[Deployment, Coordinator], float]
 ) -> list[tuple[float, float]]:
     """Seconds from each death to the lease, and to the first new commit."""
-    from tests.failover_harness import LEADS, Cluster
+    from tests.chaos.deployment import LEADS, with_ensemble
 
     found: list[tuple[float, float]] = []
-    with Cluster(bench.fresh("failover"), session_secs=SESSION_SECS, spark=AS_USERS) as cluster:
-        leader, standby = cluster.lead_and_stand_by(own_host=own_host, warm=True)
+    settings = {"zookeeper_session_timeout_secs": SESSION_SECS}
+    with with_ensemble(bench.fresh("failover"), conf=AS_USERS, **settings) as cluster:
+        leader, standby = cluster.start_all(own_host=own_host, warm=True)
         for number in range(count):
             steady = leader.wait_for(lambda leader=leader: leader.advanced(new=True)[_STEADY_TRANSACTIONS:])
             died = dies(cluster, leader)
@@ -95,11 +96,12 @@ def _rounds(
                 f"{new['duration_ms']}"
             )
             leader, standby = standby, _back(cluster, leader, own_host, died)
-        cluster.check(cluster.finish())
+        cluster.finish()
+        cluster.check()
     return found
 
 
-def _back(cluster: Cluster, old: Coordinator, own_host: bool, died: float) -> Coordinator:
+def _back(cluster: Deployment, old: Coordinator, own_host: bool, died: float) -> Coordinator:
     """The old leader, or a new process in its place, as a warm standby."""
     if old.process.poll() is None:
         cluster.heal()

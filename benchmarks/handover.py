@@ -16,7 +16,7 @@ from benchmarks.failover import AS_USERS
 from benchmarks.report import Goal, Report
 
 if TYPE_CHECKING:
-    from tests.failover_harness import Cluster, Coordinator
+    from tests.chaos.deployment import Coordinator, Deployment
 
 TITLE = "from the last commit of the leader that hands over to the first of its successor"
 
@@ -26,14 +26,15 @@ _LAST = 2
 
 
 def run(bench: Bench, report: Report) -> None:
-    from tests.failover_harness import Cluster
+    from tests.chaos.deployment import with_ensemble
 
     count = int(os.environ.get("HANDOVER_ROUNDS", bench.size(_ROUNDS, 1)))
     gaps: list[float] = []
     ordinary: list[float] = []
     asked: list[float] = []
-    with Cluster(bench.fresh("handover"), session_secs=10.0, spark=AS_USERS, map="", interval_secs=0.0) as cluster:
-        leader, standby = cluster.lead_and_stand_by(warm=True)
+    settings = {"zookeeper_session_timeout_secs": 10.0, "batch_emit_interval_secs": 0.0}
+    with with_ensemble(bench.fresh("handover"), kind="transactional", conf=AS_USERS, **settings) as cluster:
+        leader, standby = cluster.start_all(warm=True)
         for number in range(count):
             steady = leader.wait_for(lambda leader=leader: leader.advanced(new=True)[_STEADY_TRANSACTIONS:])
             usual = statistics.median(_every(steady[-20:]))
@@ -50,7 +51,8 @@ def run(bench: Bench, report: Report) -> None:
             )
             leader.wait_for(lambda leader=leader, began=began: leader.events("standby: warm", began))
             leader, standby = standby, leader
-        cluster.check_tables(cluster.finish())
+        cluster.finish()
+        cluster.check()
     report.figure("a transaction of the old leader, begin to advance", "s", ordinary)
     report.figure("from its last commit to the first of the new leader", "s", gaps)
     report.figure(f"the command, with {_LAST} transactions rehearsed", "s", asked)
@@ -63,18 +65,7 @@ def _every(lines: list[dict[str, dict[str, float]]]) -> list[float]:
     return [line["duration_ms"]["total"] / 1000 for line in lines]
 
 
-def _hand_over(cluster: Cluster, standby: Coordinator) -> None:
-    from tests.failover_child import TOPOLOGY
-    from tests.failover_harness import WATCH
-    from trident.commands.handover import Wish, hand_over
-    from trident.config import TridentConfig
-
-    config = TridentConfig(
-        warehouse=str(cluster.warehouse), zookeeper=cluster.network.hosts(WATCH), zookeeper_root=cluster.root
-    )
-    said: list[str] = []
-    wish = Wish(to=str(standby.pid), last=_LAST)
-    # Where the servers are: they may have a network of their own.
-    code = cluster.network.within(WATCH, lambda: hand_over(TOPOLOGY, wish, config, said.append))
+def _hand_over(cluster: Deployment, standby: Coordinator) -> None:
+    code, said = cluster.hand_over(to=str(standby.pid), last=_LAST)
     if code:
         raise RuntimeError(f"the hand-over ended with {code}: {said}")

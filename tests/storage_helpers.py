@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.measure import orphans, temporary
+from tests.chaos.measure import orphans, temporary
 from trident.coordinators import faults
 
 

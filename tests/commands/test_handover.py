@@ -8,6 +8,7 @@ other: what is killed leaves a topology that is led, or is led again by the one 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.handover_harness import RIGHT, WRONG, Deployment, Running
+import trident
+from tests.chaos.checker import compare, number_of
+from tests.chaos.deployment import RIGHT, WRONG, Coordinator, Deployment
+from tests.chaos.oracle import fold
+from tests.chaos.sources import Words
+from tests.chaos.workload import Group
 from trident.commands.exit_codes import EXIT_BAD_INPUT, EXIT_DIFFERENT, EXIT_UNREACHABLE
 from trident.coordinators.errors import CoordinationError, TopologyError
 
@@ -32,15 +38,32 @@ STANDBY = [
 ]
 
 
+CONF = {"spark.master": "local[1]", "spark.driver.memory": "600m", "spark.sql.shuffle.partitions": "1"}
+
+
+def deployment(folder: Path, warm: bool) -> Deployment:
+    """Its source grows by a transaction a second.
+
+    Args:
+        warm: whether standbys rehearse by themselves, too, which takes a core for half a minute.
+    """
+    group = Group("transactional", "", keys=7, per_batch=10)
+    settings = {"zookeeper_session_timeout_secs": 6, "max_spout_pending": 2, "warm_standby": str(warm).lower()}
+    made = Deployment(folder, [group], conf=CONF, settings=settings)
+    made.feed(8)
+    made.grow(random.Random(), 1.0, 1, ahead=100)
+    return made
+
+
 @pytest.fixture
 def deployed(tmp_path: Path) -> Iterator[Deployment]:
-    with Deployment(tmp_path / "deployment", warm=False) as made:
+    with deployment(tmp_path / "deployment", False) as made:
         yield made
 
 
 @pytest.fixture
 def warm(tmp_path: Path) -> Iterator[Deployment]:
-    with Deployment(tmp_path / "deployment") as made:
+    with deployment(tmp_path / "deployment", True) as made:
         yield made
 
 
@@ -61,8 +84,8 @@ def test_other_rows_are_refused_with_txid_table_and_key_and_equal_code_takes_ove
     code, said = deployed.hand_over(to=str(wrong.pid), last=3)
     assert code == EXIT_DIFFERENT, said
     told = [line for line in said if "transaction " in line and "table counts" in line]
-    assert told and any("{'word': 'w0'}" in line for line in told), said
-    assert not [line for line in said if "table seen" in line], said
+    assert told and any("{'key': 'k0'}" in line for line in told), said
+    assert not [line for line in said if "table audit" in line], said
     assert deployed.leader() is old and not deployed.request_is_there()
 
     # The right one takes over, and not the other one; the old one waits.
@@ -71,17 +94,19 @@ def test_other_rows_are_refused_with_txid_table_and_key_and_equal_code_takes_ove
     code, said = deployed.hand_over(to=str(right.pid), last=2)
     assert code == 0, said
     deployed.wait_leads(right)
-    deployed.wait(lambda: "hands over" in old.said() and "standby: " in old.said(), "the old leader does not wait")
-    assert old.process.poll() is None and not deployed.request_is_there()
-    deployed.check_counts()
+    deployed.wait(lambda: old.events("hands over") and old.stands_by(), "the old leader does not wait")
+    assert old.runs and not deployed.request_is_there()
+    check_so_far(deployed)
 
     # Changes that are accepted take over, and the process that led ends.
     code, said = deployed.hand_over(to=str(wrong.pid), accept_changes=True, stop_old=True, last=3)
-    assert code == 0 and any("'w0'" in line for line in said), said
-    deployed.wait(lambda: right.process.poll() is not None, "the process that led does not end")
-    assert right.process.returncode == 0, right.said()
+    assert code == 0 and any("'k0'" in line for line in said), said
+    right.asked_to_end = True
+    deployed.wait(lambda: not right.runs, "the process that led does not end")
+    assert right.process.returncode == 0, right.story()
     deployed.wait_leads(wrong)
-    deployed.check(changed=True)
+    deployed.finish()
+    deployed.check(counted=False)
 
 
 @pytest.mark.long
@@ -110,6 +135,7 @@ def test_the_command_as_a_process_of_its_own_is_killed_and_bad_input_is_told(dep
     found = deployed.command("--to", str(standby.pid), "--last", "2")
     assert found.returncode == 0 and "leads (epoch " in found.stdout, found
     deployed.wait_leads(standby)
+    deployed.finish()
     deployed.check()
 
 
@@ -140,10 +166,24 @@ def test_standbys_are_killed_and_then_the_leader(deployed: Deployment, faults: t
     assert code == 0, said
     deployed.wait(old.died, "the leader does not die once it has let go")
     deployed.wait_leads(again)
+    deployed.finish()
     deployed.check()
 
 
-def again_until_it_leads(deployed: Deployment, new: Running) -> None:
+def check_so_far(deployed: Deployment) -> None:
+    """What is committed by now is counted once; the source goes on."""
+    (books,) = deployed.books
+    txid = books.committed.look().txid
+    deployed.wait(lambda: books.committed.look().txid > txid, "the next transaction does not come")  # it has this one
+    audit = {at: words for at, words in books.stored.audit().items() if at <= txid}
+    compare(Words(7)[: 10 * txid], sorted((word for words in audit.values() for word in words), key=number_of), True)
+    keys = [f"k{number}" for number in range(7)]
+    found = trident.get(deployed.url, "counts", keys, txid=txid)
+    counts = {key: (one or {"n": 0})["n"] for key, one in zip(keys, found)}
+    assert counts == fold([word for words in audit.values() for word in words])
+
+
+def again_until_it_leads(deployed: Deployment, new: Coordinator) -> None:
     """The same command again: what a killed one has left is no hindrance."""
     for _ in range(3):
         if deployed.leader() is new:  # the killed one's request has had its effect

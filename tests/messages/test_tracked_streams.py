@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
+from tests.chaos.oracle import Table
 from tests.message_helpers import Messages
-from tests.sweep.oracle import Table
 from tests.topology_helpers import Starter, starter
 from tests.zk_fixtures import eventually
 from trident import Combiner, Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology

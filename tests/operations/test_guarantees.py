@@ -12,7 +12,7 @@ import pytest
 
 import trident
 import trident.testing
-from tests.matrix import cells, sources
+from tests.chaos import matrix, sources
 from tests.states.outside.ledger_state import LedgerState
 from trident import (
     Count,
@@ -79,24 +79,24 @@ def test_the_spouts_and_states_of_the_pages_can_be_imported_and_are_of_the_kind_
 # --- the matrix ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", cells.STATES)
-@pytest.mark.parametrize("spout", cells.SPOUTS)
+@pytest.mark.parametrize("state", matrix.STATES)
+@pytest.mark.parametrize("spout", matrix.SPOUTS)
 def test_a_pair_is_exactly_once_if_and_only_if_no_fault_of_the_matrix_shows(
     spout: str, state: str, tmp_path: Path
 ) -> None:
-    topology, _ = cells.Run(cells.Cell(spout, (state,), cells.Fault.NONE), tmp_path, start=_never).topology()
+    topology, _ = matrix.Run(matrix.Cell(spout, (state,), matrix.Fault.NONE), tmp_path, start=_never).topology()
     (source,) = topology.graph.sources.values()
     (sink,) = [sink for name, sink in topology.graph.sinks.items() if name != "audit"]
     said = guarantee(spout_kind(source.spout), sink.binding.state_kind.guarantee_row(sink.binding.state))
-    outcomes = {cells.expected(spout, state, fault) for fault in cells.Fault if cells.applies(spout, fault)}
+    outcomes = {matrix.expected(spout, state, fault) for fault in matrix.Fault if matrix.applies(spout, fault)}
     possible = {
         Guarantee.EXACTLY_ONCE: set(),
-        Guarantee.AT_LEAST_ONCE: {cells.Outcome.DOUBLED},
-        Guarantee.AT_MOST_ONCE: {cells.Outcome.LOST},
-        Guarantee.NEITHER: {cells.Outcome.LOST, cells.Outcome.DOUBLED, cells.Outcome.BOTH},
+        Guarantee.AT_LEAST_ONCE: {matrix.Outcome.DOUBLED},
+        Guarantee.AT_MOST_ONCE: {matrix.Outcome.LOST},
+        Guarantee.NEITHER: {matrix.Outcome.LOST, matrix.Outcome.DOUBLED, matrix.Outcome.BOTH},
     }[said]
-    assert (said is EXACT) == (outcomes == {cells.Outcome.EXACT})
-    assert outcomes <= {cells.Outcome.EXACT} | possible
+    assert (said is EXACT) == (outcomes == {matrix.Outcome.EXACT})
+    assert outcomes <= {matrix.Outcome.EXACT} | possible
 
 
 def _never(topology: TridentTopology) -> Any:

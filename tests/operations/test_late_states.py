@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from tests.chaos.oracle import Table
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.stream_helpers import stream_of, topology_of
-from tests.sweep.oracle import Table
 from trident import (
     Count,
     DeltaAppend,

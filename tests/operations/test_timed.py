@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import timed_oracle as oracle
+from tests.chaos.oracle import Table
 from tests.stream_helpers import RowsSpout, stream_of, topology_of
-from tests.sweep.oracle import Table
 from tests.timed_turns import Turns
 from tests.timed_users import Baskets
 from tests.topology_helpers import Starter, starter

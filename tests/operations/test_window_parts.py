@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
+from tests.chaos.oracle import Table
 from tests.running.test_local_copies import uses  # noqa: F401 (a fixture)
 from tests.stream_helpers import stream_of, topology_of
-from tests.sweep.oracle import Table
 from tests.topology_helpers import Starter, starter
 from tests.window_oracle import event_marks, sessions, windows
 from trident import Aggregator, Count, DeltaAppend, FixedBatchSpout, Max, Min, Sum, TridentTopology, expr

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from tests.chaos.oracle import Table
 from tests.stream_helpers import RowsSpout, batch, stream_of, topology_of
-from tests.sweep.oracle import Table
 from tests.topology_helpers import Starter, starter
 from tests.window_oracle import Given, by_count, by_event_time, by_processing_time, starts_of, windows
 from trident import (

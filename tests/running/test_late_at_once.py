@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.oracle import Table
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
-from tests.sweep.oracle import Table
 from tests.unfit_jar import Unfit, unfit_jar
 from trident import (
     Count,

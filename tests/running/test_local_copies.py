@@ -21,10 +21,10 @@ from typing import Any, cast
 
 import pytest
 
+from tests.chaos.oracle import Table
 from tests.running.test_late_at_once import check_sums, sums
 from tests.running.test_late_at_once import topology as at_once
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
-from tests.sweep.oracle import Table
 from tests.zk_fixtures import eventually
 from trident import (
     Count,

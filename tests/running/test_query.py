@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from tests.sweep.oracle import Table
+from tests.chaos.oracle import Table
 from tests.topology_helpers import IN_ONE_PROCESS
 from tests.zk_fixtures import eventually
 from trident import (

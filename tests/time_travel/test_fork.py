@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.matrix.sources import OpaqueSpout, PartitionedSpout, Source
+from tests.chaos.sources import OpaqueSpout, PartitionedSpout, Source
 from tests.spouts.test_data_source_spout import Journal, Letters
 from tests.topology_helpers import starter
 from tests.zk_fixtures import connected

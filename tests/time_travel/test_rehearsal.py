@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.matrix.sources import CommittedSpout
+from tests.chaos.sources import CommittedSpout
 from tests.running.test_query import WAIT_SECS, start  # noqa: F401
 from tests.states.outside.ledger_state import LedgerState
 from tests.time_travel.test_replay import digest_of, source_of

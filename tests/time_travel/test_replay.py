@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.matrix.sources import CommittedSpout, OpaqueSpout, PartitionedSpout, RangeSpout, Source
+from tests.chaos.sources import CommittedSpout, OpaqueSpout, PartitionedSpout, RangeSpout, Source
 from tests.running.test_query import WAIT_SECS, start  # noqa: F401
 from tests.topology_helpers import starter
 from tests.zk_fixtures import connected

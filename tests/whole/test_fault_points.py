@@ -366,7 +366,7 @@ def declared() -> dict[str, str]:
 
 
 def test_every_fault_point_is_armed_by_the_crash_sweep_or_by_a_test_that_is_named() -> None:
-    from tests.sweep.cases import SWEPT
+    from tests.chaos.cases import SWEPT
 
     assert declared().keys() == SWEPT | ELSEWHERE.keys()
     for point, file in ELSEWHERE.items():

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from tests.matrix.sources import CommittedSpout, OpaqueSpout, PartitionedSpout, RangeSpout, Source
-from tests.topology_helpers import IN_ONE_PROCESS
+from tests.chaos.sources import CommittedSpout, OpaqueSpout, PartitionedSpout, RangeSpout, Source
+from tests.topology_helpers import starter
 from trident import (
     Count,
     DeltaAppend,
@@ -36,7 +37,6 @@ from trident import (
 )
 from trident.coordinators import faults
 from trident.running.query import TopologyQuery
-from trident.running.starting import start_topology
 
 EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 2)
 WAIT_SECS = 120.0
@@ -219,6 +219,7 @@ def check(query: TopologyQuery, sink: str, name: str, rows: list[tuple[str | Non
             assert at == len(seqs)
 
 
+@pytest.mark.long
 def test_random_topologies(spark: SparkSession, zk_server: str, tmp_path: Path, rng) -> None:
     number = 0
 
@@ -246,40 +247,19 @@ def run(spark: SparkSession, zk_server: str, world: dict[str, Any], folder: Path
     for name, rows in rows_of(world).items():
         source.write(f"rows-{name}", rows)
     source.write("partitions", sorted(rows_of(world)))
-    root = f"/random-{uuid.uuid4().hex}"
-    queries: list[TopologyQuery] = []
-
-    def start() -> tuple[TopologyQuery, dict[str, str]]:
-        topology, names = topology_of(world, source, folder)
-        query = start_topology(
-            topology,
-            spark,
-            warehouse=str(folder / "warehouse"),
-            zookeeper=zk_server,
-            zookeeper_root=root,
-            zookeeper_session_timeout_secs=4,
-            max_spout_pending=world["in_flight"],
-            standby=True,
-            **IN_ONE_PROCESS,
-        )
-        queries.append(query)
-        return query, names
-
-    try:
+    root, in_flight = f"/random-{uuid.uuid4().hex}", world["in_flight"]
+    with starter(spark, zk_server, root, folder, max_spout_pending=in_flight) as start:
         armed = [*world["faults"], *([world["crash"]] if world["crash"] else [])]
         faults.arm(",".join(f"{point}:{outcome}:{nth}" for point, outcome, nth in armed))
-        query, names = start()
+        topology, names = topology_of(world, source, folder)
+        query = start(topology)
         source.write("ready_to", len(world["words"]) // 2 + 6)
         if world["crash"] and crashed(query, world["crash"]):
-            query, names = start()
+            query = start(topology_of(world, source, folder)[0])
         query.process_all_available(WAIT_SECS)
         rows = [parse(text) for texts in rows_of(world).values() for text in texts]
         for sink, name in names.items():
             check(query, sink, name, rows)
-    finally:
-        faults.disarm()
-        for query in queries:
-            query.stop(60, compact=False)
 
 
 def crashed(query: TopologyQuery, crash: tuple[str, str, int]) -> bool:

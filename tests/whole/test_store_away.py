@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import store_servers
+from tests.chaos.oracle import Table
 from tests.store_mirror import Mirror
-from tests.sweep.oracle import Table
 from tests.topology_helpers import WAIT_SECS
 from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology

@@ -1,6 +1,6 @@
 """The crash sweep: every fault point × outcome × time × kind of topology, on real Spark, ZooKeeper and Delta.
 
-`make test` runs a fixed sample, `make sweep` every case (TRIDENT_SWEEP=all),
+`make test` runs the worst cases, `make sweep` every case (TRIDENT_SWEEP=all),
 then pairs of faults (TRIDENT_SEED chooses them) and real SIGKILLs. The
 warehouse is on the disk, or where TRIDENT_STORE says: `make sweep STORE=s3`.
 """
@@ -17,26 +17,26 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import store_servers
-from tests.matrix.sources import PER_BATCH
-from tests.outside_stores import OutsideStores
-from tests.sweep.books import CLEANED_EACH_TIME
-from tests.sweep.campaign import Campaign
-from tests.sweep.cases import (
+from tests.chaos.campaign import Campaign
+from tests.chaos.cases import (
     BIRTH,
     KINDS,
     MERGES,
     OUTCOMES,
-    OUTSIDE,
     SWEPT,
     Case,
+    dangerous,
     every,
     in_a_store,
     kinds,
-    over_outside_stores,
     pairs,
-    sample,
 )
-from tests.sweep.lives import Lives, all_deaths, deaths
+from tests.chaos.checker import CLEANED_EACH_TIME
+from tests.chaos.deaths import MERGED, OF_TOGETHER, PATCHES, SETTINGS, TOGETHER, all_deaths, deaths, die_at_each
+from tests.chaos.deployment import Deployment
+from tests.chaos.sources import PER_BATCH
+from tests.chaos.workload import OUTSIDE, Group
+from tests.outside_stores import OutsideStores
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
 from trident.coordinators import faults, leadership
@@ -48,9 +48,8 @@ from trident.states.core import storage
 from trident.states.publishing import cleaning
 
 WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
-SAMPLE = 31  # as many as there are points
 STORE = store_servers.chosen()
-CASES = every(STORE) if WHOLE else [*sample(every(STORE, KINDS), SAMPLE), *over_outside_stores()]
+CASES = every(STORE) if WHOLE else dangerous()
 if os.environ.get("TRIDENT_SWEEP") == "in a store":
     CASES = in_a_store()
 PAIRS = 12
@@ -149,17 +148,11 @@ def znodes(zk: ZooKeeper, path: str) -> list[str]:
     return found
 
 
-def test_the_sweep_has_at_least_500_cases_and_the_sample_all_of_their_parts() -> None:
+def test_the_sweep_has_at_least_500_cases_and_the_worst_are_among_them() -> None:
     print(f"{len(every())} cases, {len(every(of=OUTSIDE))} of them over Kafka and PostgreSQL")
-    assert len(set(every())) == len(every())
+    assert len(set(every())) == len(every()) and len(every(of=KINDS)) >= 500
     assert {case.point for case in every()} <= SWEPT
-    cases = every(of=KINDS)
-    assert len(cases) >= 500
-    chosen = sample(cases, SAMPLE)
-    assert {case.point for case in chosen} == {case.point for case in cases}
-    assert {case.kind for case in chosen} == set(KINDS)
-    assert {case.outcome for case in chosen} == set(OUTCOMES)
-    assert {case.time for case in chosen} == {case.time for case in cases}
+    assert set(dangerous()) <= set(every()) and {case.outcome for case in dangerous()} == set(OUTCOMES)
 
 
 def test_there_are_at_least_60_real_deaths() -> None:
@@ -170,15 +163,22 @@ def test_there_are_at_least_60_real_deaths() -> None:
 
 @pytest.mark.skipif(not WHOLE, reason="make sweep has real SIGKILLs (TRIDENT_SWEEP=all)")
 @pytest.mark.parametrize("kind", kinds(STORE))
-def test_after_real_sigkills(
-    kind: str, zk_server: str, zk_root: str, zk: ZooKeeper, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_after_real_sigkills(kind: str, zk_server: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     ends = deaths(kind)
-    warehouse = store_servers.warehouse_in(STORE, tmp_path)
-    outside = outside_stores(kind, request)
-    lives = Lives(kind, tmp_path, warehouse, zk_server, zk_root, lambda: znodes(zk, zk_root), outside)
-    lives.go(ends)
-    assert lives.killed >= len(ends)
+    servers = None
+    if kind in OUTSIDE:
+        servers = (request.getfixturevalue("kafka"), request.getfixturevalue("postgres_server"))
+    group = Group(kind, "", merged=MERGED.get(kind))
+    given = {"zookeeper": zk_server, "patches": PATCHES, "settings": SETTINGS, "servers": servers}
+    with Deployment(tmp_path / "d", [group], ["a"], **given) as deployment:
+        assert die_at_each(deployment, ends) >= len(ends)
+
+
+@pytest.mark.skipif(not WHOLE, reason="make sweep has real SIGKILLs (TRIDENT_SWEEP=all)")
+def test_after_real_sigkills_of_three_groups_in_one_process(zk_server: str, tmp_path: Path) -> None:
+    given = {"zookeeper": zk_server, "patches": PATCHES, "settings": SETTINGS}
+    with Deployment(tmp_path / "d", TOGETHER, ["a"], **given) as deployment:
+        assert die_at_each(deployment, OF_TOGETHER) == len(OF_TOGETHER)
 
 
 @pytest.mark.skipif(not WHOLE, reason="make sweep runs pairs (TRIDENT_SWEEP=all)")

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.chaos.sources import CommittedSpout, Source
 from tests.group_helpers import ROWS, Group, append_binding
-from tests.matrix.sources import CommittedSpout, Source
 from tests.states.outside.ledger_state import LedgerState
 from tests.topology_helpers import WAIT_SECS, starter
 from tests.zk_fixtures import eventually

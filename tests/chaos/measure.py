@@ -1,4 +1,4 @@
-"""What the soak measures from outside: processes in /proc, folders on disk, znodes. Nothing here asks the product."""
+"""What is measured from outside: processes in /proc, folders on disk, znodes. Nothing here asks the product."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
+
+from trident.coordinators.embedded import EmbeddedZooKeeper
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -42,6 +45,16 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
+
+
+def state(pid: int) -> str:
+    """As in ps: "T" is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def executors(pid: int) -> list[int]:
+    """Those of a coordinator that are processes of their own."""
+    return sorted(child for child, command in descendants(pid).items() if "CoarseGrainedExecutorBackend" in command)
 
 
 def workers(pid: int) -> list[int]:
@@ -192,3 +205,91 @@ def slope_per_minute(points: list[tuple[float, float]]) -> float:
     mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
     below = sum((x - mean_x) ** 2 for x, _ in points)
     return 60.0 * sum((x - mean_x) * (y - mean_y) for x, y in points) / below if below else 0.0
+
+
+# --- a long run -------------------------------------------------------------------------------
+
+
+class Watch:
+    """What a leader gathers, and what piles up on disk and in ZooKeeper, as long as a deployment runs.
+
+    Args:
+        deployment: with an embedded ZooKeeper server.
+        struck: fault → how many, which somebody else counts.
+
+    Attributes:
+        records: one of the leader every few seconds, one of everything each minute.
+    """
+
+    def __init__(self, deployment: Any, struck: Mapping[str, int]) -> None:
+        self._deployment, self._struck = deployment, struck
+        self.records: list[dict[str, Any]] = []
+        self._next = {"leader": 5.0, "totals": 60.0, "heap": 0.0}
+
+    @property
+    def _age(self) -> float:
+        return time.monotonic() - self._deployment.began
+
+    def look(self, quiet: bool) -> None:
+        if self._is_time("leader", 5.0):
+            self._look_at_leader(quiet)
+        if self._is_time("totals", 60.0):
+            print(json.dumps(self._said(self.totals())), flush=True)
+
+    def _is_time(self, what: str, every_secs: float) -> bool:
+        if self._age < self._next[what]:
+            return False
+        self._next[what] = self._age + every_secs
+        return True
+
+    def _look_at_leader(self, quiet: bool) -> None:
+        leader = self._deployment.leader()
+        if leader is None:
+            return
+        java = jvms(leader.pid)
+        found: dict[str, Any] = {
+            "kind": "process",
+            "at": round(self._age, 1),
+            "quiet": quiet,
+            "pid": leader.pid,
+            "age": round(time.monotonic() - leader.started_at, 1),
+            "python_mb": round(rss_mb(leader.pid), 1),
+            "jvm_mb": round(sum(map(rss_mb, java)), 1),
+            "python_files": open_files(leader.pid),
+            "jvm_files": sum(map(open_files, java)),
+            "python_threads": threads(leader.pid),
+            "jvm_threads": sum(map(threads, java)),
+        }
+        # It stops the JVM for a moment: now and then only.
+        heap = live_heap_mb(java[0]) if quiet and java and self._is_time("heap", 30.0) else None
+        self._said({**found, **({} if heap is None else {"heap_mb": round(heap, 1)})})
+
+    def _said(self, record: dict[str, Any]) -> dict[str, Any]:
+        self.records.append(record)
+        with (self._deployment.folder / "watch.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        return record
+
+    def totals(self) -> dict[str, Any]:
+        deployment = self._deployment
+        store, server = Path(deployment.url), deployment.server_folder
+        endpoint = EmbeddedZooKeeper.status(server)
+        hosts = f"127.0.0.1:{endpoint.port}" if endpoint else ""
+        tables = [path.parent for path in store.glob("*/_delta_log")]
+        queues = [books.group.queue.path for books in deployment.books if books.group.kind == "queue"]
+        return {
+            "kind": "totals",
+            "at": round(self._age, 1),
+            "struck": dict(self._struck),
+            "lives": deployment.lives,
+            "epoch": deployment.epoch(),
+            "txids": deployment.transactions(),
+            "state": counted(store / "_trident" / "chaos"),
+            "zookeeper": counted(server),
+            **(znodes(hosts, deployment.root) if hosts else {}),
+            "data_files": {table.name: len(data_files(table)) for table in tables},
+            "orphans": {table.name: len(orphans(table)) for table in tables},
+            "temporary": len(temporary(store)),
+            "local": counted(deployment.folder / "local"),
+            "queue_kb": sum(Path(queue).stat().st_size // 1000 for queue in queues),
+        }

@@ -1,32 +1,43 @@
-"""What may not grow in a soak, and how much there may be of it."""
+"""What may not grow in a long run, and how much there may be of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.soak.coordinator import HEAP_MB, MERGE_EVERY, RETENTION_TXIDS
-from tests.soak.measure import slope_per_minute, temporary
+from tests.chaos.measure import slope_per_minute, temporary
 
 WARM_SECS = 60.0
 
 
-def broken_bounds(records: list[dict[str, Any]], final: dict[str, Any], folder: Path) -> list[str]:
-    """The bounds that do not hold, as text; prints the figures."""
-    return [*_folders(final, folder), *_processes(records)]
+def broken_bounds(
+    records: list[dict[str, Any]], final: dict[str, Any], folder: Path, settings: Mapping[str, int]
+) -> list[str]:
+    """The bounds that do not hold, as text; prints the figures.
+
+    Args:
+        records, final: of ``measure.Watch``.
+        settings: ``heap_mb`` of a leader; ``log_files`` that the log of a merged state may have; ``state_files`` that
+            the topology may have of its own.
+    """
+    return [
+        *_folders(final, folder, settings["log_files"], settings["state_files"]),
+        *_processes(records, settings["heap_mb"]),
+    ]
 
 
-def _folders(final: dict[str, Any], folder: Path) -> list[str]:
-    ended = sum(final["kills"].get(kind, 0) for kind in ("leader", "jvm", "sleep", "zookeeper", "supervisor"))
+def _folders(final: dict[str, Any], folder: Path, log_files: int, state_files: int) -> list[str]:
+    ended = sum(final["struck"].get(kind, 0) for kind in ("leader", "sleep", "zookeeper", "supervisor"))
     # What an attempt stages: a file for each state, and one file in flight for each thing that was killed.
     checks = {
-        "files under _trident/soak": (final["state"]["files"], 40),
+        "files under _trident/chaos": (final["state"]["files"], state_files),
         "znodes": (final.get("znodes", -1), 80),
         "MB of ZooKeeper's folder": (final["zookeeper"]["mb"], 300),
         "data files that no commit names": (sum(final["orphans"].values()), 6 * ended + 10),
-        "files in Spark's local folders": (final["local"]["files"], 40 * final["kills"].get("jvm", 0) + 20),
+        "files in Spark's local folders": (final["local"]["files"], 40 * final["struck"].get("leader", 0) + 20),
         # What is kept for snapshots, what waits for its MERGE, and what was dropped a moment ago.
-        "data files of the log": (final["data_files"]["counts__log"], RETENTION_TXIDS + 5 * MERGE_EVERY + 200),
+        "data files of the log": (final["data_files"]["f_counts__log"], log_files),
         "kB of the queue": (final["queue_kb"], 1000),
         "temporary files": (final["temporary"], 0),
     }
@@ -36,7 +47,7 @@ def _folders(final: dict[str, Any], folder: Path) -> list[str]:
     return broken + [f"temporary: {name}" for name in temporary(folder / "w")]
 
 
-def _processes(records: list[dict[str, Any]]) -> list[str]:
+def _processes(records: list[dict[str, Any]], heap_mb: int) -> list[str]:
     """A long-lived leader: its memory and its open files stay as they are."""
     quiet = [one for one in records if one["kind"] == "process" and one["quiet"]]
     pids = {one["pid"] for one in quiet[-3:]}
@@ -49,8 +60,8 @@ def _processes(records: list[dict[str, Any]]) -> list[str]:
     # Name, growth at once (Spark remembers its last 1,000 jobs), growth a minute, most.
     for name, once, each, most in (
         ("python_mb", 10, 0.3, 600),
-        ("heap_mb", 30, 0.5, HEAP_MB),
-        ("jvm_mb", 120, 1.0, HEAP_MB + 700),
+        ("heap_mb", 30, 0.5, heap_mb),
+        ("jvm_mb", 120, 1.0, heap_mb + 700),
         ("python_files", 12, 0.02, 150),
         ("jvm_files", 30, 0.05, 700),
         ("python_threads", 10, 0.02, 120),

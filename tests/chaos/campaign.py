@@ -13,17 +13,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from tests.chaos.cases import BIRTH, HANG, RECOVERY, STOP, Case
+from tests.chaos.checker import Books
+from tests.chaos.workload import Group, topology_of
 from tests.outside_stores import OutsideStores
-from tests.sweep.books import Books
-from tests.sweep.cases import BIRTH, HANG, RECOVERY, STOP, Case
 from tests.zk_fixtures import eventually
 from trident import TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import ZooKeeperUnreachable
 from trident.running.query import TopologyQuery
 
+TOPOLOGY = "swept"
 WAIT_SECS = 90.0
 PER_CASE = 2  # transactions
 # A decided transaction whose coordinator is gone: what a recovery has most to do with. Another is behind it.
@@ -58,7 +61,8 @@ class Campaign:
         outside: OutsideStores | None = None,
     ) -> None:
         self._start, self._depose = start, depose
-        self.books = Books(kind, folder, warehouse, znodes, merging, outside)
+        self.books = Books(TOPOLOGY, Group(kind, str(folder)), warehouse, znodes, outside)
+        self._merging = merging
         self._query: TopologyQuery | None = None
         self._abandoned: list[TopologyQuery] = []
         self._starting: list[threading.Thread] = []
@@ -110,10 +114,10 @@ class Campaign:
 
     def merge(self, merging: bool) -> None:
         """From here on a table is merged all the time, or only now and then."""
-        if merging != self.books.merging and self._query is not None:
+        if merging != self._merging and self._query is not None:
             self._query.stop(WAIT_SECS, compact=False)
             self._query = None
-        self.books.merging = merging
+        self._merging = merging
 
     def goes_on(self) -> None:
         """Behind the last case: whoever leads can make one transaction more."""
@@ -154,8 +158,13 @@ class Campaign:
 
     # --- coordinators ---------------------------------------------------------------------------
 
+    def _topology(self) -> TridentTopology:
+        """Made anew, as another process would."""
+        merged = {"again": 2 if self._merging else 10} if self.books.group.kind == "two tables" else None
+        return topology_of(TOPOLOGY, [replace(self.books.group, merged=merged)])
+
     def _begin(self) -> None:
-        self._query = self._start(self.books.topology())
+        self._query = self._start(self._topology())
 
     def _start_in_background(self) -> None:
         """A start that may hang: in a thread, whose query is taken once it is there."""
@@ -163,7 +172,7 @@ class Campaign:
 
         def start() -> None:
             try:
-                query = self._start(self.books.topology())
+                query = self._start(self._topology())
             except ZooKeeperUnreachable:  # refused by the fault, as its caller would be told
                 return
             with self._handing_over:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import outside_stores
-from tests.matrix import sources
-from tests.matrix.sources import Source
+from tests.chaos import sources
+from tests.chaos.sources import Source
 from tests.outside_stores import OutsideStores
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.coordinators import faults

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,12 @@ class Source:
         path: of the folder.
         changes: attempt 0 of a txid also holds a row that later attempts do not
             have ("ghost-<txid>"), and one row less of the real ones.
+        per_batch: rows of a batch.
     """
 
     path: str
     changes: bool = False
+    per_batch: int = PER_BATCH
 
     def _file(self, name: str) -> Path:
         return Path(self.path) / name
@@ -57,7 +59,7 @@ class Source:
         temporary.write_text(json.dumps(value))
         temporary.replace(self._file(name))
 
-    def rows(self, partition: str = "p0") -> list[str]:
+    def rows(self, partition: str = "p0") -> Sequence[str]:
         return self.read(f"rows-{partition}", [])
 
     def is_ready(self, txid: int) -> bool:
@@ -67,11 +69,36 @@ class Source:
         """The rows of one batch from a place on, and where the next goes on."""
         rows = self.rows(partition)
         first = self.changes and attempt.attempt_id == 0
-        end = min(len(rows), begin + PER_BATCH - (1 if first else 0))
+        end = min(len(rows), begin + self.per_batch - (1 if first else 0))
         found = [(word,) for word in rows[begin:end]]
         if first:
             found.append((f"ghost-{attempt.txid}",))
         return found, end
+
+
+@dataclass(frozen=True)
+class Words(Sequence[str]):
+    """Numbered rows without an end, each under one of some keys: "k3-17"; what a topology under faults reads."""
+
+    keys: int
+
+    def __len__(self) -> int:
+        return 1 << 60
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[number] for number in range(at.start or 0, at.stop, at.step or 1)]
+        return f"k{at % self.keys}-{at}"
+
+
+@dataclass(frozen=True)
+class Numbered(Source):
+    """A source of :class:`Words`, which ends where ``ready_to`` says."""
+
+    keys: int = 5
+
+    def rows(self, partition: str = "p0") -> Sequence[str]:
+        return Words(self.keys)
 
 
 class _Ready:
@@ -110,7 +137,7 @@ class PoppingSpout(BatchSpout):
         with open(self._source.path + "/popped.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             at = self._source.read("popped", 0)
-            rows = self._source.rows()[at : at + PER_BATCH]
+            rows = self._source.rows()[at : at + self._source.per_batch]
             self._source.write("popped", at + len(rows))
         return [(word,) for word in rows]
 
@@ -143,7 +170,7 @@ class _Ranges(_Ready):
         if curr_metadata is not None:
             return curr_metadata
         begin = prev_metadata["to"] if prev_metadata else 0
-        return {"from": begin, "to": min(begin + PER_BATCH, len(self.source.rows()))}
+        return {"from": begin, "to": min(begin + self.source.per_batch, len(self.source.rows()))}
 
 
 class _RangeEmitter:
@@ -282,7 +309,7 @@ class _PartitionEmitter:
     def emit_partition_batch_new(self, attempt: Any, partition: str, last_metadata: Any) -> PartitionBatch:
         begin = last_metadata["to"] if last_metadata else 0
         rows = self._source.rows(partition)
-        end = min(len(rows), begin + PER_BATCH)
+        end = min(len(rows), begin + self._source.per_batch)
         return PartitionBatch([(word,) for word in rows[begin:end]], {"from": begin, "to": end})
 
     def emit_partition_batch(self, attempt: Any, partition: str, metadata: Any) -> Iterable[tuple]:

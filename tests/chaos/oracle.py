@@ -101,27 +101,36 @@ class Table:
 
 
 class Stored:
-    """Everything that one topology of the sweep has stored.
+    """Everything that one batch group has stored.
 
     Args:
         warehouse: of the topology.
         maps: the SQLite file of its maps.
+        topology: its name.
+        prefix: of the group's names.
     """
 
-    def __init__(self, warehouse: Path, maps: Path) -> None:
-        self._warehouse, self._maps = warehouse, maps
+    def __init__(self, warehouse: Path, maps: Path, topology: str, prefix: str = "") -> None:
+        self._warehouse, self._maps, self._topology, self._prefix = warehouse, maps, topology, prefix
+
+    def table(self, name: str) -> Table:
+        return Table.read(self._warehouse / f"{self._prefix}{name}")
+
+    def words(self, name: str) -> list[str]:
+        """Of a further append table."""
+        return [row["word"] for row in self.table(name).rows()]
 
     def audit(self) -> dict[int, list[str]]:
-        """txid → the rows of the append table that every topology of the sweep has."""
+        """txid → the rows of the append table that every group has."""
         found: dict[int, list[str]] = {}
-        for row in Table.read(self._warehouse / "audit").rows():
+        for row in self.table("audit").rows():
             found.setdefault(row["txid"], []).append(row["word"])
         return found
 
     def attempts(self) -> dict[int, int]:
         """txid → the attempt that the append table has, in the order of its log."""
         found: dict[int, int] = {}
-        for control in Table.read(self._warehouse / "audit").history:
+        for control in self.table("audit").history:
             if control["attempt_id"] >= 0:
                 assert found.get(control["txid"], control["attempt_id"]) == control["attempt_id"], (control, found)
                 found[control["txid"]] = control["attempt_id"]
@@ -129,11 +138,11 @@ class Stored:
 
     def txids(self) -> list[int]:
         """The transactions of the append table, in the order of its log."""
-        return [version for app, version in Table.read(self._warehouse / "audit").order if app.startswith("trident/")]
+        return [version for app, version in self.table("audit").order if app.startswith("trident/")]
 
     def keyed(self, name: str) -> Counter:
         """A keyed state: its table up to P, and the log's rows behind P."""
-        plain, log = Table.read(self._warehouse / name), Table.read(self._warehouse / f"{name}__log")
+        plain, log = self.table(name), self.table(f"{name}__log")
         merged = max(plain.txns.values(), default=0)
         counts: Counter = Counter()
         for row in plain.rows():
@@ -146,22 +155,22 @@ class Stored:
     def per_batch(self, name: str) -> dict[int, Counter]:
         """An append table of counts by key: txid → its rows added up."""
         found: dict[int, Counter] = {}
-        for row in Table.read(self._warehouse / name).rows():
+        for row in self.table(name).rows():
             found.setdefault(row["txid"], Counter())[row["key"]] += row["n"]
         return found
 
     def map(self, name: str) -> Counter:
         """A map of the user's: the current value of each key."""
         with sqlite3.connect(self._maps) as connection:
-            rows = connection.execute(f'SELECT key, value FROM "{name}"').fetchall()
+            rows = connection.execute(f'SELECT key, value FROM "{self._prefix}{name}"').fetchall()
         return Counter({json.loads(key)["tuple"][0]: json.loads(value)["opaque"][1] for key, value in rows})
 
     def leftovers(self, states: list[str]) -> list[str]:
         """Files that nobody needs any more, once everything up to the last transaction has succeeded."""
         found = []
         for name in ["audit", *states]:
-            found += [f"{name}/{file}" for file in Table.read(self._warehouse / name).unused()]
-        group = self._warehouse / "_trident" / "swept" / "words"
+            found += [f"{name}/{file}" for file in self.table(name).unused()]
+        group = self._warehouse / "_trident" / self._topology / f"{self._prefix}words"
         manifests = sorted(path.name for path in (group / "manifests").glob("*/*.json"))
         # The history: of a transaction the attempt that was decided, and no other one.
         of_each = Counter(int(name.split("-")[0]) for name in manifests)

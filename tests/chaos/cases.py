@@ -1,4 +1,4 @@
-"""Which faults there are: fault point × outcome × time × kind of topology.
+"""The faults at fault points: fault point × outcome × time × kind of topology.
 
 Outcomes: the I/O fails before it is done; it is done and then fails; it is
 done and then the coordinator dies; it hangs, is overtaken by a successor, and
@@ -12,12 +12,12 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tests.chaos.workload import OUTSIDE
+
 KINDS = ("transactional", "opaque", "committer", "two tables", "user-coded map")
-# Over Kafka and PostgreSQL (tests/outside_stores.py), with a warehouse on a disk.
-OUTSIDE = ("Kafka", "opaque Kafka")
 
 FAIL, LOST, DIE, HANG = "fail before", "do, then fail", "do, then die", "hang"
-# In one process a coordinator dies by never going on; real SIGKILLs are in kills.py.
+# In one process a coordinator dies by never going on; real SIGKILLs are in deaths.py.
 OUTCOMES = {FAIL: "fail_before", LOST: "do_then_fail", DIE: "do_then_hang", HANG: "pause"}
 
 FIRST, REPLAY, RECOVERY, BIRTH, STOP = "first try", "replay", "recovery", "first start", "stop"
@@ -121,13 +121,28 @@ def every(store: str = "disk", of: tuple[str, ...] = ()) -> list[Case]:
     return [case for kind in of or kinds(store) for case in of_kind(kind)]
 
 
-def over_outside_stores() -> list[Case]:
-    """What `make test` runs of these kinds, besides the sample of the others."""
-    return [Case("Kafka", "publish.outside", FIRST, HANG)]
+def dangerous() -> list[Case]:
+    """What `make test` runs on the disk: of the points that decide what is lost or doubled the worst moment of each."""
+    of_map = (
+        ("zk.begin", FIRST, LOST),
+        ("stage.write", FIRST, DIE),
+        ("manifest.write", FIRST, HANG),
+        ("zk.decide", FIRST, DIE),
+        ("delta.commit", REPLAY, LOST),
+        ("publish.table", FIRST, HANG),
+        ("publish.user", RECOVERY, HANG),
+        ("resolve.stage", REPLAY, FAIL),
+        ("zk.advance", FIRST, LOST),
+        ("spout.success", FIRST, DIE),
+        ("clean.staged", FIRST, DIE),
+        ("zk.acquire", RECOVERY, DIE),
+    )
+    others = [Case("committer", "spout.commit", FIRST, DIE), Case("two tables", "zk.record", BIRTH, DIE)]
+    return [*(Case("user-coded map", *case) for case in of_map), *others]
 
 
 def in_a_store() -> list[Case]:
-    """What `make test` runs over a warehouse in a store, besides the sample on the disk."""
+    """What `make test` runs over a warehouse in a store."""
     return [
         Case("opaque", "delta.commit", FIRST, LOST),
         Case("opaque", "publish.table", FIRST, HANG),
@@ -135,22 +150,6 @@ def in_a_store() -> list[Case]:
 
 
 SWEPT = {case.point for case in every()} | set(SELDOM)
-
-
-def sample(cases: list[Case], count: int, seed: int = 7) -> list[Case]:
-    """A fixed sample that has every kind, point, time and outcome."""
-    generator = random.Random(seed)
-    left = list(cases)
-    generator.shuffle(left)
-    chosen: list[Case] = []
-    seen: set[tuple[int, str]] = set()
-    while left and len(chosen) < count:
-        # The case with most that is new; the first of these.
-        best = max(left, key=lambda case: sum((place, value) not in seen for place, value in enumerate(case)))
-        left.remove(best)
-        chosen.append(best)
-        seen.update(enumerate(best))
-    return chosen
 
 
 def pairs(kind: str, count: int, seed: int) -> list[tuple[Case, Case]]:

@@ -1,1 +1,0 @@
-"""Every spout kind with every state kind under every fault, against a naive fold (see test_matrix.py)."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.transactions import TransactionAttempt
@@ -14,7 +15,7 @@ from trident.planning.groups import GroupPlan, nodes_above, plan
 from trident.planning.nodes import SourceNode
 from trident.planning.operation import PyOp, arrow_type
 from trident.states.delta.append import DeltaAppend
-from trident.streams.run_batch import _plan_of
+from trident.streams.run_batch import _plan_of, run_batch
 from trident.streams.stream import Stream
 from trident.streams.topology import TridentTopology
 from trident.udf.types import parse_outputs
@@ -82,6 +83,13 @@ def run(spark: "SparkSession", stream: Stream, rows: Sequence[tuple], partitions
 
 def collect(frame: "DataFrame") -> list[tuple]:
     return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def together(spark: "SparkSession", streams: Sequence[Stream], rows: Any, partitions: int = 1) -> list[list[tuple]]:
+    """The rows of each of several streams with the same fields, all in one batch, in Spark's order."""
+    first, *others = [stream.each(F.lit(place), "of int") for place, stream in enumerate(streams)]
+    found = run_batch(first.merge(*others), rows, spark=spark, partitions=partitions, attempt=ATTEMPT)
+    return [[row[:-1] for row in found if row[-1] == place] for place in range(len(streams))]
 
 
 def run_pass(stream: Stream, rows: Sequence[tuple], cut: int | None = None) -> list[tuple]:

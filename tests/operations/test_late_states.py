@@ -345,6 +345,7 @@ def test_what_cannot_be_is_said_when_it_is_built(build: Any, error: type, messag
         build(stream_of("word string, n long"))
 
 
+@pytest.mark.long
 def test_a_topology_may_be_started_again_with_more_fields(start, tmp_path: Path) -> None:  # noqa: F811
     def topology(batches: list, *more: str) -> TridentTopology:
         made = TridentTopology("grows")

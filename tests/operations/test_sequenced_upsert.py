@@ -72,6 +72,7 @@ def with_history(batches: list[list[tuple]] = BATCHES, fields: str = FIELDS) -> 
     return made, rows.partition_persist(DeltaMapState("users"), None, upsert)
 
 
+@pytest.mark.long
 def test_a_history_has_the_periods_of_late_changes_and_deletes(start, spark, tmp_path) -> None:  # noqa: F811
     query = processed(start, with_history()[0])
     expected = {
@@ -105,6 +106,7 @@ def test_a_history_is_refused_where_it_cannot_be() -> None:
         users.new_values_stream()
 
 
+@pytest.mark.long
 def test_a_batch_with_a_null_sequence_fails_and_says_so(start) -> None:  # noqa: F811
     query = start(topology([[("a", "x", None, False)]]), max_attempts=2)
     with pytest.raises(AttemptCapReached, match="(?s)'lsn' of sequence_by is null"):

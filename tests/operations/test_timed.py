@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests import timed_oracle as oracle
 from tests.chaos.oracle import Table
+from tests.operations import timed_oracle as oracle
+from tests.operations.timed_turns import Turns
+from tests.operations.timed_users import Baskets
 from tests.stream_helpers import RowsSpout, stream_of, topology_of
-from tests.timed_turns import Turns
-from tests.timed_users import Baskets
 from tests.topology_helpers import Starter, starter
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology, expr
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
@@ -61,6 +61,7 @@ def numbers(rows: list, field: int) -> Counter:
     return Counter(row[field] for row in rows)
 
 
+@pytest.mark.long
 def test_dedup_a_join_and_timers_give_what_the_oracles_give(spark: SparkSession, rng: random.Random) -> None:
     """In one Spark partition and in several, with an empty batch."""
     left = stream_of(FIELDS)

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from tests.chaos.oracle import Table
+from tests.long_cases import sample
+from tests.operations.window_oracle import event_marks, sessions, windows
 from tests.running.test_local_copies import uses  # noqa: F401 (a fixture)
 from tests.stream_helpers import stream_of, topology_of
 from tests.topology_helpers import Starter, starter
-from tests.window_oracle import event_marks, sessions, windows
 from trident import Aggregator, Count, DeltaAppend, FixedBatchSpout, Max, Min, Sum, TridentTopology, expr
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.operations.window_changes import PaneRules, SessionRules, SessionSpec
@@ -570,9 +571,7 @@ def random_batches(rng: Any, count: int) -> list:
     return [*batches, [(12 * count + 200, "end", 0)]]
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param("driver", marks=pytest.mark.long), "pass", pytest.param("tables", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("form", sample(["driver", "pass", "tables"], "driver"))
 def test_exactly_once_over_crashes(
     start: Starter,
     tmp_path: Path,
@@ -583,7 +582,7 @@ def test_exactly_once_over_crashes(
     """A coordinator that hangs behind a decision, half published, and wakes up deposed."""
     start._settings["local_copies"] = form != "tables"
     own = form == "driver"
-    batches = random_batches(rng, 3 if form == "tables" else 5)  # without copies each takes seconds
+    batches = random_batches(rng, 5 if form == "pass" else 3)  # without copies each takes seconds
     query = start.replace_at("publish.table", visits(batches, own), visits(batches, own))
     assert f"resolve_by_{form}" in {name for one in query.recent_progress for name in one["duration_ms"]}
     # The first batch has no state yet; the deposed coordinator has no copy of a log that went on.
@@ -596,6 +595,7 @@ def test_exactly_once_over_crashes(
     assert (about._next, about._late) == (rows, sum(expected["late"].values()))
 
 
+@pytest.mark.long
 def test_a_combiner_of_the_users_has_one_job(start: Starter, tmp_path: Path, rng: Any) -> None:
     """Both parts of a batch in one job; the time of a window, which only the framework reads, is no hindrance."""
     batches = random_batches(rng, 6)

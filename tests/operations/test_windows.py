@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.chaos.oracle import Table
+from tests.long_cases import sample
+from tests.operations.window_oracle import Given, by_count, by_event_time, by_processing_time, starts_of, windows
 from tests.stream_helpers import RowsSpout, batch, stream_of, topology_of
 from tests.topology_helpers import Starter, starter
-from tests.window_oracle import Given, by_count, by_event_time, by_processing_time, starts_of, windows
 from trident import (
     Count,
     DeltaAppend,
@@ -177,7 +178,7 @@ def fired(rows: list[tuple]) -> Counter:
 
 
 def test_every_kind_of_window_gives_what_the_oracle_gives(spark: SparkSession, rng: random.Random) -> None:
-    turns_count = 4
+    turns_count = 3
     clock = [30 + 6 * n + rng.randrange(-9, 9) for n in range(turns_count)]
     ticks = iter([second * SECOND for second in clock])
     batches = [a_batch(rng, 10 * n - 20) for n in range(turns_count)]
@@ -223,6 +224,7 @@ class Longest:
         return max(so_far, word or "", key=len)
 
 
+@pytest.mark.long
 def test_windows_are_aggregated_as_groups_are(spark: SparkSession) -> None:
     stream = stream_of("word string, n long")
     windows_ = stream.sliding_window(4, 2)
@@ -301,7 +303,7 @@ def stamped(batches: list) -> list:
     return [[(at(time), word, n) for time, word, n in rows] for rows in batches]
 
 
-@pytest.mark.parametrize("rows_kept", [False, True], ids=["parts", "rows"])
+@pytest.mark.parametrize("rows_kept", sample([False, True], False), ids=["parts", "rows"])
 def test_exactly_once_over_crashes(start: Starter, tmp_path: Path, rows_kept: bool) -> None:
     """A coordinator that hangs behind a decision, half published, and wakes up deposed."""
     topologies = [clicks(stamped(CLICKS)), clicks(stamped(CLICKS))]
@@ -362,6 +364,7 @@ def test_what_a_failed_attempt_of_an_opaque_source_held_is_in_no_window(start: S
     assert sorted((row._pane // SECOND, row.word) for row in kept) == [(20, "bb"), (30, None), (40, "bb")]
 
 
+@pytest.mark.long
 def test_due_windows_of_processing_time_fire_in_an_empty_batch_and_an_attempt_that_fails_leaves_nothing(
     start: Starter, tmp_path: Path
 ) -> None:

@@ -466,6 +466,7 @@ def test_files_of_each_batch_are_read_by_one_plan(spark: Any, new_group: Any, tm
     assert len(group.kept._shapes) == 1
 
 
+@pytest.mark.long
 def test_parts_of_files_of_each_batch_are_read_by_one_plan(spark: Any, new_group: Any, tmp_path: Path) -> None:
     group = new_group(lines)
     batches: dict[int, Any] = {}
@@ -487,6 +488,7 @@ def test_parts_of_files_of_each_batch_are_read_by_one_plan(spark: Any, new_group
         assert found[txid] == group.anew(txid, {"rows": batch.data}) and batch.rows() == counted
 
 
+@pytest.mark.long
 def test_a_row_that_cannot_be_parsed_names_its_own_file(spark: Any, new_group: Any, tmp_path: Path) -> None:
     def csv(topology: TridentTopology) -> None:
         topology.new_stream("rows", RowsSpout("k long, v string")).partition_persist(DeltaAppend("out"))
@@ -512,6 +514,7 @@ def test_a_file_that_is_gone_fails_the_attempt(spark: Any, new_group: Any, tmp_p
     assert error is not None and "/b cannot be read" in str(error)
 
 
+@pytest.mark.long
 def test_parquet_files_of_emitted_partitions_are_read_by_one_plan(spark: Any, new_group: Any, tmp_path: Path) -> None:
     """Spark's reader gives them as columns, many rows at a time."""
     group = new_group(two_states)
@@ -581,6 +584,7 @@ def test_explain_says_whether_the_plan_is_kept_and_why_not(new_group: Any) -> No
     assert new_group(native, enabled=False).kept.why_not == "the setting keep_plans is off"
 
 
+@pytest.mark.long
 def test_the_jar_is_made_of_the_sources_byte_for_byte(tmp_path: Path) -> None:
     compiler = shutil.which("javac")
     if compiler is None:

@@ -7,12 +7,12 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partialmethod
 from typing import Any
 
 import pytest
 
 from tests.chaos.oracle import Table
+from tests.long_cases import sample
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.unfit_jar import Unfit, unfit_jar
 from trident import (
@@ -95,10 +95,8 @@ def forms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return taken
 
 
-@pytest.mark.parametrize("fault", ["", "resolve.stage:do_then_fail:2", "stage.write:fail_before:3"])
-def test_each_transaction_is_one_job_and_gives_what_a_fold_gives(start, tmp_path, forms, fault):  # noqa: F811
-    if fault:
-        faults.arm(fault)
+def test_each_transaction_is_one_job_and_gives_what_a_fold_gives(start, tmp_path, forms):  # noqa: F811
+    faults.arm("resolve.stage:do_then_fail:2,stage.write:fail_before:3")
     query = start(topology(), max_spout_pending=1)
     query.process_all_available(WAIT_SECS)
     assert not faults.unfired()
@@ -135,6 +133,7 @@ def test_of_several_in_flight_only_the_next_one_is(start, tmp_path, forms, monke
     assert {txid for txid, _ in asked} >= before and all(txid == last for txid, last in asked), asked
 
 
+@pytest.mark.long
 def test_a_batch_too_large_for_the_one_job_goes_to_the_tables_and_the_next_ones_rest(
     start,  # noqa: F811
     tmp_path,
@@ -177,8 +176,8 @@ def several_streams(hint: int | None) -> TridentTopology:
     return made
 
 
-@pytest.mark.parametrize("form", ["one_job", "pass"])
-@pytest.mark.parametrize("spread_by", ["hint", "setting"])
+@pytest.mark.parametrize("form", sample(["one_job", "pass"], "one_job"))
+@pytest.mark.parametrize("spread_by", sample(["hint", "setting"], "hint"))
 def test_rows_of_a_key_in_several_spark_partitions_are_folded_once(
     spark,
     start,  # noqa: F811
@@ -202,24 +201,6 @@ def test_rows_of_a_key_in_several_spark_partitions_are_folded_once(
         spark.conf.unset(UNION)
     assert told == {word: f"{word[0]}{len(word)}" * count for word, count in words.items()}
     assert forms == [form] * 3
-
-
-def test_where_the_copy_has_gone_the_parts_run_one_behind_the_other(start, tmp_path, forms, monkeypatch):  # noqa: F811
-    taken: list[int] = []
-
-    def taken_away(self: StateCopies, states: Any, txid: int, real: Any) -> Any:
-        copies = real(self, states, txid)
-        if copies and txid in (1, 4) and txid not in taken:
-            taken.append(txid)
-            shutil.rmtree(copies["told"].folder)
-        return copies
-
-    for name in ("as_of", "promised"):  # the first batch builds the copy
-        monkeypatch.setattr(StateCopies, name, partialmethod(taken_away, real=getattr(StateCopies, name)))
-    query = start(topology(), max_spout_pending=1)
-    query.process_all_available(WAIT_SECS)
-    assert found(query, tmp_path / "warehouse") == expected()
-    assert taken == [1, 4] and Counter(forms) == {"one_job": len(LINES) - 4, "pass": 2, "nothing": 2}
 
 
 # --- steps of the framework's own alone ----------------------------------------------------------------
@@ -303,13 +284,9 @@ def test_a_jar_that_does_not_fit_costs_jobs_and_no_row(spark, start, tmp_path, f
         assert "one_job" not in forms
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
-@pytest.mark.parametrize("by_spark", [False, True])
-@pytest.mark.parametrize(
-    "fault", ["resolve.stage:do_then_fail:2", "stage.write:do_then_fail:3", "copy.apply:fail_before:2"]
-)
-def test_an_attempt_that_fails_behind_a_promise_leaves_nothing(start, tmp_path, forms, fault, by_spark, in_flight):  # noqa: F811
-    faults.arm(fault)
+@pytest.mark.parametrize(("by_spark", "in_flight"), sample([(False, 3), (True, 1)], (False, 3)))
+def test_an_attempt_that_fails_behind_a_promise_leaves_nothing(start, tmp_path, forms, by_spark, in_flight):  # noqa: F811
+    faults.arm("resolve.stage:do_then_fail:2,stage.write:do_then_fail:3,copy.apply:fail_before:2")
     query = start(sums(by_spark), max_spout_pending=in_flight)
     query.process_all_available(WAIT_SECS)
     assert not faults.unfired()
@@ -324,8 +301,8 @@ class Told(Longest):
         return f"{current}{n}"
 
 
-@pytest.mark.parametrize("form", ["one_job", "pass"])
-@pytest.mark.parametrize("passes", ["some", "none"])
+@pytest.mark.parametrize("form", sample(["one_job", "pass"], "one_job"))
+@pytest.mark.parametrize("passes", sample(["some", "none"], "none"))
 def test_a_filter_that_is_always_false_gives_the_late_part_an_empty_batch(
     start,  # noqa: F811
     tmp_path,
@@ -357,6 +334,7 @@ def test_a_filter_that_is_always_false_gives_the_late_part_an_empty_batch(
     assert forms == [form] * len(NUMBERS)
 
 
+@pytest.mark.long
 def test_a_copy_that_goes_while_the_worker_waits_for_it_is_not_read(start, tmp_path, forms, monkeypatch):  # noqa: F811
     gone = []
 

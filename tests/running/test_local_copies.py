@@ -22,6 +22,7 @@ from typing import Any, cast
 import pytest
 
 from tests.chaos.oracle import Table
+from tests.long_cases import sample
 from tests.running.test_late_at_once import check_sums, sums
 from tests.running.test_late_at_once import topology as at_once
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
@@ -139,7 +140,7 @@ def uses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return given
 
 
-@pytest.mark.parametrize("local_copies", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("local_copies", sample([True, False], True))
 def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_path, uses, local_copies, monkeypatch):  # noqa: F811
     # An attempt that fails after it has staged must leave nothing that the copies could take.
     faults.arm("resolve.stage:do_then_fail:3")
@@ -173,7 +174,8 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("rows_max", "form", "keep_plans"), [(1000, "driver", True), (0, "pass", True), (0, "pass", False)]
+    ("rows_max", "form", "keep_plans"),
+    sample([(1000, "driver", True), (0, "pass", True), (0, "pass", False)], (1000, "driver", True)),
 )
 def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypatch, rows_max, form, keep_plans):  # noqa: F811
     forms: list[set[str]] = []
@@ -218,6 +220,7 @@ def test_explain_says_which_form_few_rows_take() -> None:
     assert "before (few rows: one Spark job):" in topology().explain()
 
 
+@pytest.mark.long
 def test_a_restart_goes_on_with_the_copies_that_it_finds(start, tmp_path, uses):  # noqa: F811
     mended = tmp_path / "mended"
 
@@ -237,24 +240,6 @@ def test_a_restart_goes_on_with_the_copies_that_it_finds(start, tmp_path, uses):
     assert found(query, tmp_path / "warehouse") == expected()
     assert folders and folders == set(copies.glob("*/*/*.copy"))
     assert all(uses)
-
-
-@pytest.mark.long
-def test_a_copy_that_goes_between_driver_and_worker_is_built_again(start, tmp_path, monkeypatch, uses):  # noqa: F811
-    real, taken = StateCopies.as_of, []
-
-    def taken_away(self: StateCopies, states: Any, txid: int) -> Any:
-        copies = real(self, states, txid)
-        if copies and txid in (1, 4):
-            taken.append(txid)
-            shutil.rmtree(copies["counts"].folder)
-        return copies
-
-    monkeypatch.setattr(StateCopies, "as_of", taken_away)
-    query = start(topology())
-    query.process_all_available(WAIT_SECS)
-    assert found(query, tmp_path / "warehouse") == expected()
-    assert taken == [1, 4] and all(uses)
 
 
 @pytest.mark.long
@@ -286,6 +271,7 @@ _EACH = [
 
 
 @pytest.mark.parametrize("armed", [_ONE_EACH, *(_EACH if _SWEEP else ())])
+@pytest.mark.long
 def test_a_copy_that_fails_at_any_point_costs_no_exactness(start, tmp_path, monkeypatch, armed):  # noqa: F811
     monkeypatch.setattr(state_copy, "_OFF_SECS_MAX", 0.0)  # so that each of these batches tries again
     faults.arm(armed)
@@ -338,6 +324,7 @@ topology().start(spark, warehouse=warehouse, **settings).await_termination()
 """
 
 
+@pytest.mark.long
 def test_a_standby_that_takes_over_has_followed_and_builds_no_copy(start, tmp_path, zk_server, zk_root, uses):  # noqa: F811
     warehouse = tmp_path / "warehouse"
     leader = subprocess.Popen(
@@ -445,7 +432,7 @@ class Texts:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("rows_max", [1000, 0], ids=["driver", "pass"])
+@pytest.mark.parametrize("rows_max", sample([1000, 0], 1000), ids=["driver", "pass"])
 def test_texts_that_are_not_utf_8_are_left_to_spark(start, tmp_path, monkeypatch, rows_max):  # noqa: F811
     """Arrow and Python would not read them: in the driver, on workers, in a copy."""
     monkeypatch.setattr("trident.running.late_in_driver.ROWS_MAX", rows_max)
@@ -565,7 +552,8 @@ def test_tasks_on_other_hosts_are_told_of_the_copies_there(workers_are_here, in_
     assert LateForms._copies_for(late, TransactionAttempt(3, 0), {}) is None
 
 
-@pytest.mark.parametrize("fails", [None, pytest.param("a log that is not mounted there", marks=pytest.mark.long)])
+@pytest.mark.parametrize("fails", [None, "a log that is not mounted there"])
+@pytest.mark.long
 def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(start, tmp_path, monkeypatch, fails):  # noqa: F811
     """As on a cluster: the master is local, and the batches are told that it is not."""
     for module in ("late_forms", "site"):

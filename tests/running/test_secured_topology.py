@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
-import tests.secured_job as job
+import tests.running.secured_job as job
 from tests.zk_fixtures import eventually
 from tests.zk_security import DIGEST_PASSWORD, Logged, Secured, assert_no_secret
 from trident import cli
@@ -67,7 +67,7 @@ def life(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     }
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.secured_job", str(folder)],
+            [sys.executable, "-m", "tests.running.secured_job", str(folder)],
             cwd=ROOT,
             env=environment,
             text=True,
@@ -116,6 +116,7 @@ def shape(path: str) -> str:
     return "/".join("N" if part.isdigit() else part for part in path.split("/")[2:])
 
 
+@pytest.mark.long
 def test_every_znode_is_its_creators(life: Life, own: ZooKeeper) -> None:
     found = tree(own, "/whole")
     # At the moment of a publish there is one of each kind; else this would have looked at too little.
@@ -143,6 +144,7 @@ def test_every_znode_is_its_creators(life: Life, own: ZooKeeper) -> None:
         assert (perms, scheme, name.partition(":")[0]) == (31, "digest", "user"), path
 
 
+@pytest.mark.long
 def test_the_surroundings_of_the_driver_show_no_credential(life: Life) -> None:
     shown = life.surroundings
     assert shown["conf"] and shown["jvm"] and shown["status"]["groups"] and "***" in shown["config"]
@@ -151,6 +153,7 @@ def test_the_surroundings_of_the_driver_show_no_credential(life: Life) -> None:
     assert_no_secret("\n".join(life.children), TOKEN)
 
 
+@pytest.mark.long
 def test_neither_status_nor_logs_show_a_credential(life: Life) -> None:
     status = life.folder / "w" / "_trident" / job.NAME / "status.json"
     assert eventually(status.exists)
@@ -167,6 +170,7 @@ def test_neither_status_nor_logs_show_a_credential(life: Life) -> None:
             assert_no_secret(file.read_bytes().decode(errors="replace"), TOKEN)
 
 
+@pytest.mark.long
 def test_a_standby_with_the_same_credentials_takes_over_and_nothing_secret_is_sent(
     spark: Any, life: Life, everything: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:

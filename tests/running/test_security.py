@@ -255,6 +255,7 @@ def test_without_the_package_sasl_is_an_error_that_names_it(
         opened(**secured.sasl_settings())
 
 
+@pytest.mark.long
 def test_an_ensemble_that_wants_sasl_says_so(tmp_path: Path, opened: Open) -> None:
     """kazoo does not know that answer and would try for ever."""
     password = SASL_USERS["trident"]

@@ -29,6 +29,7 @@ def world(spark: SparkSession, tmp_path: Path, zk_server: str, zk_root: str):
 
 
 @pytest.mark.parametrize("when", ["idle", "decided"])
+@pytest.mark.long
 def test_a_warehouse_that_is_renamed_halts_the_topology_and_goes_on_at_its_new_place(world: World, when: str) -> None:
     LIMIT["txid"] = 2
     query = world.start(5)

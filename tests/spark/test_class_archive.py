@@ -212,7 +212,8 @@ def test_archives_do_not_pile_up(cache: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("dies_of", ["SharedArchiveFile", pytest.param("spark.app.name=dies", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dies_of", ["SharedArchiveFile", "spark.app.name=dies"])
+@pytest.mark.long
 def test_a_session_starts_where_the_jvm_dies_of_the_archive(cache: Path, tmp_path: Path, dies_of: str) -> None:
     """In place of an archive that makes the JVM crash, a Java that ends when it is given one; or in any case."""
     real = Path(find_java()[0])

@@ -110,6 +110,7 @@ def test_workers_are_this_interpreter(spark):
     assert os.path.dirname(row.path) == os.path.dirname(sys.executable)
 
 
+@pytest.mark.long
 def test_nothing_is_printed_but_what_the_program_prints(spark, tmp_path):
     """Neither Ivy's pages nor Spark's warnings, at a start and at a job, nor when a session is put in another's place.
 
@@ -405,6 +406,7 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, re
     assert len(resolver) == 2
 
 
+@pytest.mark.long
 def test_jars_that_cannot_be_had_are_an_error_with_the_resolvers_words(tmp_path, monkeypatch):
     monkeypatch.setattr(jars, "LOCAL_FS_PACKAGE", "org.example.nothing:nothing:0.0.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -13,8 +13,9 @@ import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from tests import source_helpers
-from tests.source_helpers import WAIT_SECS, by_txid, out, rows_read, run_to_end
+from tests.long_cases import sample
+from tests.spouts import source_helpers
+from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, rows_read, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.spouts.contracts import Refreshes, Resumes, Shrinks, SpoutContext, TridentSpout
@@ -133,7 +134,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("source", [Letters, Parts])
+@pytest.mark.parametrize("source", sample([Letters, Parts], Parts))
 def test_what_lies_between_two_offsets_comes_once_over_failures_and_a_restart(start, source, folder, warehouse):
     spout = DataSourceSpout(source, {"folder": folder})
     assert isinstance(spout, TridentSpout) and spout.output_schema.names == ["n", "word"]
@@ -256,13 +257,16 @@ class Broken(Parts):
 
 @pytest.mark.parametrize(
     "how, message",
-    [
-        ("unpicklable", "cannot be sent to Spark's tasks"),
+    sample(
+        [
+            ("unpicklable", "cannot be sent to Spark's tasks"),
+            ("read", "stream 'rows' raised ZeroDivisionError"),
+            ("rows", "do not fit its schema"),
+            ("latest", "latestOffset .* gave no offset"),
+            ("partitions", "gave something else"),
+        ],
         ("read", "stream 'rows' raised ZeroDivisionError"),
-        ("rows", "do not fit its schema"),
-        ("latest", "latestOffset .* gave no offset"),
-        ("partitions", "gave something else"),
-    ],
+    ),
 )
 def test_what_a_source_does_wrong_ends_the_topology_and_says_so(start, folder, how, message, warehouse):
     query = start(DataSourceSpout(Broken, {"folder": folder, "how": how}), max_attempts=1)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
-from tests import source_helpers
-from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
+from tests.spouts import source_helpers
+from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from tests.zk_fixtures import eventually
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
@@ -87,6 +87,7 @@ def test_each_batch_is_one_transaction_over_failures_restarts_and_crashes_before
     assert lines.committed() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_a_batch_in_flight_at_the_stop_is_given_back_and_taken_again(start, lines, warehouse):
     lines.put(["a"], ["b"])
     faults.arm("stage.write:hang:2")
@@ -130,6 +131,7 @@ def test_killed_between_the_advance_and_sparks_commit(start, lines, tmp_path, zk
     assert [record["batch_id"] for record in query.recent_progress] == [3]
 
 
+@pytest.mark.long
 def test_sparks_own_state_survives_attempts_that_fail(start, lines, spark, warehouse):
     lines.put(["a", "b"], ["a"], ["b", "a"])
 
@@ -190,6 +192,7 @@ def test_a_failure_of_the_streaming_query_is_the_topologys_and_it_is_started_aga
     assert out(warehouse) == Counter([0, 1])
 
 
+@pytest.mark.long
 def test_another_checkpoint_is_refused_and_nothing_is_skipped(start, lines, warehouse):
     lines.put(["a"], ["b"])
     run_to_end(start, lines.spout()).stop()

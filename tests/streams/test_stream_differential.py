@@ -16,9 +16,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tests import stream_interpreter as meaning
 from tests.stream_helpers import RowsSpout
-from tests.stream_interpreter import Batch
+from tests.streams import stream_interpreter as meaning
+from tests.streams.stream_interpreter import Batch
 from trident import Count, FirstN, GroupedStream, JoinType, Max, Min, Sum, TridentTopology, expr
 from trident.streams.stream import Stream
 from trident.testing import run_batch

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests import timed_oracle as oracle
+from tests.operations import timed_oracle as oracle
+from tests.operations.timed_users import Baskets, Wrong
 from tests.stream_helpers import RowsSpout, stream_of, topology_of
-from tests.timed_steps import Steps
-from tests.timed_users import Baskets, Wrong
+from tests.workers.timed_steps import Steps
 from trident import expr
 from trident.streams.stream import Stream
 from trident.workers.failures import UserCodeFailed

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from tests import source_helpers
 from tests.keyed_helpers import Group
 from tests.running.test_query import WAIT_SECS
 from tests.running.test_query import start as start_made
+from tests.spouts import source_helpers
 from tests.spouts.delta.test_delta_spout import Run
 from tests.states.keyed.test_change_feed import binding
 from tests.states.keyed.test_file_merge import by_delta, by_whom, compactor_of
@@ -112,6 +112,7 @@ def test_versions_come_in_their_order_within_a_batch(spark, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("versions", [1, 100], ids=["a version a batch", "all in one batch"])
+@pytest.mark.long
 def test_a_key_that_is_gone_is_not_deleted_again(spark, tmp_path, versions: int) -> None:
     """By repeated deletes of an Upsert by a sequence, whichever MERGE writes them; nor is one that was never there."""
     made = Group(spark, KernelEngine(spark), tmp_path, binding(kept_txids=0))
@@ -207,6 +208,7 @@ def copied(warehouse: Path) -> TridentTopology:  # noqa: F811
     return made
 
 
+@pytest.mark.long
 def test_a_keyed_state_is_the_source_of_another_topology(start, warehouse) -> None:  # noqa: F811
     def run(made: TridentTopology) -> Any:
         query = start(made)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from tests import source_helpers
-from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
+from tests.spouts import source_helpers
+from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.spouts.contracts import Backlog, Refreshes, ReportsBacklog, Resumes, Shrinks, SpoutContext, TridentSpout
@@ -208,6 +208,7 @@ def refusal(run: Run) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_another_schema_is_an_error_until_the_topology_is_built_anew(spark, tmp_path):
     table = Table(spark, tmp_path / "t")
     expected = table.add(1)
@@ -232,6 +233,7 @@ def test_another_schema_is_an_error_until_the_topology_is_built_anew(spark, tmp_
         Run(DeltaSpout(table.path, schema="n string, q int"), spark, tmp_path)
 
 
+@pytest.mark.long
 def test_a_table_made_anew_a_cleaned_log_and_vacuumed_files_are_errors(spark, tmp_path, start, warehouse):
     table = Table(spark, tmp_path / "t")
     table.add(1)
@@ -267,6 +269,7 @@ def test_a_table_made_anew_a_cleaned_log_and_vacuumed_files_are_errors(spark, tm
         spark.conf.unset("spark.sql.files.ignoreMissingFiles")
 
 
+@pytest.mark.long
 def test_the_schema_and_id_are_read_from_entries_and_from_every_kind_of_checkpoint(spark, tmp_path):
     for kind in ("classic", "v2"):
         table = Table(

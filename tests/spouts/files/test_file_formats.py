@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.long_cases import sample
 from tests.spouts.files import test_file_spout as helpers
 from tests.spouts.files.test_file_spout import Run, put
 from trident.coordinators.errors import SourceError, TopologyError
@@ -101,16 +102,15 @@ def test_names_that_sql_would_have_to_quote_are_only_names(inputs, new_run, head
 # --- lines --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("native_files", [30, 0])
 @pytest.mark.parametrize(
-    ("line", "options"),
+    ("native_files", "line", "options"),
     [
-        ('1,"two\nlines"\n2,x', {}),
-        ('1,"a\nb","c"\n', {}),
-        ('1,"""a\nb"""\n', {}),
-        ('1,"a\\"\nb"\n', {}),
-        ('1, "two\nx",y', {"ignoreLeadingWhiteSpace": True}),
-        ("1|'two\nlines'\n2|x", {"sep": "|", "quote": "'"}),
+        (30, '1,"two\nlines"\n2,x', {}),
+        (0, '1,"a\nb","c"\n', {}),
+        (30, '1,"""a\nb"""\n', {}),
+        (0, '1,"a\\"\nb"\n', {}),
+        (30, '1, "two\nx",y', {"ignoreLeadingWhiteSpace": True}),
+        (0, "1|'two\nlines'\n2|x", {"sep": "|", "quote": "'"}),
     ],
 )
 def test_a_quoted_value_that_goes_on_in_the_next_line_fails_the_batch(
@@ -145,8 +145,14 @@ def test_quotes_inside_of_values_are_as_sparks_own_reader_takes_them(inputs, new
     assert new_run(inputs, "csv", schema="k int, v string").all_rows() == expected and expected.total() == 9
 
 
-@pytest.mark.parametrize("native_files", [30, 0])
-@pytest.mark.parametrize(("format", "schema"), [("text", None), ("csv", "a string"), ("json", "a string")])
+@pytest.mark.parametrize(
+    ("native_files", "format", "schema"),
+    sample(
+        [(30, "text", None), (0, "csv", "a string"), (30, "json", "a string")],
+        (30, "text", None),
+        (0, "csv", "a string"),
+    ),
+)
 def test_bytes_that_are_not_utf8_fail_the_batch_and_latin1_is_an_option(
     inputs, new_run, monkeypatch, native_files, format, schema
 ):

@@ -57,6 +57,7 @@ def change(op: str, lsn: int, before: Any = None, after: Any = None) -> dict[str
     return {"before": before, "after": after, "source": source, "op": op, "ts_ms": 6}
 
 
+@pytest.mark.long
 def test_changes_in_avro_come_late_and_the_state_has_what_the_database_has(
     start: Starter, kafka: KafkaBroker, topic: str, registry: Registry, spark: SparkSession, tmp_path: Path
 ) -> None:

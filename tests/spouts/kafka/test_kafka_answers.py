@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from tests.kafka_mock import METADATA, MockCluster
+from tests.spouts.kafka.kafka_mock import METADATA, MockCluster
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators.errors import BrokersAway, SourceError, TopicGone
 from trident.coordinators.transactions import TransactionAttempt

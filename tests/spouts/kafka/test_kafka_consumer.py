@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from tests.kafka_mock import FIND_COORDINATOR, MockCluster
+from tests.spouts.kafka.kafka_mock import FIND_COORDINATOR, MockCluster
 from trident.kafka.settings import KafkaSettings
 from trident.kafka.watched import Watched
 from trident.spouts.files.tasks import SourceFailure

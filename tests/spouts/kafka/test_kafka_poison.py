@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kafka_mock import MockCluster
+from tests.spouts.kafka.kafka_mock import MockCluster
 from trident.kafka.settings import KafkaSettings
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.decoding import Decoder, JsonDecoder, TextDecoder

@@ -381,6 +381,7 @@ def test_every_format_is_read_from_the_copies(spark: SparkSession, folder: Path)
     assert list((folder.parent / "state" / "copies").iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_replay_after_the_owner_changed_the_files_counts_what_is_there_then(
     spark: SparkSession, zk_server: str, zk_root: str, folder: Path
 ) -> None:

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.long_cases import sample
 from tests.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
 from trident.coordinators.errors import (
     ConfigError,
@@ -495,6 +496,7 @@ def test_a_process_that_was_taken_over_does_no_harm(queue):
     assert ids(emitted(new)) == ["last"] and queue.pending == 5
 
 
+@pytest.mark.long
 def test_a_killed_server_has_lost_nothing_and_gives_nothing_acknowledged_again(own_redis, rng):
     """Killed at random moments in the middle of the work, three times."""
     queue = RedisListQueue(own_redis.url, "work")
@@ -793,9 +795,11 @@ class InRedis:
         time.sleep(rng.choice([0.01, 0.06]))
 
 
-@pytest.mark.parametrize("kind", ["process", "redis, one at a time", "redis, fetched ahead"])
+@pytest.mark.parametrize(
+    "kind", sample(["process", "redis, one at a time", "redis, fetched ahead"], "process", "redis, fetched ahead")
+)
 def test_random_histories_lose_nothing_and_repeat_nothing_acknowledged(kind, rng, request):
-    for _ in range(15 if kind == "process" else 4):
+    for _ in range(15 if kind == "process" else 2):
         if kind == "process":
             source = InProcess()
         else:

@@ -487,6 +487,7 @@ def word_count(queue: SqliteQueue) -> TridentTopology:
     return topology
 
 
+@pytest.mark.long
 def test_a_topology_counts_each_message_once_over_faults_and_a_replaced_coordinator(
     spark, zk_server: str, zk_root: str, tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
 """A topology whose tasks tell all that they can see of their surroundings; run as a module, until it is killed.
 
-``python -m tests.secured_job FOLDER``: settings and credentials come from the
+``python -m tests.running.secured_job FOLDER``: settings and credentials come from the
 environment, every logger is at its lowest level, and it says ``HANGS`` when
 the fault it was given has been reached.
 """

@@ -86,7 +86,7 @@ def join(
 def baskets(
     batches: Sequence[Sequence[Given]], delay: int | None, clock: Sequence[int] = ()
 ) -> list[tuple[list[tuple], list[Any]]]:
-    """Of each transaction the rows (key, what, number) of :class:`tests.timed_users.Baskets`, and the late ones.
+    """Of each transaction the rows (key, what, number) of `Baskets` of timed_users.py, and the late ones.
 
     Args:
         delay: of event time; None: processing time, and ``clock`` has the time of each transaction.

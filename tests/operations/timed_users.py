@@ -12,7 +12,7 @@ from trident import TimerContext
 class Baskets:
     """Counts the rows of a key; sets a timer ten seconds behind each row but each third one, and goes on from timers.
 
-    ``tests.timed_oracle.baskets`` says the same without timers.
+    ``tests.operations.timed_oracle.baskets`` says the same without timers.
     """
 
     def on_row(self, context: TimerContext, at: datetime | None) -> tuple[str, int]:

@@ -1,0 +1,19 @@
+"""Tables of cases of which `make test` runs a few, and `make long` the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def sample(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """The cases as parametrize takes them: all that are not kept are long. A tuple has a value for each argument."""
+    table = list(cases)
+    assert set(kept) <= set(table), set(kept) - set(table)
+    return [case if case in kept else _long(case) for case in table]
+
+
+def _long(case: Any) -> Any:
+    return pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.long)

@@ -159,36 +159,32 @@ def test_a_killed_supervisor_leaves_no_server_and_the_data(served: Path) -> None
 def test_an_idle_server_ends_but_not_while_a_client_is_connected(folder: Path) -> None:
     folder.mkdir()
     # As a process does that runs since before an upgrade.
-    command = [sys.executable, "-m", "trident.coordinators.embedded", str(folder), "1.0"]
+    command = [sys.executable, "-m", "trident.coordinators.embedded", str(folder), "0.5"]
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as supervisor:
         assert eventually(lambda: read_endpoint(folder), RESTART_SECS)
         with connected(EmbeddedZooKeeper.ensure(folder)):
             found = endpoint(folder)
             assert found.supervisor_pid == supervisor.pid
-            time.sleep(2.0)
+            time.sleep(1.0)
             assert not gone(found.server_pid)
         assert eventually(lambda: gone(found.server_pid) and gone(found.supervisor_pid), 15)
     assert not (folder / "endpoint.json").exists()
 
 
-def test_a_stale_or_foreign_endpoint_kills_nobody(shared_folder: Path) -> None:
-    """endpoint.json names a process that is not the server: pids are reused."""
+def test_a_stale_or_foreign_endpoint_kills_nobody_and_its_port_is_taken_only_if_it_is_free(shared_folder: Path) -> None:
+    """endpoint.json names a process that is not the server: pids are reused, and ports."""
     EmbeddedZooKeeper.stop(shared_folder)
     shared_folder.mkdir(exist_ok=True)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
-        stale = Endpoint(2, bystander.pid, "1", bystander.pid, "1")
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        port = other.getsockname()[1]
+        stale = Endpoint(port, bystander.pid, "1", bystander.pid, "1")
         (shared_folder / "endpoint.json").write_text(json.dumps(asdict(stale)))
         with connected(EmbeddedZooKeeper.ensure(shared_folder)):
-            assert bystander.poll() is None
+            assert bystander.poll() is None and endpoint(shared_folder).port != port
         bystander.communicate(b"\n")
-
-
-def test_the_port_of_last_time_is_taken_only_if_it_is_free(served: Path) -> None:
-    first = endpoint(served).port
-    EmbeddedZooKeeper.stop(served)
-    with socket.create_server(("127.0.0.1", first)):
-        with connected(EmbeddedZooKeeper.ensure(served)):
-            assert endpoint(served).port != first
 
 
 def test_the_supervisor_refuses_a_folder_that_another_one_owns(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_a_standby_waits_and_takes_over_at_once_when_the_leader_is_killed(leader
     standby = Standby(zk)
     assert eventually(lambda: standby.waited_for)
     assert standby.waited_for[0].pid == leader_process.pid
-    assert not standby.join(2.0)
+    assert not standby.join(0.5)
     os.kill(leader_process.pid, signal.SIGKILL)
     started = time.monotonic()
     # Its ZooKeeper session lasts 30 s; and it is not reaped: a zombie counts as gone.
@@ -91,7 +91,7 @@ def test_a_leader_on_another_host_is_waited_for_although_its_pid_is_not_here(zk,
     away.ensure_path(away.path("wc"))
     away.multi([Create(away.path("wc", "live"), encode(elsewhere), ephemeral=True)])
     standby = Standby(zk)
-    assert not standby.join(2.5)
+    assert not standby.join(1.2)
     away.close()
     assert standby.join(5.0) and standby.lease is not None
 
@@ -126,7 +126,7 @@ def test_of_several_that_find_the_same_leader_dead_one_leads(zk, zk_connect):
     zk.multi([Create(zk.path("wc", "live"), encode(Holder(me.host, me.boot_id, dead.pid, "1", "t")))])
     standbys = [Standby(zk_connect()) for _ in range(6)]
     assert eventually(lambda: any(standby.lease for standby in standbys))
-    time.sleep(1.5)
+    time.sleep(0.5)
     leases = [standby.lease for standby in standbys if standby.lease]
     assert len(leases) == 1 and not leases[0].lost.is_set()
     assert leases[0].fences["lines"].epoch == 1

@@ -77,7 +77,7 @@ ask()
 """
 
 
-@pytest.mark.parametrize("mode", [[], ["-X", "dev"]])
+@pytest.mark.parametrize("mode", [[], pytest.param(["-X", "dev"], marks=pytest.mark.long)])
 def test_a_script_that_ends_with_an_error_of_ours_shows_its_own_lines_alone(tmp_path: Path, mode: list[str]) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from trident.coordinators.ports import ProcessedBatch
@@ -34,6 +37,21 @@ def append_binding(name: str = "rows", **state: object) -> StateBinding:
 def map_binding(name: str = "counts", **settings: Any) -> StateBinding:
     count = SimpleNamespace(native_name="count")
     return StateBinding(DeltaMapState(name, **settings), KEYED, ("word",), COUNTS, ("count",), count)
+
+
+def foreign_row(table: Path, row: pa.Table | None = None) -> None:
+    """A commit of another writer, as Delta's append leaves it: a row, or the rows of a file of the table once more."""
+    log = table / "_delta_log"
+    version = len(list(log.glob("*.json")))
+    file = table / f"foreign-{version}.parquet"
+    if row is None:
+        shutil.copy(next(path for path in table.rglob("*.parquet") if log not in path.parents), file)
+    else:
+        pq.write_table(row, file)
+    info = {"timestamp": 1, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "engineInfo": "Spark"}
+    added = {"path": file.name, "partitionValues": {}, "size": file.stat().st_size}
+    entry = [{"commitInfo": info}, {"add": {**added, "modificationTime": 1, "dataChange": True}}]
+    (log / f"{version:020d}.json").write_text("".join(json.dumps(one) + "\n" for one in entry))
 
 
 class Group:

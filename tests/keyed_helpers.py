@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -27,6 +28,7 @@ from trident.states.core.staged import StagedFile
 from trident.states.delta.append import APPEND, DeltaAppend
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.parquet_files import FileTarget, write_partition
+from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
 
 COUNT_SCHEMA = "word string, count bigint"
@@ -216,6 +218,36 @@ class Group:
             relative = Path(snapshot.path).relative_to(self.warehouse)
             copied.snapshots[name] = self.engine.load(str(copied.warehouse / relative))
         return copied
+
+
+def compactor_of(group: Group, name: str = "counts", session: SparkSession | None = None, **settings: Any) -> Compactor:
+    """The compactor of a state, with the settings that its binding has, or with these."""
+    binding = group.bindings[name]
+    state = type(binding.state)(name, **settings) if settings else binding.state
+    descriptor, spark = group.descriptor(name), session or group.spark
+    return Compactor(spark, group.engine, group.warehouse, descriptor, state, binding.aggregator)
+
+
+def by_delta(compactor: Compactor) -> Compactor:
+    """The same one, which leaves every MERGE to Delta."""
+    compactor._by_files._why_not = lambda *_: "the test says so"  # type: ignore[method-assign]
+    return compactor
+
+
+def table(group: Group, name: str = "counts") -> deltalake.DeltaTable:
+    """A state's plain table as delta-rs reads it: a reader that shares no code with Spark and Kernel."""
+    return deltalake.DeltaTable(str(group.warehouse / name))
+
+
+def plain(group: Group, name: str = "counts") -> dict[tuple, tuple]:
+    """Key → values of the plain table; fails when a key has two rows."""
+    names, rows = group.bindings[name].schema.names, table(group, name).to_pyarrow_table().to_pylist()
+    return map_of(group.bindings[name], [tuple(row[column] for column in names) for row in rows])
+
+
+def by_whom(group: Group, name: str = "counts") -> str:
+    """Who has made the newest version of the plain table."""
+    return "native" if table(group, name).history(1)[0]["engineInfo"].startswith("Trident/") else "delta"
 
 
 def as_map(binding: StateBinding, frame: Any) -> dict[tuple, tuple]:

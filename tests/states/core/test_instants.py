@@ -78,6 +78,7 @@ def test_the_later_one_is_greater(berlin, spark) -> None:
         assert run_batch(made, rows, spark=spark) == [(int(LATER.timestamp()),)]
 
 
+@pytest.mark.long
 def test_states_keep_a_row_per_instant(berlin, spark, zk_server, zk_root, tmp_path) -> None:
     batches = [[(EARLIER, 1), (LATER, 2)], [(LATER, 4), (EARLIER, 8)]]
     topology = TridentTopology("instants")

@@ -521,7 +521,7 @@ while True:
 
 def test_whenever_the_writer_is_killed_all_values_are_those_of_the_mark(tmp_path, rng):
     folder, reached = tmp_path / "copy", 0
-    for _ in range(6):
+    for _ in range(4):
         writer = subprocess.Popen(
             [sys.executable, "-c", _WRITER, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
@@ -537,4 +537,4 @@ def test_whenever_the_writer_is_killed_all_values_are_those_of_the_mark(tmp_path
         placed = copy.in_order(copy.mark)
         assert [row[0] for row in placed] == [reached] * 200 and {row[1] for row in placed} == set(keys)
         copy.close()
-    assert reached > 6
+    assert reached > 4

@@ -8,6 +8,7 @@ partition's text, leave out by mistake would be missing.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 import os
 from decimal import Decimal
@@ -16,6 +17,7 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -173,15 +175,23 @@ def test_a_row_is_found_by_its_values(spark, table, tmp_path, files: str) -> Non
         group.publish(1, {"typed": rows})
         path, wanted = str(tmp_path / "typed"), [dict(zip(schema.fieldNames(), row)) for row in rows]
     frame = spark.read.format("delta").load(path)
+    asked, right = [], {}
     for at, name in enumerate(name for name in schema.fieldNames() if name != "n"):
         values = [row[name] for row in wanted if row[name] is not None]
         # Without ALL one of each kind, and of floats NaN: bounds must not leave it out.
         some = [values[at % len(values)]] if name.startswith("v") else []
         for value in values if ALL else [*some, *[value for value in values if value != value][:1]]:
             nan = isinstance(value, float) and value != value
-            right = [row["n"] for row in wanted if row[name] == value or nan and row[name] != row[name]]
-            found = frame.where(F.col(name) == literal(value, schema[name].dataType)).select("n").collect()
-            assert sorted(row.n for row in found) == right, (name, value)
+            number = len(asked)
+            right[number, name, repr(value)] = [
+                row["n"] for row in wanted if row[name] == value or nan and row[name] != row[name]
+            ]
+            some_rows = frame.where(F.col(name) == literal(value, schema[name].dataType))
+            asked.append(some_rows.select(F.lit(number).alias("number"), "n"))
+    found: dict[int, list[int]] = {}
+    for row in functools.reduce(DataFrame.unionAll, asked).collect():
+        found.setdefault(row.number, []).append(row.n)
+    assert {key: sorted(found.get(key[0], [])) for key in right} == right
 
 
 def literal(value: Any, kind: Any) -> Any:

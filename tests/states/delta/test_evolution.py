@@ -28,11 +28,6 @@ from trident.states.keyed.reading import read_state
 UPSERT = Native("upsert")
 
 
-@pytest.fixture(scope="module")
-def engine(spark):
-    return KernelEngine(spark)
-
-
 def users(schema="id bigint, name string", name="users"):
     return keyed(name, schema, ("id",), UPSERT, "last")
 
@@ -112,6 +107,7 @@ def test_an_aggregate_keeps_its_columns(aggregator):
 # --- the tables -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_columns_that_are_added_and_left_out_again_are_null_where_they_were_not_known(spark, engine, tmp_path):
     narrow, wide = users(), users("id bigint, name string, mail string, tags array<struct<t:string>>")
     group = Group(spark, engine, tmp_path, narrow, append())

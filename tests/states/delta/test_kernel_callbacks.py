@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import json, sys
@@ -45,6 +47,7 @@ except TableError as error:
 """
 
 
+@pytest.mark.long
 def test_threads_commit_on_when_the_user_starts_a_callback_server(tmp_path: Path) -> None:
     """A stream's foreachBatch in the same session: from then on Java calls threads that were there back on others."""
     done = subprocess.run(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
 from tests.spark_fixtures import calls_to_the_jvm
 from trident.coordinators.errors import CommitConflict, TableError
@@ -28,11 +27,6 @@ SCHEMA = json.dumps(
 )
 OURS = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["domainMetadata", "invariants", "appendOnly"]}
 STATS = json.dumps({"numRecords": 1, "minValues": {"id": 1}, "maxValues": {"id": 1}, "nullCount": {"id": 0}})
-
-
-@pytest.fixture(scope="module")
-def engine(spark: SparkSession) -> KernelEngine:
-    return KernelEngine(spark)
 
 
 def made(engine: KernelEngine, path: Path, **properties: str) -> TableSnapshot:

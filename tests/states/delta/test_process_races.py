@@ -26,7 +26,7 @@ from trident.states.core import storage
 
 ROOT = Path(__file__).resolve().parents[3]
 ALL = os.environ.get("TRIDENT_STORES") == "all"
-ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS") or (100 if ALL else 25))
+ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS") or (100 if ALL else 15))
 KINDS = [os.environ["TRIDENT_STORE"]] if os.environ.get("TRIDENT_STORE") else ["disk", "s3", *(["hdfs"] if ALL else [])]
 RACERS = ("one", "other", "third")
 

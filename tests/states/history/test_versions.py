@@ -7,6 +7,7 @@ import os
 import random
 from pathlib import Path
 
+import deltalake
 import pytest
 
 from tests.keyed_helpers import Group, append, keyed
@@ -64,7 +65,7 @@ def published_with_rollbacks(rng: random.Random, table: Path) -> list[int]:
 
 def test_of_each_transaction_the_newest_version_is_found(tmp_path):
     print("TRIDENT_SEED =", SEED)
-    for seed in range(SEED, SEED + 40):
+    for seed in range(SEED, SEED + 10):
         table = tmp_path / str(seed)
         has = published_with_rollbacks(random.Random(seed), table)
         for txid in range(max(has) + 2):
@@ -76,7 +77,7 @@ def test_of_each_transaction_the_newest_version_is_found(tmp_path):
 
 def test_a_plain_table_is_found_by_its_merges_of_every_generation(tmp_path):
     print("TRIDENT_SEED =", SEED)
-    for seed in range(SEED, SEED + 40):
+    for seed in range(SEED, SEED + 10):
         rng, warehouse = random.Random(seed), tmp_path / str(seed)
         merged, generation, has = 0, 0, []
         for version in range(rng.randint(1, 60)):
@@ -173,13 +174,12 @@ def test_the_rows_of_the_versions_are_those_of_the_transaction(spark, tmp_path):
         assert counts.plain is not None
 
         def rows(path: Place, version: int) -> list:
-            return spark.read.format("delta").option("versionAsOf", version).load(str(path)).collect()
+            return deltalake.DeltaTable(str(path), version=version).to_pyarrow_table().to_pylist()
 
-        assert sorted(row.line for row in rows(lines.path, lines.version)) == [
-            f"line {one}" for one in range(1, txid + 1)
-        ]
-        values = {(row.word,): row["count"] for row in rows(counts.plain.path, counts.plain.version)}
+        found_lines = sorted(row["line"] for row in rows(lines.path, lines.version))
+        assert found_lines == [f"line {one}" for one in range(1, txid + 1)]
+        values = {(row["word"],): row["count"] for row in rows(counts.plain.path, counts.plain.version)}
         for row in rows(counts.published.path, counts.published.version):
             if row["_txid"] > counts.plain.merged:
-                values[(row.word,)] = values.get((row.word,), 0) + row["count"]
+                values[(row["word"],)] = values.get((row["word"],), 0) + row["count"]
         assert values == {key: value for key, (value,) in group.expected("counts", txid).items()}

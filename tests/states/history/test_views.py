@@ -42,7 +42,7 @@ SEED = int(os.environ.get("TRIDENT_SEED") or random.randrange(10**6))
 def test_states_of_any_settings_come_to_common_points_without_more_merges():
     """Each state is merged when its own settings say; how often is counted against merging to the last transaction."""
     print("TRIDENT_SEED =", SEED)
-    for seed in range(SEED, SEED + 50):
+    for seed in range(SEED, SEED + 10):
         rng = random.Random(seed)
         every = {f"s{n}": rng.choice((1, 7, 20, 50, 200)) for n in range(rng.randint(2, 4))}
         points, at = MergePoints(every), {name: [0] for name in every}
@@ -68,7 +68,7 @@ def test_states_of_any_settings_come_to_common_points_without_more_merges():
 
 def test_the_greatest_common_point_is_found():
     print("TRIDENT_SEED =", SEED)
-    for seed in range(SEED, SEED + 300):
+    for seed in range(SEED, SEED + 100):
         rng = random.Random(seed)
         tables = [sorted({0, *rng.sample(range(1, 60), rng.randint(0, 30))}) for _ in range(rng.randint(1, 4))]
         above = rng.randint(0, 40)
@@ -229,19 +229,11 @@ def test_a_view_is_one_transaction_of_all_tables_and_is_found_at_once(group, tmp
     check(group, view)
     assert (view.txid, sorted(view.tables)) == (2, ["counts", "lines", "totals"])
     totals.merge_once(5, force=True, upto=3)
-    group.spark.sql(f"OPTIMIZE delta.`{tmp_path}/counts`")
     assert views.record().txid == 3
     assert views.record() is None  # nothing newer
     check(group, trident.view(tmp_path, "top", "g"))
     check(group, view)  # the older one is what it was
-    path, version = view.tables["counts"]
     check_lines(group, view)
-    by_spark = group.spark.read.format("delta").option("versionAsOf", version).load(path).collect()
-    assert {(row["word"],): (row["count"],) for row in by_spark} == group.expected("counts", view.txid)
-    began = time.perf_counter()
-    for _ in range(100):
-        trident.view(tmp_path, "top", "g")
-    print("a look takes", (time.perf_counter() - began) * 10, "ms")
 
 
 def test_a_log_that_begins_behind_the_last_merge_has_no_view_yet(group, tmp_path):
@@ -281,13 +273,17 @@ def test_the_views_table_has_a_row_for_each_table_of_each_view(group, tmp_path):
 
 # The rows are the first entry of the point, the file is the second.
 @pytest.mark.parametrize(
-    "fault", ["compact.settle:fail_before:2", "compact.view:fail_before:1", "compact.view:fail_before:2"]
+    "fault",
+    [
+        "compact.view:do_then_fail:1",
+        "compact.view:fail_before:2",
+        pytest.param("compact.settle:fail_before:2", marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("outcome", ["fail_before", "do_then_fail"])
-def test_a_record_that_failed_is_written_by_the_next_try(group, tmp_path, fault, outcome):
+def test_a_record_that_failed_is_written_by_the_next_try(group, tmp_path, fault):
     made, told = compactors(group), []
     publish(group, range(1, 2))
-    faults.arm(fault.replace("fail_before", outcome))
+    faults.arm(fault)
     background = BackgroundCompactor(
         made, lambda name, _: told.append(name), poll_secs=0.01, record=recorded(group, made).record
     )
@@ -296,7 +292,7 @@ def test_a_record_that_failed_is_written_by_the_next_try(group, tmp_path, fault,
         deadline = time.monotonic() + 30
         while not told or read_view(Place(tmp_path), "top", "g") is None:
             assert time.monotonic() < deadline
-            time.sleep(0.05)
+            time.sleep(0.01)
     finally:
         faults.disarm()
         assert background.stop(timeout_secs=30)
@@ -309,19 +305,20 @@ def test_a_record_that_failed_is_written_by_the_next_try(group, tmp_path, fault,
 
 
 def test_old_views_leave_their_table(group, tmp_path, monkeypatch):
-    monkeypatch.setattr("trident.states.history.view_record._VIEWS_KEPT", 3)
+    monkeypatch.setattr("trident.states.history.view_record._VIEWS_KEPT", 2)
     monkeypatch.setattr("trident.states.history.view_record._VIEWS_MORE", 2)
     made = compactors(group)
     views = recorded(group, made)
-    for txid in range(1, 8):
+    for txid in range(1, 4):
         publish(group, range(txid, txid + 1))
         for compactor in made:
             compactor.merge_once(txid, force=True)
         views.record()
     rows = deltalake.DeltaTable(str(tmp_path / "top__g__views")).to_pyarrow_table().to_pylist()
-    assert sorted({row["txid"] for row in rows}) == [5, 6, 7]
+    assert sorted({row["txid"] for row in rows}) == [2, 3]
 
 
+@pytest.mark.long
 def test_the_compactor_of_a_group_meets_at_common_transactions(group, tmp_path):
     made = compactors(group, counts=2, totals=5)
     background = BackgroundCompactor(made, record=recorded(group, made).record, poll_secs=0.01)

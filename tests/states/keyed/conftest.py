@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.keyed_helpers import Group, append, keyed
+from tests.keyed_helpers import Group, append, compactor_of, keyed
 from trident.states.delta.kernel import KernelEngine
-from trident.states.keyed.compactor import Compactor
 
 
 @pytest.fixture(scope="session")
@@ -16,12 +15,8 @@ def merged_tables(spark, tmp_path_factory) -> Group:
     for txid in range(1, 7):
         rows = {"counts": [("the", 2), (f"w{txid}", 1), (None, txid)], "lines": [(f"line {txid}",)]}
         group.publish(txid, rows)
-    binding = group.bindings["counts"]
-    compactor = Compactor(
-        spark, group.engine, group.warehouse, group.descriptor("counts"), binding.state, binding.aggregator
-    )
     for txid in (2, 5):
-        compactor.merge_once(txid, force=True)
+        compactor_of(group).merge_once(txid, force=True)
     return group
 
 

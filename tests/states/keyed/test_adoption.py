@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.group_helpers import Group, append_binding, map_binding
-from tests.topology_helpers import WAIT_SECS, Starter, starter
+from tests.group_helpers import Group, append_binding, foreign_row, map_binding
+from tests.topology_helpers import WAIT_SECS, Starter
 from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology, Upsert, read
 from trident.commands import admin
 from trident.config import TridentConfig
@@ -32,23 +34,29 @@ from trident.states.keyed.tables import adopted_version
 OLD = [("a", 10), ("b", 20), (None, 5)]
 
 
-@pytest.fixture(scope="module")
-def engine(spark: SparkSession) -> KernelEngine:
-    return KernelEngine(spark)
-
-
-@pytest.fixture(autouse=True)
-def no_faults() -> Iterator[None]:
-    yield
-    faults.disarm()
-
-
 def table(spark: SparkSession, path: Path, rows: list = OLD, schema: str = "word string, count long") -> None:
     """A table as a foreachBatch with a MERGE leaves it: some files, a transaction id of the job's."""
     half = len(rows) // 2
     spark.createDataFrame(rows[:half], schema).coalesce(1).write.format("delta").save(str(path))
     writer = spark.createDataFrame(rows[half:], schema).coalesce(1).write.format("delta").mode("append")
     writer.option("txnAppId", "job").option("txnVersion", 7).save(str(path))
+
+
+@pytest.fixture(scope="module")
+def old_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("old") / "counts"
+    table(spark, path)
+    return path
+
+
+@pytest.fixture
+def old(old_table: Path, tmp_path: Path) -> Path:
+    """The table of another program, in a warehouse of its own."""
+    return Path(shutil.copytree(old_table, tmp_path / "counts"))
+
+
+def rows_of(path: Path) -> dict[str | None, int]:
+    return {row["word"]: row["count"] for row in deltalake.DeltaTable(str(path)).to_pyarrow_table().to_pylist()}
 
 
 def data_files(path: Path) -> set[str]:
@@ -90,12 +98,7 @@ def words(batches: list) -> TridentTopology:
     return topology
 
 
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Starter]:
-    with starter(spark, zk_server, zk_root, tmp_path) as made:
-        yield made
-
-
+@pytest.mark.long
 def test_the_rows_of_an_adopted_table_are_the_state_before_its_first_transaction(
     spark: SparkSession, start: Starter, engine: KernelEngine, tmp_path: Path
 ) -> None:
@@ -131,6 +134,7 @@ def test_the_rows_of_an_adopted_table_are_the_state_before_its_first_transaction
     assert live(spark, warehouse) == {"a": 12, "b": 21, None: 6, "c": 1}
 
 
+@pytest.mark.long
 def test_delta_s_own_merge_goes_on_from_adopted_rows(spark: SparkSession, engine: KernelEngine, tmp_path: Path) -> None:
     """Where the native one is not possible: a table with a feature that is left to Delta; and twice, by its guard."""
     table(spark, tmp_path / "counts")
@@ -165,58 +169,50 @@ def test_delta_s_own_merge_goes_on_from_adopted_rows(spark: SparkSession, engine
     ],
 )
 def test_an_adoption_that_is_killed_runs_again(
-    spark: SparkSession, engine: KernelEngine, tmp_path: Path, commit: int, outcome: str
+    spark: SparkSession, engine: KernelEngine, old: Path, commit: int, outcome: str
 ) -> None:
-    """The commits of a start: the feature of control records, the adoption, the log."""
-    table(spark, tmp_path / "counts")
-    files = data_files(tmp_path / "counts")
-    faults.arm(f"delta.commit:{outcome}:{commit}")
+    """While it looks for keys with several rows, and at the commits: control records, the adoption, the log."""
+    files, warehouse = data_files(old), old.parent
+    killed(engine, warehouse, "adopt.look:fail_before:1")
+    assert engine.load(str(old)).control("trident") is None
+    killed(engine, warehouse, f"delta.commit:{outcome}:{commit}")
+    group = adopting(KernelEngine(spark), warehouse, epoch=2).open()
+    assert data_files(old) == files
+    group.commit(1, ["b"])
+    assert live(spark, warehouse) == {"a": 10, "b": 21, None: 5}
+    merged(spark, engine, group, 1)
+    assert rows_of(old) == {"a": 10, "b": 21, None: 5}
+
+
+def killed(engine: KernelEngine, warehouse: Path, fault: str) -> None:
+    faults.arm(fault)
     with pytest.raises((InjectedFault, TableError)):
-        adopting(engine, tmp_path).open()
+        adopting(engine, warehouse).open()
     assert not faults.unfired()
     faults.disarm()
-    group = adopting(KernelEngine(spark), tmp_path, epoch=2).open()
-    assert data_files(tmp_path / "counts") == files
-    group.commit(1, ["b"])
-    assert live(spark, tmp_path) == {"a": 10, "b": 21, None: 5}
-    merged(spark, engine, group, 1)
-    assert counts(spark, tmp_path / "counts") == {"a": 10, "b": 21, None: 5}
 
 
 def test_an_adoption_that_is_killed_holds_where_the_next_start_does_not_ask_for_it(
-    spark: SparkSession, engine: KernelEngine, tmp_path: Path
+    spark: SparkSession, engine: KernelEngine, old: Path
 ) -> None:
-    """Killed behind the adoption and before the log: the log that is made then knows that it has not all rows."""
-    table(spark, tmp_path / "counts")
-    faults.arm("delta.commit:do_then_fail:2")
-    with pytest.raises((InjectedFault, TableError)):
-        adopting(engine, tmp_path).open()
-    faults.disarm()
-    group = Group(KernelEngine(spark), tmp_path, [map_binding()], epoch=2).open()
-    assert live(spark, tmp_path) == dict(OLD)
-    shutil.rmtree(tmp_path / "counts")
+    """Killed after the adoption and before the log: the log that is made then knows that it has not all rows."""
+    killed(engine, old.parent, "delta.commit:do_then_fail:2")
+    group = Group(KernelEngine(spark), old.parent, [map_binding()], epoch=2).open()
+    assert live(spark, old.parent) == dict(OLD)
+    shutil.rmtree(old)
     with pytest.raises(TableError, match="is gone.*the rows with which it was adopted"):
-        Group(engine, tmp_path, [map_binding()], epoch=3, record=group.record).open()
-    assert not (tmp_path / "counts").exists()
+        Group(engine, old.parent, [map_binding()], epoch=3, record=group.record).open()
+    assert not old.exists()
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed amid the adoption", "never adopted"])
-def test_a_table_of_others_is_refused_and_can_still_be_adopted(
-    spark: SparkSession, engine: KernelEngine, tmp_path: Path, killed: bool
-) -> None:
+def test_a_table_of_others_is_refused_and_can_still_be_adopted(engine: KernelEngine, old: Path) -> None:
     """By a start without adopt=True: no log is made, which would keep a start with it from taking the table over."""
-    table(spark, tmp_path / "counts")
-    if killed:
-        faults.arm("delta.commit:do_then_fail:1")
-        with pytest.raises((InjectedFault, TableError)):
-            adopting(engine, tmp_path).open()
-        faults.disarm()
-    with pytest.raises(ForeignTable, match="adopt=True"):
-        Group(KernelEngine(spark), tmp_path, [map_binding()], epoch=2).open()
-    assert not (tmp_path / "counts__log").exists()
-    group = adopting(KernelEngine(spark), tmp_path, epoch=3).open()
-    group.commit(1, ["b"])
-    assert live(spark, tmp_path) == {"a": 10, "b": 21, None: 5}
+    for _ in range(2):
+        with pytest.raises(ForeignTable, match="adopt=True"):
+            Group(engine, old.parent, [map_binding()], epoch=2).open()
+        assert not (old.parent / "counts__log").exists()
+        killed(engine, old.parent, "delta.commit:do_then_fail:1")
+    adopting(engine, old.parent, epoch=3).open().commit(1, ["b"])
 
 
 def test_no_log_is_made_beside_a_table_of_another_topology(engine: KernelEngine, tmp_path: Path) -> None:
@@ -224,15 +220,6 @@ def test_no_log_is_made_beside_a_table_of_another_topology(engine: KernelEngine,
     with pytest.raises((ForeignTable, TableError), match="elsewhere"):
         Group(engine, tmp_path, [map_binding()]).open()
     assert not (tmp_path / "counts__log").exists()
-
-
-def test_a_table_whose_keys_cannot_be_read_is_adopted_at_the_next_start(spark, engine, tmp_path: Path) -> None:
-    table(spark, tmp_path / "counts")
-    faults.arm("adopt.look:fail_before:1")
-    with pytest.raises(InjectedFault):
-        adopting(engine, tmp_path).open()
-    assert engine.load(str(tmp_path / "counts")).control("trident") is None
-    adopting(engine, tmp_path, epoch=2).open()
 
 
 def test_a_table_in_a_store_is_refused_by_name() -> None:
@@ -243,82 +230,49 @@ def test_a_table_in_a_store_is_refused_by_name() -> None:
         adopt(None, Place("s3a://bucket/counts"), binding, spec, control, "app", "engine")  # type: ignore[arg-type]
 
 
-def test_a_job_that_still_writes_is_found(spark: SparkSession, engine: KernelEngine, tmp_path: Path) -> None:
-    """Before the adoption its commit makes that fail, and be tried again; behind it the topology halts."""
-    table(spark, tmp_path / "counts")
-    late = spark.createDataFrame([("late", 1)], "word string, count long").write.format("delta").mode("append")
-    group = adopting(engine, tmp_path)
-    check = group.committer._opener._tables.engine.enable_control
+def test_a_job_that_still_writes_is_found(engine: KernelEngine, old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the adoption its commit makes that fail, and be tried again; after it the topology halts."""
+    group, check = adopting(engine, old.parent), engine.enable_control
 
-    def enable(snapshot: object) -> object:
-        late.save(str(tmp_path / "counts"))
-        return check(snapshot)  # type: ignore[arg-type]
+    def enable(snapshot: Any) -> Any:
+        deltalake.write_deltalake(str(old), pa.table({"word": ["late"], "count": [1]}), mode="append")
+        return check(snapshot)
 
-    engine.enable_control = enable  # type: ignore[method-assign]
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "enable_control", enable)
         with pytest.raises(CommitConflict):
             group.open()
-    finally:
-        del engine.enable_control
-    assert "_upto" not in spark.read.format("delta").load(str(tmp_path / "counts")).columns
-    group = adopting(engine, tmp_path).open()
-    late.mode("overwrite").save(str(tmp_path / "counts"))
+    assert adopted_version(engine.load(str(old)).schema_json) is None
+    group = adopting(engine, old.parent).open()
+    foreign_row(old)
     with pytest.raises(Halted, match="WRITE"):
-        Group(engine, tmp_path, [map_binding(adopt=True)], epoch=2, record=group.record).open()
+        Group(engine, old.parent, [map_binding(adopt=True)], epoch=2, record=group.record).open()
 
 
-def test_commits_before_the_adoption_are_not_looked_at(spark, engine, tmp_path: Path) -> None:
-    """The mark of the table is made at the first advance: until then the adoption itself says where we begin."""
-    table(spark, tmp_path / "counts")
-    group = adopting(engine, tmp_path).open()
-    version = engine.load(str(tmp_path / "counts")).version
-    assert adopted_version(engine.load(str(tmp_path / "counts")).schema_json) == version
-    again = Group(engine, tmp_path, [map_binding()], epoch=2, record=group.record).open()
-    again.commit(1, ["a"])
-    Group(engine, tmp_path, [map_binding()], epoch=3, record=again.record).open()
-
-
-def test_an_adopted_table_that_is_gone_is_not_made_anew(spark, engine, tmp_path: Path) -> None:
-    """Its log does not have the rows with which it was adopted; also before ZooKeeper knows of it."""
-    table(spark, tmp_path / "counts")
-    group = adopting(engine, tmp_path).open()
-    shutil.rmtree(tmp_path / "counts")
+def test_what_was_adopted_is_known_from_then_on(engine: KernelEngine, old: Path) -> None:
+    """Commits before the adoption are not looked at, also before the first advance makes the mark of the table. Its
+    log does not have the rows with which it was adopted: without the table nothing is made, also before ZooKeeper
+    knows of it. Its MERGEs say up to which transaction of this life it is: no other one may adopt it."""
+    warehouse = old.parent
+    group = adopting(engine, warehouse).open()
+    assert adopted_version(engine.load(str(old)).schema_json) == engine.load(str(old)).version
+    gone = Path(shutil.copytree(warehouse, warehouse / "copy"))
+    shutil.rmtree(gone / "counts")
     with pytest.raises(TableError, match="is gone.*the rows with which it was adopted"):
-        Group(engine, tmp_path, [map_binding()], epoch=2, record=group.record).open()
-    assert not (tmp_path / "counts").exists()
-
-
-def test_a_table_of_another_topology_is_not_adopted(spark: SparkSession, engine: KernelEngine, tmp_path: Path) -> None:
-    table(spark, tmp_path / "counts")
-    adopting(engine, tmp_path).open()
-    shutil.rmtree(tmp_path / "counts__log")
-    with pytest.raises(ForeignTable, match="top"):
-        adopting(engine, tmp_path, topology="elsewhere").open()
-    assert not (tmp_path / "counts__log").exists()
-
-
-def test_after_a_reset_the_table_is_not_adopted_again(spark: SparkSession, engine: KernelEngine, tmp_path) -> None:
-    """Its MERGEs say up to which transaction of the earlier life it is: the next life has the same numbers."""
-    table(spark, tmp_path / "counts")
-    group = adopting(engine, tmp_path).open()
-    group.commit(1, ["a"])
+        Group(engine, gone, [map_binding()], epoch=2, record=group.record).open()
+    assert not (gone / "counts").exists()
+    again = Group(engine, warehouse, [map_binding()], epoch=2, record=group.record).open()
+    again.commit(1, ["a"])
+    Group(engine, warehouse, [map_binding()], epoch=3, record=again.record).open()
     with pytest.raises(Halted, match="incarnation inc"):
-        adopting(engine, tmp_path, incarnation="next").open()
+        adopting(engine, warehouse, incarnation="next").open()
+    shutil.rmtree(warehouse / "counts__log")
+    with pytest.raises(ForeignTable, match="top"):
+        adopting(engine, warehouse, topology="elsewhere").open()
+    assert not (warehouse / "counts__log").exists()
 
 
 # --- tables of which not all is understood --------------------------------------------------------------
-
-CREATE = "CREATE TABLE delta.`{path}` ({columns}) USING delta {more}"
-PLAIN = "word STRING, count BIGINT"
-
-
-def made(columns: str = PLAIN, more: str = "", *then: str) -> Callable[[SparkSession, Path], None]:
-    def make(spark: SparkSession, path: Path) -> None:
-        spark.sql(CREATE.format(path=path, columns=columns, more=more))
-        for statement in then:
-            spark.sql(statement.format(table=f"delta.`{path}`"))
-
-    return make
 
 
 def logged(
@@ -345,6 +299,18 @@ def logged(
     return make
 
 
+def deletion_vectors(spark: SparkSession, path: Path) -> None:
+    rows = "SELECT /*+ COALESCE(1) */ CAST(id AS STRING) word, id count FROM range(10)"
+    more = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    spark.sql(f"CREATE TABLE delta.`{path}` {more} AS {rows}")
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE count = 3")
+
+
+def doubled(spark: SparkSession, path: Path) -> None:
+    rows = {"word": ["a", "b", "a"], "count": [1, 1, 2]}
+    deltalake.write_deltalake(str(path), pa.table(rows))
+
+
 def shallow_clone(spark: SparkSession, path: Path) -> None:
     table(spark, path.parent / "original")
     spark.sql(f"CREATE TABLE delta.`{path}` SHALLOW CLONE delta.`{path.parent}/original`")
@@ -353,29 +319,15 @@ def shallow_clone(spark: SparkSession, path: Path) -> None:
 WORD: dict[str, Any] = {"name": "word", "type": "string"}
 COUNT: dict[str, Any] = {"name": "count", "type": "long"}
 REFUSED: dict[str, tuple[Callable[[SparkSession, Path], None], str]] = {
-    "clustered": (made(more="CLUSTER BY (word)"), "table feature clustering"),
-    "constraint": (
-        made(PLAIN, "", "ALTER TABLE {table} ADD CONSTRAINT positive CHECK (count > 0)"),
-        "delta.constraints.positive",
-    ),
+    "clustered": (logged(features=["clustering", "domainMetadata"]), "table feature clustering"),
+    "constraint": (logged(delta__constraints__positive="count > 0"), "delta.constraints.positive"),
     "generated": (
-        made("word STRING, count BIGINT GENERATED ALWAYS AS (CAST(1 AS BIGINT))"),
+        logged(WORD, {**COUNT, "metadata": {"delta.generationExpression": "CAST(1 AS BIGINT)"}}),
         "column count with delta.generationExpression",
     ),
-    "deletion vectors": (
-        made(
-            PLAIN,
-            "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
-            "INSERT INTO {table} SELECT /*+ COALESCE(1) */ CAST(id AS STRING), id FROM range(10)",
-            "DELETE FROM {table} WHERE count = 3",
-        ),
-        "deletion vectors in 1 files",
-    ),
+    "deletion vectors": (deletion_vectors, "deletion vectors in 1 files"),
     "shallow clone": (shallow_clone, "data files outside"),
-    "doubled": (
-        made(PLAIN, "", "INSERT INTO {table} VALUES ('a', 1), ('b', 1), ('a', 2)"),
-        "a key has several rows.*2 rows of {'word': 'a'}",
-    ),
+    "doubled": (doubled, "a key has several rows.*2 rows of {'word': 'a'}"),
     "partitioned": (logged(partitioned=["word"]), "partition columns.*word"),
     "append only": (logged(delta__appendOnly="true"), "delta.appendOnly = true"),
     "change feed": (logged(delta__enableChangeDataFeed="true"), "delta.enableChangeDataFeed = true"),
@@ -397,7 +349,12 @@ REFUSED: dict[str, tuple[Callable[[SparkSession, Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+MADE_BY_SPARK = {"deletion vectors", "shallow clone"}
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.long] * (what in MADE_BY_SPARK)) for what in REFUSED]
+)
 def test_a_table_of_which_not_all_is_understood_is_refused_and_left_as_it_was(
     what: str, spark: SparkSession, engine: KernelEngine, tmp_path: Path
 ) -> None:

@@ -11,19 +11,12 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from tests.keyed_helpers import Group, Native, keyed
-from tests.states.keyed.test_file_merge import by_delta, by_whom, compactor_of, table
+from tests.keyed_helpers import Group, Native, by_delta, by_whom, compactor_of, keyed, table
 from trident.coordinators import faults
 from trident.states.core.tables import CHANGE_FEED, KEYS
 from trident.states.delta.evolution import enable_change_feed
-from trident.states.delta.kernel import KernelEngine
 
 INTO, OUT_OF = ("insert", "update_postimage"), ("delete", "update_preimage")
-
-
-@pytest.fixture(scope="module")
-def engine(spark):
-    return KernelEngine(spark)
 
 
 def binding(change_feed: bool = True, kept_txids: int = 2):
@@ -47,14 +40,21 @@ def rows_at(group: Group, version: int) -> Counter:
 
 def feeds(group: Group, first: int) -> list[list[dict[str, Any]]]:
     """The changes from a version on, as Spark and as delta-rs read them."""
-    path = str(group.warehouse / "s")
     options = {"readChangeFeed": "true", "startingVersion": str(first)}
-    by_spark = group.spark.read.format("delta").options(**options).load(path)
-    by_rust = pa.table(deltalake.DeltaTable(path).load_cdf(starting_version=first).read_all())
-    found = [[row.asDict() for row in by_spark.collect()], by_rust.to_pylist()]
-    return [[{name: row[name] for name in row if name != "_commit_timestamp"} for row in rows] for rows in found]
+    by_spark = group.spark.read.format("delta").options(**options).load(str(group.warehouse / "s"))
+    return [without_time([row.asDict() for row in by_spark.collect()]), feed(group, first)]
 
 
+def feed(group: Group, first: int) -> list[dict[str, Any]]:
+    """The same as delta-rs alone reads them."""
+    return without_time(pa.table(table(group, "s").load_cdf(starting_version=first).read_all()).to_pylist())
+
+
+def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in row if name != "_commit_timestamp"} for row in rows]
+
+
+@pytest.mark.long
 def test_the_feed_of_each_version_is_the_difference_of_two_tables(spark, engine, tmp_path) -> None:
     rng = random.Random(7)
     group = Group(spark, engine, tmp_path, binding())
@@ -111,7 +111,7 @@ def test_a_merge_whose_commit_fails_leaves_no_changes(spark, engine, tmp_path) -
     assert {str(path.relative_to(tmp_path / "s")) for path in folder.rglob("*.parquet")} == set(named)
 
 
-def test_a_table_that_is_there_gets_the_feed_and_both_merges_write_it_from_then_on(spark, engine, tmp_path) -> None:
+def test_a_table_that_is_there_gets_the_feed_and_merges_write_it_from_then_on(spark, engine, tmp_path) -> None:
     group = Group(spark, engine, tmp_path, binding(change_feed=False))
     group.publish(1, {"s": [("a", 1, "x", False)]})
     old = compactor_of(group, "s")
@@ -122,8 +122,5 @@ def test_a_table_that_is_there_gets_the_feed_and_both_merges_write_it_from_then_
     group.publish(2, {"s": [("a", 2, "y", False)]})
     old.merge_once(2, force=True)  # it looks at the table, not at the setting
     assert by_whom(group, "s") == "native"
-    for found in feeds(group, given.version):
-        assert sorted((row["_change_type"], row["v"]) for row in found) == [
-            ("update_postimage", "y"),
-            ("update_preimage", "x"),
-        ]
+    found = sorted((row["_change_type"], row["v"]) for row in feed(group, given.version))
+    assert found == [("update_postimage", "y"), ("update_preimage", "x")]

@@ -9,9 +9,11 @@ import time
 from types import SimpleNamespace
 
 import deltalake
+import pyarrow as pa
 import pytest
 
-from tests.keyed_helpers import Concat, Group, Longest, keyed
+from tests.group_helpers import foreign_row
+from tests.keyed_helpers import Concat, Group, Longest, compactor_of, keyed, plain
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, ConfigError, Halted, TableError
 from trident.states.core import pools
@@ -23,51 +25,22 @@ from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.file_merge import FileMerge
 
 
-@pytest.fixture(autouse=True)
-def no_fault_left():
-    yield
-    faults.disarm()
-
-
-@pytest.fixture(scope="module")
-def engine(spark):
-    return KernelEngine(spark)
-
-
 @pytest.fixture
 def counts(spark, engine, tmp_path):
     """A group with one state that counts words."""
     return Group(spark, engine, tmp_path, keyed())
 
 
-@pytest.fixture(params=["native", "delta"])
+@pytest.fixture(params=["native", pytest.param("delta", marks=pytest.mark.long)])
 def both(request, monkeypatch):
     """Once with native MERGEs, and once with Delta's."""
     if request.param == "delta":
         monkeypatch.setattr(FileMerge, "_why_not", lambda *_: "the test says so")
 
 
-def compactor_of(group, name="counts", session=None, **settings):
-    binding = group.bindings[name]
-    state = type(binding.state)(name, **settings) if settings else binding.state
-    spark = session or group.spark
-    return Compactor(spark, group.engine, group.warehouse, group.descriptor(name), state, binding.aggregator)
-
-
 def rows_of(group, table):
     """A table's rows as delta-rs reads them: a reader that shares no code with Spark and Kernel."""
     return deltalake.DeltaTable(str(group.warehouse / table)).to_pyarrow_table().to_pylist()
-
-
-def plain(group, name="counts"):
-    """The plain table: key → values; fails when a key has two rows."""
-    binding = group.bindings[name]
-    found = {}
-    for row in rows_of(group, name):
-        key = tuple(row[field] for field in binding.keys)
-        assert key not in found, f"{key} has more than one row"
-        found[key] = tuple(row[field] for field in binding.value_fields)
-    return found
 
 
 def control(group, name="counts"):
@@ -87,6 +60,7 @@ def publish_words(group, txids):
 # --- what a MERGE does -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("both", ["native", "delta"], indirect=True)
 @pytest.mark.usefixtures("both")
 def test_merges_exactly_the_advanced_transactions_and_no_published_one_above(counts):
     publish_words(counts, range(1, 6))
@@ -149,7 +123,8 @@ def test_of_two_that_read_the_same_p_the_second_is_stopped_by_the_guard_and_a_st
 
 @pytest.mark.usefixtures("both")
 def test_a_row_that_is_not_ours_stops_the_merge(merged):
-    merged.spark.sql(f"insert into delta.`{merged.warehouse}/counts` values ('w6', 1000, null)")
+    row = pa.table({"word": ["w6"], "count": [1000], "_upto": pa.array([None], pa.int64())})
+    foreign_row(merged.warehouse / "counts", row)
     with pytest.raises(CommitConflict):
         compactor_of(merged).merge_once(6, force=True)
 

@@ -81,7 +81,7 @@ def states(draw: st.DrawFn) -> tuple[RowMerge, Any]:
     return RowMerge(schema, tuple(names[:-1]), aggregator), st.tuples(*row)
 
 
-@settings(deadline=None)
+@settings(max_examples=15)
 @given(st.data())
 def test_ranges_of_keys_together_are_the_table_with_its_log_on_top(tmp_path_factory: Any, data: st.DataObject) -> None:
     merge, row = data.draw(states())

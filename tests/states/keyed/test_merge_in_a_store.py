@@ -17,12 +17,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import store_servers
-from tests.keyed_helpers import Group, as_map, keyed
+from tests.keyed_helpers import Group, as_map, compactor_of, keyed
 from trident.coordinators.errors import CommitConflict
 from trident.states.core import storage
 from trident.states.delta import log_entries
 from trident.states.delta.kernel import KernelEngine
-from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.merge_process import MERGE_PROCESS
 from trident.states.keyed.reading import read_state
 
@@ -40,13 +39,6 @@ def group(spark: SparkSession) -> Iterator[Group]:
 def words(group: Group, *txids: int) -> None:
     for txid in txids:
         group.publish(txid, {"counts": [("the", 2), (f"w{txid}", 1), (None, txid)]})
-
-
-def compactor_of(group: Group) -> Compactor:
-    binding = group.bindings["counts"]
-    return Compactor(
-        group.spark, group.engine, group.warehouse, group.descriptor("counts"), binding.state, binding.aggregator
-    )
 
 
 def plain(group: Group) -> dict[tuple, tuple]:

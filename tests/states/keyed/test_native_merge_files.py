@@ -189,7 +189,7 @@ def states(draw: st.DrawFn) -> tuple[RowMerge, Any]:
     return RowMerge(schema, tuple(keys), aggregator), st.tuples(*row)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_log_is_merged_into_files_of_key_ranges_as_a_fold_in_python_does(tmp_path_factory, data) -> None:
     merge, row = data.draw(states())
@@ -295,7 +295,13 @@ def test_small_files_beside_a_changed_one_go_with_it(changed: Any, small: Any, e
     assert runs([bool(one) for one in changed], [bool(one) for one in small]) == expected
 
 
-@pytest.mark.parametrize("ordered", [True, False], ids=["as we write them", "as another writer does"])
+@pytest.mark.parametrize(
+    "ordered",
+    [
+        pytest.param(True, id="as we write them"),
+        pytest.param(False, id="as another writer does", marks=pytest.mark.long),
+    ],
+)
 def test_the_memory_of_a_merge_is_bounded_however_small_the_files_are(tmp_path, ordered: bool) -> None:
     """A text that each row repeats is in a file once."""
     texts = RowMerge(pa.schema([("k", pa.int64()), ("v", pa.string())]), ("k",), None)

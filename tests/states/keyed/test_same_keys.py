@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from tests.keyed_helpers import Group, Native, keyed
 from trident.coordinators.errors import TableError
-from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.keyed.log_merge import fold_of
@@ -166,11 +165,7 @@ KEYS = [
 TXIDS = 6
 
 
-@pytest.fixture(scope="module")
-def engine(spark) -> KernelEngine:
-    return KernelEngine(spark)
-
-
+@pytest.mark.long
 def test_a_key_has_one_row_in_log_table_and_lookups_whatever_combines_it(spark, engine, tmp_path) -> None:
     schema = f"{KEY}, n bigint"
     states = [

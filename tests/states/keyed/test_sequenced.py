@@ -23,7 +23,6 @@ from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.place import Place
 from trident.states.core.retention import Retention
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
-from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed import log_merge, snapshot
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.file_merge import CannotMerge, FileMerge
@@ -33,7 +32,7 @@ from trident.states.keyed.merge_rows import RowMerge
 from trident.states.keyed.reading import read_state
 
 # Longer: TRIDENT_SEQUENCES=20000.
-HISTORIES = int(os.environ.get("TRIDENT_SEQUENCES", "1000"))
+HISTORIES = int(os.environ.get("TRIDENT_SEQUENCES", "300"))
 
 
 @dataclass(frozen=True)
@@ -217,11 +216,6 @@ def test_no_late_change_within_the_retention_meets_a_forgotten_key(after: int, l
 # --- real tables ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def engine(spark):
-    return KernelEngine(spark)
-
-
 def binding_of(key: str, kept: int = 0):
     return keyed(
         "s",
@@ -276,7 +270,7 @@ def only_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
 
 
-@pytest.mark.parametrize("way", ["by files", "by Spark"])
+@pytest.mark.parametrize("way", ["by files", pytest.param("by Spark", marks=pytest.mark.long)])
 def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
     spark, engine, tmp_path, rng, monkeypatch, way
 ):
@@ -304,7 +298,7 @@ def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
     assert {row["k"] for row in table} == set(keys), "the rows of deleted keys hold them deleted"
 
 
-@pytest.mark.parametrize("way", ["by files", "by Spark"])
+@pytest.mark.parametrize("way", ["by files", pytest.param("by Spark", marks=pytest.mark.long)])
 def test_every_reader_and_both_merges_forget_a_deleted_key_at_the_same_transaction(
     spark, engine, tmp_path, rng, monkeypatch, way
 ):
@@ -326,7 +320,7 @@ def test_every_reader_and_both_merges_forget_a_deleted_key_at_the_same_transacti
             raised.save(tmp_path)
             compactor = Compactor(spark, engine, tmp_path, raised)
         publish(group, txid, batch)
-        if txid in (7, 9):
+        if txid in ((7, 9) if way == "by Spark" else (9,)):
             expected = model_that_forgets(batches[:txid], kept, changed)
             assert everywhere(group, txid, keys, pins) == [expected] * 4, "the log on top of the table"
         if txid in (2, 6, 9):

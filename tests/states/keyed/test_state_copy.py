@@ -12,26 +12,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.keyed_helpers import Group, Native, as_map, keyed
+from tests.keyed_helpers import Group, Native, as_map, compactor_of, keyed
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.states.core import local_copy
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import StaleCopy, in_order, look_up, wait_for
-from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed import state_copy
-from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.copies import StateCopies, forget_copies, last_repair
 from trident.states.keyed.reading import read_state
 from trident.states.keyed.state_copy import StateCopy
 
 BOOT = "a boot"
 INLINE = 1 << 24
-
-
-@pytest.fixture(scope="module")
-def engine(spark):
-    return KernelEngine(spark)
 
 
 @pytest.fixture
@@ -72,16 +65,16 @@ def held(group, name, copy, txid):
     return {(word,): tuple(one.values()) for word, row, one in zip(words, rows, values) if row is not None}
 
 
-def merge(group, name, upto):
-    binding = group.bindings[name]
-    merging = Compactor(
-        group.spark, group.engine, group.warehouse, group.descriptor(name), binding.state, binding.aggregator
-    )
-    merging.merge_once(upto, force=True)
-
-
-@pytest.mark.parametrize("in_parts", [False, True], indirect=True, ids=["at once", "in parts"])
-@pytest.mark.parametrize("name", ["counts", "last"])
+@pytest.mark.parametrize(
+    ("name", "in_parts"),
+    [
+        pytest.param("counts", False, id="counts-at once"),
+        pytest.param("last", True, id="last-in parts"),
+        pytest.param("counts", True, id="counts-in parts", marks=pytest.mark.long),
+        pytest.param("last", False, id="last-at once", marks=pytest.mark.long),
+    ],
+    indirect=["in_parts"],
+)
 @pytest.mark.usefixtures("in_parts")
 def test_it_follows_the_transactions_over_merges_and_restarts(group, tmp_path, name):
     copy = copy_of(group, name, tmp_path)
@@ -91,7 +84,7 @@ def test_it_follows_the_transactions_over_merges_and_restarts(group, tmp_path, n
     for txids in ([2], [3, 4]):
         publish(group, txids)
         assert held(group, name, copy, txids[-1]) == group.expected(name, txids[-1]), txids
-    merge(group, name, 3)
+    compactor_of(group, name).merge_once(3, force=True)
     publish(group, [5])
     assert held(group, name, copy, 5) == group.expected(name, 5)
     copy.close()
@@ -99,7 +92,7 @@ def test_it_follows_the_transactions_over_merges_and_restarts(group, tmp_path, n
     copy = copy_of(group, name, tmp_path)
     assert held(group, name, copy, 6) == group.expected(name, 6)
     assert copy.as_of(6).folder == folder, "it was built again"
-    merge(group, name, 6)
+    compactor_of(group, name).merge_once(6, force=True)
     copy.close()
     shutil.rmtree(folder)
     built = copy_of(group, name, tmp_path)
@@ -343,7 +336,7 @@ def test_what_is_due_is_a_range_of_it_over_merges_and_restarts(spark, engine, tm
         group.publish(txid, {"open": [(*row, False) if gone else row for row in rows]})
         for below in (-5, 4, 5, 100):
             assert due(txid, below) == expected(txid, below), (txid, below)
-    merge(group, "open", 2)
+    compactor_of(group, "open").merge_once(2, force=True)
     if gone:
         group.publish(4, {"open": [("a", None, True), (None, None, True)]})
         assert due(4, 100) == expected(4, 100) == [(-9, "c", -9), (2, "b", 2)]

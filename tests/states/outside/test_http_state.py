@@ -873,6 +873,7 @@ def test_in_a_store_it_is_the_same(server, state, store: str) -> None:
 # --- kills
 
 
+@pytest.mark.long
 def test_a_coordinator_that_is_killed_at_any_request_leaves_each_row_once(server, folder) -> None:
     """SIGKILL while a request is under way: before the server has it, or behind that, when the answer is lost."""
     chance, txids, count = random.Random(int(os.environ.get("TRIDENT_SEED", "5"))), 6, 40

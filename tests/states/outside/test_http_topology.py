@@ -12,10 +12,9 @@ from typing import Any
 
 import deltalake
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.states.outside.http_server import TAKES, Answer, Server, serving
-from tests.topology_helpers import WAIT_SECS, starter
+from tests.topology_helpers import WAIT_SECS
 from tests.zk_fixtures import eventually
 from trident import DeltaAppend, FixedBatchSpout, HttpState, OutsidePart, TridentTopology
 from trident.coordinators import faults
@@ -33,12 +32,6 @@ if importlib.util.find_spec("httpx") is None:
 def server() -> Iterator[Server]:
     with serving() as made:
         yield made
-
-
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
-    with starter(spark, zk_server, zk_root, tmp_path) as starts:
-        yield starts
 
 
 def topology(server: Server, **more: Any) -> TridentTopology:

@@ -138,7 +138,15 @@ def test_a_transaction_that_a_killed_executor_left_open_is_ended_by_the_next_try
 # --- zombies
 
 
-@pytest.mark.parametrize("moment", ["before it begins", "behind its mark", "amid its rows", "before its commit"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "before it begins",
+        "behind its mark",
+        pytest.param("amid its rows", marks=pytest.mark.long),
+        pytest.param("before its commit", marks=pytest.mark.long),
+    ],
+)
 def test_a_stale_coordinators_executor_that_wakes_up_is_refused_each_time(
     kafka, state, monkeypatch, moment: str
 ) -> None:
@@ -231,6 +239,7 @@ def test_marks_are_written_again_as_they_are_by_their_coordinator_alone(kafka, s
 # --- SIGKILL
 
 
+@pytest.mark.long
 def test_coordinators_and_the_broker_are_killed_and_each_row_is_there_once(kafka, state, rng: random.Random) -> None:
     """Two parts of each transaction; some coordinators are only stopped, and wake up behind their successors."""
     deaths, txids = (20, 400) if ALL else (2, 30)
@@ -369,7 +378,7 @@ def test_a_log_that_ends_before_what_it_had_gets_nothing_more(kafka, state, monk
     assert not late
     monkeypatch.setattr(kafka_way.Way, "ends", lambda *_: cut)
     with monkeypatch.context() as soon, pytest.raises(StateBehind, match="messages of .*found: partition . ends at"):
-        soon.setattr(kafka_producer, "_BEHIND_SECS", 1.0)
+        soon.setattr(kafka_producer, "_BEHIND_SECS", 0.2)
         two.publish(part(3, known=(2, 0)), rows("a3"))
     monkeypatch.setattr(kafka_way.Way, "ends", lambda *_: ends)
     two.publish(part(3), rows("a3"))  # as above: each mark says which ends count
@@ -403,7 +412,7 @@ def test_a_cluster_that_comes_back_with_an_older_log_gets_nothing_more(kafka, st
     assert b"a3" not in values(kafka, state.topic)
 
 
-@pytest.mark.parametrize("limit", ["of the client", "of the topic"])
+@pytest.mark.parametrize("limit", ["of the client", pytest.param("of the topic", marks=pytest.mark.long)])
 def test_a_message_that_is_too_large_is_a_refusal_and_holds_no_reader_up(kafka, topic, limit: str) -> None:
     config = {"message.max.bytes": 3_000_000} if limit == "of the topic" else {}
     kafka.create(topic, 1)
@@ -467,7 +476,7 @@ def test_states_of_one_group_and_other_topics_do_not_fence_each_other(kafka, sta
     assert asked == [False] * 4, "a producer that was made ahead was fenced"
 
 
-@pytest.mark.parametrize("moment", ["it sends more", "its rows fail"])
+@pytest.mark.parametrize("moment", ["it sends more", pytest.param("its rows fail", marks=pytest.mark.long)])
 def test_a_fence_with_messages_still_queued_is_no_refusal(kafka, state, monkeypatch, moment: str) -> None:
     """The client gives thousands up at once, and raises its fatal error meanwhile, out of any of its calls."""
     slow = replace(state, config={"linger.ms": 5000, "batch.size": 10_000_000, "batch.num.messages": 100_000})

@@ -243,8 +243,9 @@ FOUND = [
 ]
 
 
-def test_a_late_request_of_one_transaction_ends_no_other(kafka, topic) -> None:
-    run_all(kafka, topic, FOUND, None)
+@pytest.mark.parametrize("case", [FOUND[0], *(pytest.param(one, marks=pytest.mark.long) for one in FOUND[1:])], ids=str)
+def test_a_late_request_of_one_transaction_ends_no_other(kafka, topic, case: Case) -> None:
+    run_all(kafka, topic, [case], None)
 
 
 @pytest.mark.usefixtures("short_times")
@@ -269,6 +270,7 @@ def test_a_call_that_the_client_never_returns_from_is_given_up(kafka, topic, wir
     assert [message.value() for message in messages(kafka, topic)] == wanted(1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_times")
 def test_bent_requests_lose_and_double_no_row(kafka, topic, rng: random.Random) -> None:
     few = [case for case in CASES if case.act in (Act.LATE, Act.DOUBLED)]  # the others wait for time-outs

@@ -13,12 +13,11 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.chaos.sources import CommittedSpout, Source
 from tests.group_helpers import ROWS, Group, append_binding
 from tests.states.outside.ledger_state import LedgerState
-from tests.topology_helpers import WAIT_SECS, starter
+from tests.topology_helpers import WAIT_SECS
 from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, FixedBatchSpout, OutsideMark, OutsidePart, TridentTopology, Upsert
 from trident.coordinators import faults
@@ -41,7 +40,6 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.running.status import format_status, read_status
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place, warehouse_place
-from trident.states.delta.kernel import KernelEngine
 from trident.states.outside.kind import OUTSIDE
 from trident.states.outside.tasks import Answer
 from trident.states.publishing import outside_publish
@@ -50,21 +48,9 @@ BATCHES = [[("a",), ("b",)], [("c",)], [], [("a",), ("d",)]]
 ALL = ["a", "a", "b", "c", "d"]
 
 
-@pytest.fixture(autouse=True)
-def no_faults():
-    yield
-    faults.disarm()
-
-
 @pytest.fixture
 def ledger(tmp_path: Path) -> LedgerState:
     return LedgerState(str(tmp_path / "ledger.db"))
-
-
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
-    with starter(spark, zk_server, zk_root, tmp_path) as starts:
-        yield starts
 
 
 def place(folder: Path) -> Place:
@@ -135,11 +121,6 @@ def test_a_mark_keeps_out_older_coordinators_and_other_histories(stored: Outside
 
 
 # --- a group
-
-
-@pytest.fixture(scope="module")
-def engine(spark: SparkSession) -> KernelEngine:
-    return KernelEngine(spark)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -340,6 +321,7 @@ def test_one_that_is_away_holds_the_group_up_says_so_and_loses_nothing(start, le
     assert "outside  ledger: has transaction 4\n" in format_status(read_status(tmp_path / "warehouse", "words")) + "\n"
 
 
+@pytest.mark.long
 def test_a_restart_waits_for_one_that_is_away_and_finishes_what_was_decided(start, ledger, tmp_path: Path) -> None:
     away = Path(f"{ledger.path}.away")
     faults.arm("publish.outside:hang:2")

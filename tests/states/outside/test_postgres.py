@@ -9,15 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from tests.postgres_fixtures import PASSWORD, PostgresServer
-from tests.topology_helpers import WAIT_SECS, starter
+from tests.topology_helpers import WAIT_SECS
 from tests.zk_fixtures import eventually
 from trident import (
     DeltaAppend,
@@ -450,12 +448,6 @@ def test_a_map_keeps_what_is_put_and_refuses_an_older_epoch(server) -> None:
 # --- a topology
 
 
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
-    with starter(spark, zk_server, zk_root, tmp_path) as starts:
-        yield starts
-
-
 def topology(server: PostgresServer) -> TridentTopology:
     made = TridentTopology("words")
     batches = [[("a", 1), ("b", 1)], [("a", 2)], [("c", 3)], [("b", 4)]]
@@ -465,6 +457,7 @@ def topology(server: PostgresServer) -> TridentTopology:
     return made
 
 
+@pytest.mark.long
 def test_a_topology_outlives_a_kill_of_the_server_and_of_its_coordinator(server, start) -> None:
     faults.arm("publish.outside:hang:2")
     first = start(topology(server), max_attempts=1)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from pyspark.sql import SparkSession
 
-from tests.group_helpers import Group, append_binding, map_binding
+from tests.group_helpers import Group, append_binding, foreign_row, map_binding
 from tests.spark_fixtures import calls_to_the_jvm
 from tests.topology_helpers import WAIT_SECS
 from tests.zk_fixtures import eventually
@@ -36,20 +36,9 @@ from trident.states.delta.manifest import ManifestStore, Retention
 from trident.states.keyed.compactor import Compactor
 
 
-@pytest.fixture(scope="module")
-def engine(spark: SparkSession) -> KernelEngine:
-    return KernelEngine(spark)
-
-
 @pytest.fixture
 def group(engine: KernelEngine, tmp_path: Path) -> Group:
     return Group(engine, tmp_path).open()
-
-
-@pytest.fixture(autouse=True)
-def no_faults():
-    yield
-    faults.disarm()
 
 
 def words(path: Path) -> Counter:
@@ -197,8 +186,8 @@ def test_a_table_of_another_topology_is_refused(engine, group: Group) -> None:
         Group(engine, group.warehouse, topology="elsewhere").open()
 
 
-def test_a_delta_table_that_nobody_made_is_refused_unless_adopted(spark, engine, tmp_path: Path) -> None:
-    spark.createDataFrame([("old", 1)], "word string, n long").write.format("delta").save(str(tmp_path / "rows"))
+def test_a_delta_table_that_nobody_made_is_refused_unless_adopted(engine, tmp_path: Path) -> None:
+    deltalake.write_deltalake(str(tmp_path / "rows"), pa.table({"word": ["old"], "n": [1]}))
     with pytest.raises(ForeignTable, match="adopt=True"):
         Group(engine, tmp_path, [append_binding()]).open()
     adopted = Group(engine, tmp_path, [append_binding(adopt=True)]).open()
@@ -207,8 +196,9 @@ def test_a_delta_table_that_nobody_made_is_refused_unless_adopted(spark, engine,
     Group(engine, tmp_path, [append_binding()], epoch=2, record=adopted.record).open()
 
 
-def test_a_schema_that_does_not_fit_is_refused_with_both(spark, engine, tmp_path: Path) -> None:
-    spark.createDataFrame([(1, 1)], "word int, n long").write.format("delta").save(str(tmp_path / "rows"))
+def test_a_schema_that_does_not_fit_is_refused_with_both(engine, tmp_path: Path) -> None:
+    rows = pa.table({"word": pa.array([1], pa.int32()), "n": [1]})
+    deltalake.write_deltalake(str(tmp_path / "rows"), rows)
     with pytest.raises(SchemaMismatch, match="word integer.*expected.*word string"):
         Group(engine, tmp_path, [append_binding(adopt=True)]).open()
 
@@ -262,40 +252,25 @@ def test_an_older_attempt_never_overwrites_a_manifest(tmp_path: Path, group: Gro
     assert ManifestStore(group.warehouse, "top", "g", "inc").read(first).attempt == TransactionAttempt(1, 0)
 
 
-def test_a_row_that_somebody_else_wrote_halts_before_the_decision(spark, group: Group) -> None:
+def test_a_row_that_somebody_else_wrote_halts_before_the_decision(group: Group) -> None:
     group.commit(1, ["a"])
-    spark.createDataFrame([("foreign", 1)], "word string, n long").write.format("delta").mode("append").save(
-        str(group.warehouse / "rows")
-    )
+    foreign_row(group.warehouse / "rows")
     with pytest.raises(Halted, match="another writer changed the table.*version 2"):
         group.prepare(TransactionAttempt(2, 0), ["b"])
 
 
-def test_a_restored_table_halts_at_takeover(spark, engine, group: Group) -> None:
-    group.commit(1, ["a"])
-    group.commit(2, ["b"])
-    spark.sql(f"RESTORE TABLE delta.`{group.warehouse / 'rows'}` TO VERSION AS OF 1")
-    with pytest.raises(Halted, match="RESTORE"):
-        Group(engine, group.warehouse, epoch=2, record=group.record).open()
-
-
-def foreign_row(spark: SparkSession, group: Group) -> None:
-    spark.createDataFrame([("foreign", 1)], "word string, n long").write.format("delta").mode("append").save(
-        str(group.warehouse / "rows")
-    )
-
-
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_foreign_row_behind_the_check_is_not_committed_over(spark, engine, group: Group, restarted: bool) -> None:
+def test_a_foreign_row_behind_the_check_is_not_committed_over(engine, group: Group, restarted: bool) -> None:
     group.commit(1, ["a"])
     decision = group.prepare(TransactionAttempt(2, 0), ["b"])
-    foreign_row(spark, group)
+    foreign_row(group.warehouse / "rows")
     if restarted:
         group = Group(engine, group.warehouse, epoch=2, record=group.record)
     with pytest.raises(Halted, match="another writer changed the table.*--undo-foreign rows"):
         group.committer.publish(decision, group.record)
 
 
+@pytest.mark.long
 def test_a_restored_plain_table_halts_before_the_next_decision_and_at_takeover(spark, engine, group: Group) -> None:
     """A RESTORE keeps P: the transactions up to it would be missing from then on."""
     group.commit(1, ["a"])
@@ -319,10 +294,10 @@ def test_a_plain_table_that_is_gone_is_not_made_anew_at_takeover(engine, group: 
         Group(engine, group.warehouse, epoch=2, record=group.record).open()
 
 
-def test_a_log_that_was_cleaned_too_far_halts(spark, engine, group: Group) -> None:
+def test_a_log_that_was_cleaned_too_far_halts(engine, group: Group) -> None:
     group.commit(1, ["a"])
-    foreign_row(spark, group)
-    foreign_row(spark, group)
+    foreign_row(group.warehouse / "rows")
+    foreign_row(group.warehouse / "rows")
     snapshot = engine.load(str(group.warehouse / "rows"))
     snapshot._java.writeCheckpoint(engine.java)
     for entry in sorted((group.warehouse / "rows" / "_delta_log").glob("*.json"))[:-1]:
@@ -364,6 +339,7 @@ def test_the_manifest_of_the_last_transaction_survives_a_restart(engine, group: 
     assert (group.warehouse / decision.manifest).exists()
 
 
+@pytest.mark.long
 def test_optimize_and_vacuum_are_accepted(spark, engine, group: Group) -> None:
     table = group.warehouse / "rows"
     for txid, word in enumerate("abc", 1):
@@ -602,7 +578,9 @@ def test_from_prepare_to_advance_the_jvm_is_not_called_and_only_what_is_new_is_f
     assert sorted(flushed) == sorted([str(manifest), str(manifest.parent), *drafts, *logs])
 
 
-@pytest.mark.parametrize("table", ["rows", "counts__log", "counts"])
+@pytest.mark.parametrize(
+    "table", ["rows", *(pytest.param(name, marks=pytest.mark.long) for name in ("counts__log", "counts"))]
+)
 def test_a_table_that_asks_more_of_its_writers_is_refused_before_a_decision(spark, engine, group: Group, table) -> None:
     """C1: `trident repair --accept-foreign` took a CHECK constraint, and the next transaction was decided for good."""
     group.commit(1, ["a"])

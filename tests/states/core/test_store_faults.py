@@ -305,8 +305,8 @@ def test_a_deletion_that_was_not_answered_fails_and_a_later_one_finds_nothing(pr
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Its bucket; a request is given up after half a second, in place of 30."""
-    hurry(monkeypatch, 0.5, 0.3)
+    """Its bucket; a request is given up after a fifth of a second, in place of 30."""
+    hurry(monkeypatch, 0.2, 0.1)
     monkeypatch.setattr(object_storage, "_AGAIN_SECS", (0.01, 0.02))
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         # The system takes the connections, and no process looks at them.

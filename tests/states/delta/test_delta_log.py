@@ -89,10 +89,9 @@ def test_our_commits_are_read_as_they_were_made(table):
     assert commits_since(table, 2) == []
 
 
-def test_user_metadata_is_read(spark, table):
-    session = spark.newSession()
-    session.conf.set("spark.databricks.delta.commitInfo.userMetadata", '{"upto": 7}')
-    session.range(1).write.format("delta").mode("append").save(table)
+def test_user_metadata_is_read(table):
+    entry = {"commitInfo": {"operation": "WRITE", "userMetadata": '{"upto": 7}'}}
+    Path(table, "_delta_log", f"{3:020d}.json").write_text(json.dumps(entry) + "\n")
     assert read_commit(table, 3).user_metadata == '{"upto": 7}'
 
 

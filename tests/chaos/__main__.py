@@ -31,6 +31,7 @@ from tests.chaos.measure import Watch
 from tests.chaos.workload import Group
 from tests.kafka_fixtures import KafkaBroker
 from tests.postgres_fixtures import PostgresServer, server_programs
+from trident.coordinators.embedded import EmbeddedZooKeeper
 
 # From the last fault on, within which everything that was given must be committed.
 BOUND_SECS = 600.0
@@ -153,7 +154,7 @@ class Run:
 
     @contextmanager
     def _deployed(self) -> Iterator[Deployment]:
-        patches, servers = list(self.suite.patches), None
+        patches, servers, zookeeper = list(self.suite.patches), None, ""
         try:
             if self.suite.servers:
                 programs = server_programs()
@@ -164,10 +165,16 @@ class Run:
                     server.start()
                 servers = (self._servers["broker"], self._servers["database"])
                 patches += [(where, self.random.choice(_HERE_ROWS)) for where in _HERE]
+                # A warehouse's own server serves no cluster, which Spark takes several executors for.
+                zookeeper = EmbeddedZooKeeper.ensure(self._folder / "zookeeper")
             given = {"patches": patches, "conf": self.suite.conf, "settings": self.suite.settings, "servers": servers}
-            with Deployment(self._folder / "d", self.suite.groups, self.suite.names, **given) as deployment:
+            with Deployment(
+                self._folder / "d", self.suite.groups, self.suite.names, zookeeper=zookeeper, **given
+            ) as deployment:
                 yield deployment
         finally:
+            if zookeeper:
+                EmbeddedZooKeeper.stop(self._folder / "zookeeper")
             for server in self._servers.values():
                 server.kill()
                 if isinstance(server, PostgresServer):

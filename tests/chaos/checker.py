@@ -18,8 +18,8 @@ import deltalake
 import trident
 from tests.chaos.oracle import Stored, fold
 from tests.chaos.sources import Words
-from tests.chaos.workload import COPIES, NUMBERED, OUTSIDE, PER_BATCH_COUNTS, Group
-from tests.outside_stores import APPENDED, CHANGED, COUNTED, MARKED, OutsideStores
+from tests.chaos.workload import COPIES, IN_ONE_ROW, KEYED, MAPS, OUTSIDE, PER_BATCH_COUNTS, SPOUTS, Group
+from tests.outside_stores import APPENDED, MARKED, OutsideStores
 from tests.store_mirror import Mirror
 from tests.zk_fixtures import eventually
 from trident.coordinators.errors import TridentError
@@ -91,13 +91,13 @@ class Books:
         """More rows, as many as so many transactions have."""
         before = self.txids * self.group.per_batch
         more = Words(self.group.keys)[before : before + txids * self.group.per_batch]
-        if self._outside is not None:
-            self._outside.put(more)
-        elif self.group.kind == "files":
+        if self.group.spout in OUTSIDE:
+            self._outside.put(more)  # type: ignore[union-attr]
+        elif self.group.spout == "files":
             draft = self._folder / "drafts" / "next.txt"
             draft.write_text("".join(f"{word}\n" for word in more))
             draft.rename(self._folder / "in" / f"{before:012}.txt")
-        elif self.group.kind == "queue":
+        elif self.group.spout == "queue":
             self.group.queue.put(more)
         else:
             self.group.source.write("ready_to", self.txids + txids)
@@ -120,7 +120,12 @@ class Books:
     @property
     def _is_numbered(self) -> bool:
         """Whether its batches are as full as they can be, so that their number is known."""
-        return self.group.kind in NUMBERED or (self.group.kind in OUTSIDE and self.group.addresses.full)
+        return self._is_written or (self.group.spout in OUTSIDE and self.group.addresses.full)
+
+    @property
+    def _is_written(self) -> bool:
+        """Whether this object writes the source that its spout reads."""
+        return self.group.spout in SPOUTS
 
     # --- what must be stored ------------------------------------------------------------------------
 
@@ -136,19 +141,42 @@ class Books:
             assert txids == list(range(1, self.txids + 1)), f"transactions {txids}, expected 1 to {self.txids}"
         assert txids == sorted(set(txids)), f"transactions {txids}: out of order, or doubled"
         assert sorted(audit) == txids
-        if self.group.kind in NUMBERED:
+        if self._is_written:
             # The source is told behind the commit, and again where it has failed.
             source = self.group.source
             assert eventually(lambda: source.read("succeeded") == self.txids), source.read("succeeded")
         self._check_words(audit)
         self._check_epochs()
-        self._check_counts(audit, counted)
-        for name in COPIES.get(self.group.kind, ()):
-            assert Counter(self.stored.words(name)) == Counter(word for words in audit.values() for word in words)
-        if self._outside is not None:
-            self._check_outside([word for words in audit.values() for word in words])
-        if self.group.kind == "queue":
+        words = [word for words in audit.values() for word in words]
+        for name in self.group.states:
+            if name in PER_BATCH_COUNTS:
+                assert self.stored.per_batch(name) == {txid: fold(words) for txid, words in audit.items()}, name
+                continue
+            found, wanted = self.found(name), self.wanted(name, words)
+            same = found == wanted if counted or name not in KEYED else found.total() == wanted.total()
+            assert same, f"{name}: {found}, not {wanted}"
+        if self.group.spout in OUTSIDE:
+            self._check_outside(txids[-1])
+        if self.group.spout == "queue":
             assert len(self.group.queue) == 0, f"{len(self.group.queue)} messages are left in the queue"
+
+    def found(self, state: str) -> Counter:
+        """What a state has: words, or counts by key; of a state in one row under the key ""."""
+        if state in KEYED:
+            return self.stored.keyed(state)
+        if state in COPIES:
+            return Counter(self.stored.words(state))
+        if state in MAPS or state == IN_ONE_ROW:
+            return self.stored.map(state)
+        assert self._outside is not None, f"{state} is outside of the warehouse"
+        return self._outside.found(state)
+
+    @staticmethod
+    def wanted(state: str, words: Sequence[str]) -> Counter:
+        """What a state must have where these words have been committed."""
+        if state in (*COPIES, *APPENDED):
+            return Counter(words)
+        return Counter({"": len(words)}) if state == IN_ONE_ROW else fold(words)
 
     def _check_words(self, audit: dict[int, list[str]]) -> None:
         attempts = self.stored.attempts()
@@ -158,46 +186,36 @@ class Books:
         given = self.words
         if self._is_numbered:
             given = given[: sum(self.group.per_batch - (txid in ghosts) for txid in audit)]
-        compare(given, real, self._is_numbered or self.group.kind == "files")
-        if self.group.kind in NUMBERED and self.group.source.changes:
+        compare(given, real, self._is_numbered or self.group.spout == "files")
+        if self._is_written and self.group.source.changes:
             assert ghosts == {txid for txid, attempt in attempts.items() if attempt == 0}
 
     def _check_epochs(self) -> None:
         """No table has a commit of an old coordinator behind one of a newer; all are at the same transaction."""
         last = {}
-        for name in ("audit", *(f"{name}__log" for name in self.group.keyed)):
+        for name in ("audit", *self._logs):
             table = self.stored.table(name)
             epochs = [control["epoch"] for control in table.history if "epoch" in control]
             assert epochs == sorted(epochs), f"{name}: a commit of an old coordinator behind one of a newer: {epochs}"
             last[name] = max(version for app, version in table.order if app.startswith("trident/"))
         assert len(set(last.values())) == 1, f"not all tables are at the same transaction: {last}"
 
-    def _check_counts(self, audit: dict[int, list[str]], counted: bool) -> None:
-        counts = fold([word for words in audit.values() for word in words])
-        for name in self.group.keyed:
-            found = self.stored.keyed(name)
-            assert found == counts if counted else found.total() == counts.total(), f"{name}: {found}, not {counts}"
-        for name in PER_BATCH_COUNTS.get(self.group.kind, ()):
-            assert self.stored.per_batch(name) == {txid: fold(words) for txid, words in audit.items()}, name
-        for name in self.group.maps:
-            assert self.stored.map(name) == counts, name
-
-    def _check_outside(self, words: Sequence[str]) -> None:
+    def _check_outside(self, txid: int) -> None:
         assert self._outside is not None
-        for name in APPENDED:
-            assert self._outside.found(name) == Counter(words), name
-        for name in (*COUNTED, *CHANGED):
-            assert self._outside.found(name) == fold(list(words)), name
         in_order(self._outside.copied())
         found = self._outside.txids()
-        assert set(found.values()) == {max(self.stored.txids())} and len(found) == MARKED, found
+        assert set(found.values()) == {txid} and len(found) == MARKED, found
 
     # --- what may be left ---------------------------------------------------------------------------
 
     def leftovers(self) -> list[str]:
         """Files that nobody needs any more, once all is committed."""
         self._mirror.bring()
-        return self.stored.leftovers([f"{name}__log" for name in self.group.keyed])
+        return self.stored.leftovers(self._logs)
+
+    @property
+    def _logs(self) -> list[str]:
+        return [f"{name}__log" for name in self.group.states if name in KEYED]
 
     def cleaned(self, within_secs: float, files: bool = True) -> bool:
         """Whether nothing is left, in ZooKeeper and of files, or soon will be.

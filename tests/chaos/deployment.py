@@ -512,9 +512,16 @@ class Deployment:
             self._steps.append(f"{began - self.began:6.1f} s  {what}: {time.monotonic() - began:.1f} s")
 
     def wait(self, what: Callable[[], Any], why: str, secs: float = WAIT_SECS) -> Any:
-        """Until it becomes true; ``why`` says what is not so as long as it is false."""
+        """Until it becomes true; ``why`` says what is not so as long as it is false. No process may end by itself."""
+
+        def found() -> Any:
+            for one in self.coordinators.values():
+                code = one.process.poll()
+                assert code in (None, -signal.SIGKILL) or one.asked_to_end, f"ended by itself: {one.story()}"
+            return what()
+
         with self.step(f"waits while {why}"):
-            return wait_for(what, lambda: f"waited {secs:.0f} s: {why}\n{self.story()}", secs)
+            return wait_for(found, lambda: f"waited {secs:.0f} s: {why}\n{self.story()}", secs)
 
     def story(self) -> str:
         return "\n".join([*self._steps, *(one.story() for one in self.coordinators.values())])

@@ -1,6 +1,6 @@
 """The cells: spouts × states × faults, what each is expected to do, and how one is run.
 
-The oracle folds the rows of the source; it knows nothing of transactions. A
+The checker folds the rows of the source; it knows nothing of transactions. A
 cell whose pair is not exactly once must show its error in the fault that can
 bring it about, and no other error.
 """
@@ -10,42 +10,31 @@ from __future__ import annotations
 import enum
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tests import outside_stores
-from tests.chaos import sources
-from tests.chaos.sources import Source
-from tests.outside_stores import OutsideStores
-from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
+from tests.chaos.checker import Books, is_ghost
+from tests.chaos.sources import PER_BATCH
+from tests.chaos.workload import OUTSIDE, SPOUTS, Group, topology_of
+from tests.outside_stores import APPENDED, COUNTED, OutsideStores
+from trident import TridentTopology
 from trident.coordinators import faults
 from trident.operations.guarantees import Guarantee, NotExactlyOnceWarning, guarantee
 from trident.running.query import TopologyQuery
 from trident.spouts.executors import spout_kind
-from trident.states.maps.backed_map import non_transactional, opaque, transactional
-from trident.states.maps.sqlite_map import SqliteMap
 
+TOPOLOGY = "matrix"
 WAIT_SECS = 120.0
-WORDS = ["a", "b", "a", "c", "a", "b", "d", "a", "b"]
 TRANSACTIONS = 3  # one ahead of the one that meets the fault, and one behind it
 
-SPOUTS: dict[str, Callable[[Source], Any]] = {
-    "batch": sources.PoppingSpout,
-    "transactional": sources.RangeSpout,
-    "committer": sources.CommittedSpout,
-    "partitioned": sources.PartitionedSpout,
-    "opaque": sources.OpaqueSpout,
-    "opaque partitioned": sources.OpaqueSpout,
-}
+# A group's rows in each partition of its source: three transactions.
+COUNT = TRANSACTIONS * PER_BATCH
 IN_PARTITIONS = ("partitioned", "opaque partitioned")
 MAY_CHANGE = ("committer", "opaque", "opaque partitioned")
 STATES = ("non-transactional", "transactional", "opaque", "Delta keyed", "Delta append", "snapshottable")
 # In the matrix alone: what needs a broker and a database.
-OUTSIDE_SPOUTS = tuple(outside_stores.SPOUTS)
-OUTSIDE_STATES = (*outside_stores.APPENDED, *outside_stores.COUNTED)
+OUTSIDE_STATES = (*APPENDED, *COUNTED)
 
 
 class Fault(enum.Enum):
@@ -109,11 +98,6 @@ class Cell:
     states: tuple[str, ...]
     fault: Fault
 
-    @property
-    def is_outside(self) -> bool:
-        """Whether it needs stores outside of the warehouse."""
-        return self.spout in OUTSIDE_SPOUTS or bool(set(OUTSIDE_STATES) & set(self.states))
-
     def __str__(self) -> str:
         states = self.states[0] if len(self.states) == 1 else "all states"
         return f"{self.spout} × {states} × {self.fault.value}"
@@ -129,7 +113,7 @@ def cells(states: Iterable[tuple[str, ...]], spouts: Iterable[str] = tuple(SPOUT
 def whole() -> list[Cell]:
     """Every cell: all states at once, and each by itself."""
     states = (*STATES, *OUTSIDE_STATES)
-    return cells([states, *[(state,) for state in states]], (*SPOUTS, *OUTSIDE_SPOUTS))
+    return cells([states, *[(state,) for state in states]], (*SPOUTS, *OUTSIDE))
 
 
 # Where nothing fails is part of each run, and partitions that come and go are in the tests of the spouts too; replays
@@ -148,11 +132,11 @@ def sample() -> list[Cell]:
 
 
 class Run:
-    """One cell: its source, its topology in one life after the other, and what comes out.
+    """One cell: its source, its topology in one process after the other, and what comes out.
 
     Args:
         cell: which.
-        folder: of this run alone.
+        folder: of this run alone; its warehouse is there, too.
         start: (topology) → a started query; over one warehouse and one ZooKeeper root.
         outside: the stores outside of the warehouse, for a cell that needs them.
     """
@@ -164,47 +148,22 @@ class Run:
         start: Callable[[TridentTopology], TopologyQuery],
         outside: OutsideStores | None = None,
     ) -> None:
-        self.cell, self._start, self._folder, self._outside, self._put = cell, start, folder, outside, 0
-        (folder / "source").mkdir(parents=True)
+        self.cell, self._start = cell, start
         changes = cell.fault is Fault.CHANGED
-        self.source = Source(str(folder / "source"), changes)
-        names = ["p0", "p1"] if cell.spout in IN_PARTITIONS else ["p0"]
-        for number, name in enumerate(names):
-            self.source.write(f"rows-{name}", WORDS[number:] + WORDS[:number])
-        self.source.write("partitions", names)
+        group = Group(cell.spout, str(folder), only=cell.states, changes=changes, count=COUNT)
+        self.books = Books(TOPOLOGY, group, str(folder / "warehouse"), outside=outside)
+        self.source = group.source
+        self._partitions = ["p0", "p1"] if cell.spout in IN_PARTITIONS else ["p0"]
+        self.source.write("partitions", self._partitions)
 
     # --- the topology -----------------------------------------------------------------------
 
     def topology(self) -> tuple[TridentTopology, list[str]]:
         """The topology, made anew as another process would; and the warnings of building it."""
-        topology = TridentTopology("matrix")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", NotExactlyOnceWarning)
-            if self.cell.spout in OUTSIDE_SPOUTS:
-                stream = self._stores.addresses.stream(topology, "words", self.cell.spout)
-            else:
-                stream = topology.new_stream("words", SPOUTS[self.cell.spout](self.source))
-            stream.partition_persist(DeltaAppend("audit"))
-            for state in self.cell.states:
-                self._add(stream, state)
+            topology = topology_of(TOPOLOGY, [self.books.group])
         return topology, [str(one.message) for one in caught if one.category is NotExactlyOnceWarning]
-
-    def _add(self, stream: Any, state: str) -> None:
-        store = str(self._folder / "maps.db")
-        if state in outside_stores.APPENDED:
-            self._stores.addresses.append(stream, state)
-        elif state in outside_stores.COUNTED:
-            stream.group_by("word").persistent_aggregate(self._stores.addresses.counted(), Count(), "n")
-        elif state == "Delta append":
-            stream.partition_persist(DeltaAppend("appended"))
-        elif state == "Delta keyed":
-            stream.group_by("word").persistent_aggregate(DeltaMapState("keyed"), Count(), "n")
-        elif state == "snapshottable":
-            stream.persistent_aggregate(opaque("total", SqliteMap(store, "total")), Count(), "n")
-        else:
-            make = {"non-transactional": non_transactional, "transactional": transactional, "opaque": opaque}[state]
-            name = "of_" + state.replace("-", "_")
-            stream.group_by("word").persistent_aggregate(make(name, SqliteMap(store, name)), Count(), "n")
 
     def check_warnings(self) -> None:
         """Building it warns exactly where the table says that the pair is not exactly once."""
@@ -221,45 +180,34 @@ class Run:
         """Runs the cell to its end; state → what came out."""
         self.check_warnings()
         fault = self.cell.fault
-        tables = 1 + sum(state.startswith("Delta") for state in self.cell.states)
         if fault in (Fault.FAILED, Fault.CHANGED):
             # The first two attempts: with others in flight, which are replayed too.
             faults.arm("manifest.write:fail_before:1,manifest.write:do_then_fail:3")
         elif fault in CRASHES:
-            point = self._crash_point(fault, tables)
-            faults.arm(point)
+            faults.arm(self._crash_point(fault))
         query = self._start(self.topology()[0])
         if fault is Fault.PARTITIONS:
             self._change_partitions(query)
-        elif fault in CRASHES:
-            self._let(TRANSACTIONS)
+        else:
+            self.books.feed(TRANSACTIONS)
+        if fault in CRASHES:
             self._crash(query)
             query = self._start(self.topology()[0])
-        self._let(TRANSACTIONS + (3 if self.source.changes or fault is Fault.PARTITIONS else 0))
+        if self.source.changes or fault is Fault.PARTITIONS:
+            self.books.feed(TRANSACTIONS)  # what is left
         query.process_all_available(WAIT_SECS)
         assert not faults.unfired(), faults.unfired()
-        return {state: self._outcome(query, state) for state in self.cell.states}
+        return self._outcomes()
 
-    def _crash_point(self, fault: Fault, tables: int) -> str:
+    def _crash_point(self, fault: Fault) -> str:
+        tables = 1 + sum(state.startswith("Delta") for state in self.cell.states)
         own = [state for state in self.cell.states if not state.startswith("Delta")]
-        if fault is Fault.BETWEEN_TABLES and set(own) == set(self.cell.states) <= set(outside_stores.APPENDED):
+        if fault is Fault.BETWEEN_TABLES and set(own) == set(self.cell.states) <= set(APPENDED):
             return "publish.outside:hang:2"
         if fault is Fault.BETWEEN_TABLES and tables == 1:
             # Between the table of all cells and the state of the user's: that one is published second.
             return f"publish.user:hang:{1 + len(own)}"
         return CRASHES[fault].format(second=tables + 1, between=tables + 2)
-
-    def _let(self, txid: int) -> None:
-        self.source.write("ready_to", txid)
-        if self.cell.spout in OUTSIDE_SPOUTS:
-            words = self.source.rows()[self._put : txid * sources.PER_BATCH]
-            self._put += len(words)
-            self._stores.put(words)
-
-    @property
-    def _stores(self) -> OutsideStores:
-        assert self._outside is not None, f"{self.cell} needs stores outside of the warehouse"
-        return self._outside
 
     def _crash(self, query: TopologyQuery) -> None:
         """Abandons the coordinator where it hangs: its ZooKeeper session ends, as when its process dies."""
@@ -269,60 +217,40 @@ class Run:
             assert time.monotonic() < deadline, f"never reached {faults.unfired()}"
             time.sleep(0.01)
         # The transaction behind it is in flight too: a batch spout has given its rows away, and will not again.
-        while self.cell.spout == "batch" and self.source.read("popped", 0) < 3 * sources.PER_BATCH:
+        while self.cell.spout == "batch" and self.source.read("popped", 0) < COUNT:
             assert time.monotonic() < deadline, "the transaction behind the one that hangs was never emitted"
             time.sleep(0.01)
         assert query._zk is not None
         query._zk.close()
 
     def _change_partitions(self, query: TopologyQuery) -> None:
-        self._let(1)
+        self.books.feed(1)
         query.process_all_available(WAIT_SECS)
-        self.source.write("rows-p2", WORDS[3:])
+        self._partitions.append("p2")
         self.source.write("partitions", ["p0", "p2"])  # p1 goes, p2 comes
-        self._let(3)
+        self.books.feed(TRANSACTIONS - 1)
         query.process_all_available(WAIT_SECS)
         assert self.source.read("refreshed") == ["p0", "p2"]
-        self.source.write("partitions", ["p0", "p1", "p2"])  # p1 returns and goes on where it was
+        self.source.write("partitions", self._partitions)  # p1 returns and goes on where it was
 
     # --- what came out ----------------------------------------------------------------------
 
-    def oracle(self) -> Counter:
-        """Every row of the source, once."""
-        rows: Counter = Counter()
-        for path in Path(self.source.path).glob("rows-p*"):
-            rows.update(self.source.rows(path.name.removeprefix("rows-")))
+    def _outcomes(self) -> dict[str, Outcome]:
+        words = [word for partition in self._partitions for word in self.source.rows(partition)]
         if self.source.changes:
-            # A committed first attempt's rows are real: what the committed attempts held is what counts.
-            rows.update(self.ghosts)
-        return rows
+            # A committed first attempt's rows are real: what the committed attempts held is what counts. The attempts
+            # that failed were the first ones of transactions 1 and 2.
+            audit = [word for words in self.books.stored.audit().values() for word in words]
+            ghosts = [word for word in audit if is_ghost(word)]
+            assert not {"ghost-1", "ghost-2"} & set(ghosts), ghosts
+            words += ghosts
+        return {state: self._outcome(state, words) for state in self.cell.states}
 
-    @property
-    def ghosts(self) -> list[str]:
-        return [word for word in self._audit if word.startswith("ghost-")]
-
-    def _outcome(self, query: TopologyQuery, state: str) -> Outcome:
-        self._audit = [row.word for row in query.snapshot("audit").collect()]
-        if self.source.changes:
-            # The attempts that failed were the first ones of transactions 1 and 2.
-            assert not {"ghost-1", "ghost-2"} & set(self._audit), self.ghosts
-        oracle, found = self.oracle(), self._contents(query, state)
-        if state == "snapshottable":
-            oracle = Counter({"": sum(oracle.values())})
+    def _outcome(self, state: str, words: list[str]) -> Outcome:
+        oracle, found = self.books.wanted(state, words), self.books.found(state)
         missing, extra = oracle - found, found - oracle
         if missing and extra:
             return Outcome.BOTH
         if missing:
             return Outcome.LOST
         return Outcome.DOUBLED if extra else Outcome.EXACT
-
-    def _contents(self, query: TopologyQuery, state: str) -> Counter:
-        if state in OUTSIDE_STATES:
-            return self._stores.found(state)
-        if state == "Delta append":
-            return Counter(row.word for row in query.snapshot("appended").collect())
-        name = {"Delta keyed": "keyed", "snapshottable": "total"}.get(state, "of_" + state.replace("-", "_"))
-        rows = query.snapshot(name).collect()
-        if state == "snapshottable":
-            return Counter({"": sum(row.n for row in rows)})
-        return Counter({row.word: row.n for row in rows})

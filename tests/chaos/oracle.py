@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -114,7 +115,7 @@ class Stored:
         self._warehouse, self._maps, self._topology, self._prefix = warehouse, maps, topology, prefix
 
     def table(self, name: str) -> Table:
-        return Table.read(self._warehouse / f"{self._prefix}{name}")
+        return Table.read(self._warehouse / named(self._prefix, name))
 
     def words(self, name: str) -> list[str]:
         """Of a further append table."""
@@ -160,10 +161,13 @@ class Stored:
         return found
 
     def map(self, name: str) -> Counter:
-        """A map of the user's: the current value of each key."""
+        """A map of the user's: the current value of each key, or of "" where there is no key."""
         with sqlite3.connect(self._maps) as connection:
-            rows = connection.execute(f'SELECT key, value FROM "{self._prefix}{name}"').fetchall()
-        return Counter({json.loads(key)["tuple"][0]: json.loads(value)["opaque"][1] for key, value in rows})
+            rows = connection.execute(f'SELECT key, value FROM "{named(self._prefix, name)}"').fetchall()
+        values = {json.dumps(json.loads(key)["tuple"]): json.loads(value) for key, value in rows}
+        # An opaque or a transactional value is with its transaction.
+        plain = {key: next(iter(one.values()))[1] if isinstance(one, dict) else one for key, one in values.items()}
+        return Counter({(json.loads(key) or [""])[0]: value for key, value in plain.items()})
 
     def leftovers(self, states: list[str]) -> list[str]:
         """Files that nobody needs any more, once everything up to the last transaction has succeeded."""
@@ -180,6 +184,11 @@ class Stored:
         return found + _data_files(group.parent / "streams")
 
 
-def fold(rows: list[str]) -> Counter:
+def named(prefix: str, name: str) -> str:
+    """As a state of a group is called."""
+    return f"{prefix}{name.replace(' ', '_').replace('-', '_')}"
+
+
+def fold(rows: Sequence[str]) -> Counter:
     """Rows by key: a row is "<key>-<number>"."""
     return Counter(row.split("-")[0] for row in rows)

@@ -78,27 +78,32 @@ class Source:
 
 @dataclass(frozen=True)
 class Words(Sequence[str]):
-    """Numbered rows without an end, each under one of some keys: "k3-17"; what a topology under faults reads."""
+    """Numbered rows, each under one of some keys: "k3-17"; what a topology under faults reads."""
 
     keys: int
+    first: int = 0
+    count: int = 1 << 60
 
     def __len__(self) -> int:
-        return 1 << 60
+        return self.count
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return [self[number] for number in range(at.start or 0, at.stop, at.step or 1)]
-        return f"k{at % self.keys}-{at}"
+            return [self[number] for number in range(*at.indices(self.count))]
+        if at >= self.count:
+            raise IndexError
+        return f"k{(self.first + at) % self.keys}-{self.first + at}"
 
 
 @dataclass(frozen=True)
 class Numbered(Source):
-    """A source of :class:`Words`, which ends where ``ready_to`` says."""
+    """A source of :class:`Words`, of each partition others; it ends where ``ready_to`` says, or with so many."""
 
     keys: int = 5
+    count: int = 1 << 60
 
     def rows(self, partition: str = "p0") -> Sequence[str]:
-        return Words(self.keys)
+        return Words(self.keys, 1_000 * int(partition[1:]), self.count)
 
 
 class _Ready:

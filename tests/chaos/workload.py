@@ -11,23 +11,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.sources import PER_BATCH, CommittedSpout, Numbered, OpaqueSpout, RangeSpout
-from tests.outside_stores import APPENDED, CHANGED, Addresses
+from tests.chaos import sources
+from tests.chaos.oracle import named
+from tests.chaos.sources import PER_BATCH, Numbered
+from tests.outside_stores import APPENDED, CHANGED, COUNTED, Addresses
+from tests.outside_stores import SPOUTS as OUTSIDE_SPOUTS
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, QueueSpout, SqliteQueue, TridentTopology
 from trident import functions as F
-from trident.states.maps.backed_map import opaque
+from trident.states.maps.backed_map import non_transactional, opaque, transactional
 from trident.states.maps.sqlite_map import SqliteMap
 
-# Of a source that its test writes, with each kind of spout and of state.
-NUMBERED = ("transactional", "opaque", "committer", "two tables", "user-coded map", "views")
-SPOUTS: dict[str, Any] = {"opaque": OpaqueSpout, "committer": CommittedSpout}
-# Over Kafka and PostgreSQL (tests/outside_stores.py), with a warehouse on a disk.
-OUTSIDE = ("Kafka", "opaque Kafka")
-# Of each kind: the keyed Delta states, the maps, the append tables of each batch's counts, and of the words once more.
-KEYED = {"two tables": ("counts", "again"), "views": ("often", "seldom"), "queue": ()}
-MAPS = {"user-coded map": ("orders",), "queue": ("orders",)}
-PER_BATCH_COUNTS = {"two tables": ("sums", "sums_again")}
-COPIES = {"views": ("told",)}
+# Of a source that its test writes.
+SPOUTS: dict[str, Callable[[Numbered], Any]] = {
+    "batch": sources.PoppingSpout,
+    "transactional": sources.RangeSpout,
+    "committer": sources.CommittedSpout,
+    "partitioned": sources.PartitionedSpout,
+    "opaque": sources.OpaqueSpout,
+    "opaque partitioned": sources.OpaqueSpout,
+}
+# What a group can have besides the table "audit": words by key in a Delta state or in a map, all of them in one row,
+# words once more in a table, and each batch's counts in a table. Outside of the warehouse: tests/outside_stores.py.
+KEYED = ("counts", "again", "often", "seldom", "Delta keyed")
+MAPS: dict[str, Callable[..., Any]] = {
+    "orders": opaque,
+    "opaque": opaque,
+    "transactional": transactional,
+    "non-transactional": non_transactional,
+}
+IN_ONE_ROW = "snapshottable"
+COPIES = ("told", "Delta append")
+PER_BATCH_COUNTS = ("sums", "sums_again")
+# Kind of a group → its spout and its states. A spout is a kind, too, of which the states are to be named.
+_OUTSIDE = ("counts", *APPENDED, *COUNTED, *CHANGED)
+KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "transactional": ("transactional", ("counts",)),
+    "opaque": ("opaque", ("counts",)),
+    "committer": ("committer", ("counts",)),
+    "two tables": ("transactional", ("counts", "again", *PER_BATCH_COUNTS)),
+    "user-coded map": ("transactional", ("counts", "orders")),
+    "views": ("transactional", ("often", "seldom", "told")),
+    "files": ("files", ("counts",)),
+    "queue": ("queue", ("orders",)),
+    **{spout: (spout, _OUTSIDE) for spout in OUTSIDE_SPOUTS},
+}
+# Over Kafka, with a warehouse on a disk.
+OUTSIDE = tuple(OUTSIDE_SPOUTS)
 
 
 def key_of(word: str) -> str:
@@ -52,6 +81,9 @@ class Group:
         merge_secs: a merged state is merged so often, too.
         retention: transactions whose snapshots are kept of a merged state.
         outside: the file that names the stores outside of the warehouse.
+        only: its states, in place of those of its kind.
+        changes: whether a replay has other rows; None: where its kind says so.
+        count: rows that its source has in each partition.
     """
 
     kind: str
@@ -63,17 +95,25 @@ class Group:
     merge_secs: float = 0.2
     retention: int = 2
     outside: str = ""
+    only: tuple[str, ...] = ()
+    changes: bool | None = None
+    count: int = 1 << 60
 
     def named(self, name: str) -> str:
-        return f"{self.prefix}{name}"
+        return named(self.prefix, name)
 
     @property
-    def keyed(self) -> tuple[str, ...]:
-        return KEYED.get(self.kind, ("counts",))
+    def spout(self) -> str:
+        return KINDS.get(self.kind, (self.kind,))[0]
 
     @property
-    def maps(self) -> tuple[str, ...]:
-        return MAPS.get(self.kind, ())
+    def states(self) -> tuple[str, ...]:
+        return self.only or KINDS[self.kind][1]
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it needs stores outside of the warehouse."""
+        return self.spout in OUTSIDE or bool({*APPENDED, *COUNTED, *CHANGED} & {*self.states})
 
     @property
     def maps_file(self) -> Path:
@@ -85,8 +125,9 @@ class Group:
 
     @property
     def source(self) -> Numbered:
-        """The source; of a kind whose replays may hold other rows, one whose replays do."""
-        return Numbered(str(Path(self.folder) / "source"), self.kind in SPOUTS, self.per_batch, self.keys)
+        """The source; of a kind whose replays may hold other rows, one whose replays do, unless that is said."""
+        changes = self.kind in ("opaque", "committer") if self.changes is None else self.changes
+        return Numbered(str(Path(self.folder) / "source"), changes, self.per_batch, self.keys, self.count)
 
     @property
     def addresses(self) -> Addresses:
@@ -103,40 +144,43 @@ class Group:
         """
         words = self._words(topology)
         words.partition_persist(DeltaAppend(self.named("audit")), "word")
-        for name in COPIES.get(self.kind, ()):
-            words.partition_persist(DeltaAppend(self.named(name), txid_column="_txid"), "word")
         keyed = words.each("word", key, "key string")
-        counts: Any = None
-        for name in self.keyed:
-            counts = keyed.group_by("key").persistent_aggregate(self._keyed_state(name), Count(), "n")
-        for name in self.maps:
-            backing = map_of(str(self.maps_file), self.named(name))
-            keyed.group_by("key").persistent_aggregate(opaque(self.named(name), backing), Count(), "n")
-        if self.kind in OUTSIDE:
-            stores = self.addresses
-            for name in APPENDED:
-                stores.append(keyed, name, "key")
-            keyed.group_by("key").persistent_aggregate(stores.counted(), Count(), "n")
-            for name in CHANGED:
-                stores.change(counts.new_values_stream(), "key", name)
-        if self.kind in PER_BATCH_COUNTS:
-            sums = keyed.group_by("key").aggregate(Count(), "n")
-            for name in PER_BATCH_COUNTS[self.kind]:
+        by_key, counts = keyed.group_by("key"), None
+        for name in self.states:
+            if name in KEYED:
+                counts = by_key.persistent_aggregate(self._keyed_state(name), Count(), "n")
+            elif name in MAPS:
+                state = MAPS[name](self.named(name), map_of(str(self.maps_file), self.named(name)))
+                by_key.persistent_aggregate(state, Count(), "n")
+            elif name == IN_ONE_ROW:
+                total = opaque(self.named(name), map_of(str(self.maps_file), self.named(name)))
+                keyed.persistent_aggregate(total, Count(), "n")
+            elif name in COPIES:
+                words.partition_persist(DeltaAppend(self.named(name), txid_column="_txid"), "word")
+            elif name in APPENDED:
+                self.addresses.append(keyed, name, "key")
+            elif name in COUNTED:
+                by_key.persistent_aggregate(self.addresses.counted(), Count(), "n")
+            elif name in CHANGED:
+                self.addresses.change(counts.new_values_stream(), "key", name)  # type: ignore[union-attr]
+        if set(PER_BATCH_COUNTS) <= set(self.states):
+            sums = by_key.aggregate(Count(), "n")
+            for name in PER_BATCH_COUNTS:
                 sums.partition_persist(DeltaAppend(self.named(name)))
             words.peek(nobody_hears)
 
     def _words(self, topology: TridentTopology) -> Any:
         name = self.named("words")
-        if self.kind in OUTSIDE:
-            return self.addresses.stream(topology, name, self.kind)
-        if self.kind == "files":
+        if self.spout in OUTSIDE:
+            return self.addresses.stream(topology, name, self.spout)
+        if self.spout == "files":
             files = f"{self.folder}/in/*.txt"
             spout: Any = FileSpout(files, min_rows=1, max_rows=self.per_batch, poll_interval_secs=0.1)
             return topology.new_stream(name, spout).select(F.col("value").alias("word"))
-        if self.kind == "queue":
+        if self.spout == "queue":
             spout = QueueSpout(self.queue, max_messages=self.per_batch)
             return topology.new_stream(name, spout).select(F.col("payload").alias("word"))
-        return topology.new_stream(name, SPOUTS.get(self.kind, RangeSpout)(self.source))
+        return topology.new_stream(name, SPOUTS[self.spout](self.source))
 
     def _keyed_state(self, name: str) -> DeltaMapState:
         every = (self.merged or {}).get(name)

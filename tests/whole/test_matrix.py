@@ -22,6 +22,7 @@ from tests.chaos.matrix import (
     IN_THE_SWEEP,
     ONLY_IN_THE_MATRIX,
     STATES,
+    TOPOLOGY,
     Cell,
     Fault,
     Run,
@@ -31,6 +32,7 @@ from tests.chaos.matrix import (
     whole,
 )
 from tests.chaos.sources import PER_BATCH
+from tests.chaos.workload import Group
 from tests.outside_stores import OutsideStores
 from tests.topology_helpers import Starter, starter
 
@@ -55,10 +57,10 @@ def test_the_sample_covers_every_fault_and_the_spouts_that_the_crash_sweep_does_
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_cell(cell: Cell, start: Starter, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     outside = None
-    if cell.is_outside:
+    if Group(cell.spout, "", only=cell.states).is_outside:
         broker, server = request.getfixturevalue("kafka"), request.getfixturevalue("postgres_server")
         pytest.importorskip("httpx", reason="NOT TESTED: HttpState. The client is missing: pip install httpx")
-        outside = OutsideStores(broker, server, f"m{uuid.uuid4().hex[:8]}", PER_BATCH, "matrix", "word")
+        outside = OutsideStores(broker, server, f"m{uuid.uuid4().hex[:8]}", PER_BATCH, TOPOLOGY, "key")
         request.addfinalizer(outside.close)
     found = Run(cell, tmp_path, start, outside).go()
     assert found == {state: expected(cell.spout, state, cell.fault) for state in cell.states}

@@ -28,7 +28,7 @@ MANY = int(os.environ.get("TRIDENT_SIM_SEEDS", "0"))
 # So few reach every rare state, the last of them at the 447th; `make simulate` runs 20,000.
 SEEDS = MANY or 500
 
-ROLLBACK_SEEDS = 160
+ROLLBACK_SEEDS = 60
 
 # Most defects are found by one of the first fifty; those that take some hundred are left to TRIDENT_SIM_SEEDS.
 SEARCHED = 600

@@ -219,7 +219,8 @@ class Run:
             if reader is not None and int(age) % 5 == 0:
                 reader.look()
             # What never gets anything done proves nothing: on a slow machine faults wait for a transaction.
-            if age < next_ or (deployment.transactions() == done and age < next_ + 5 * self._every):
+            patience_secs = 5 * self._every if done else BOUND_SECS
+            if age < next_ or (deployment.transactions() == done and age < next_ + patience_secs):
                 continue
             done = deployment.transactions()
             weights = {"worker": 1} if quiet else self.suite.faults

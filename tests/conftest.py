@@ -40,10 +40,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--share", default="1/1", help="K/N: every N-th test only, from the K-th on: tests/proof")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: left to `make long`; shorter tests look at the same promise")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     share, shares = map(int, config.getoption("--share").split("/"))
     left = [item for number, item in enumerate(items) if number % shares != share - 1]

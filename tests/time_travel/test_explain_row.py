@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import trident
-from tests.keyed_helpers import Group, append, keyed
+from tests.states.keyed_helpers import Group, append, keyed
 from trident.coordinators.errors import FieldError, TableError
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from tests.keyed_helpers import Group, by_delta, by_whom, compactor_of
 from tests.running.test_query import WAIT_SECS
 from tests.running.test_query import start as start_made
 from tests.spouts import source_helpers
 from tests.spouts.delta.test_delta_spout import Run
 from tests.states.keyed.test_change_feed import binding
+from tests.states.keyed_helpers import Group, by_delta, by_whom, compactor_of
 from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology, Upsert
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.spouts.delta.spout import DeltaSpout

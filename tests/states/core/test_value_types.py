@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from tests.keyed_helpers import Group, append
+from tests.states.keyed_helpers import Group, append
 from tests.stream_helpers import stream_of
 from trident import DeltaAppend
 from trident.coordinators.errors import FieldError, TableError

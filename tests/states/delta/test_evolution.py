@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from tests import group_helpers
-from tests.keyed_helpers import Group, Native, append, keyed
+from tests.states import group_helpers
+from tests.states.keyed_helpers import Group, Native, append, keyed
 from trident.coordinators.errors import CommitConflict, Halted, SchemaMismatch
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.registration import Registration, identity_conflicts, identity_difference

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.types import StructType
 
-from tests.keyed_helpers import Group, Native, append, keyed
+from tests.states.keyed_helpers import Group, Native, append, keyed
 from tests.topology_helpers import starter
 from trident import DeltaMapState, FixedBatchSpout, TridentTopology
 from trident.coordinators.errors import AttemptCapReached, SourceError, StagedFileMissing, TableError, TridentError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.group_helpers import Group, append_binding
+from tests.states.group_helpers import Group, append_binding
 from trident.coordinators.errors import TransactionNotKept
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.delta.kernel import KernelEngine

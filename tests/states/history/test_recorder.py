@@ -13,7 +13,7 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from tests.group_helpers import Group, append_binding, map_binding
+from tests.states.group_helpers import Group, append_binding, map_binding
 from tests.zk_fixtures import eventually
 from trident.coordinators import faults
 from trident.coordinators.errors import Deposed, ForeignTable, TableError

@@ -10,7 +10,7 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from tests.keyed_helpers import Group, append, keyed
+from tests.states.keyed_helpers import Group, append, keyed
 from trident.coordinators.errors import ForeignTable, TableError
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor

@@ -18,8 +18,8 @@ import pytest
 
 import trident
 from tests import store_servers
-from tests.keyed_helpers import Group, append, keyed
 from tests.states.history.test_versions import KEYED, OWNER, record
+from tests.states.keyed_helpers import Group, append, keyed
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, TableError, TopologyError
 from trident.running.view import recorder

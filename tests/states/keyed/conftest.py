@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.keyed_helpers import Group, append, compactor_of, keyed
+from tests.states.keyed_helpers import Group, append, compactor_of, keyed
 from trident.states.delta.kernel import KernelEngine
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.group_helpers import Group, append_binding, foreign_row, map_binding
+from tests.states.group_helpers import Group, append_binding, foreign_row, map_binding
 from tests.topology_helpers import WAIT_SECS, Starter
 from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology, Upsert, read
 from trident.commands import admin

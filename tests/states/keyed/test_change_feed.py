@@ -11,7 +11,7 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from tests.keyed_helpers import Group, Native, by_delta, by_whom, compactor_of, keyed, table
+from tests.states.keyed_helpers import Group, Native, by_delta, by_whom, compactor_of, keyed, table
 from trident.coordinators import faults
 from trident.states.core.tables import CHANGE_FEED, KEYS
 from trident.states.delta.evolution import enable_change_feed

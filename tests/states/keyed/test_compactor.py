@@ -12,8 +12,8 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from tests.group_helpers import foreign_row
-from tests.keyed_helpers import Concat, Group, Longest, compactor_of, keyed, plain
+from tests.states.group_helpers import foreign_row
+from tests.states.keyed_helpers import Concat, Group, Longest, compactor_of, keyed, plain
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, ConfigError, Halted, TableError
 from trident.states.core import pools

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.keyed_helpers import Group, Native, as_map, by_delta, by_whom, compactor_of, keyed, plain, table
+from tests.states.keyed_helpers import Group, Native, as_map, by_delta, by_whom, compactor_of, keyed, plain, table
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core.local_storage import LocalFolder

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tests.group_helpers import Group
+from tests.states.group_helpers import Group
 from trident import get
 from trident.coordinators.errors import ValueDoesNotFit
 from trident.coordinators.ports import ProcessedBatch

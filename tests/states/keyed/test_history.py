@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.keyed_helpers import Group, Native, by_delta, compactor_of, keyed
 from tests.states.keyed.test_sequenced import Change, cut, histories
+from tests.states.keyed_helpers import Group, Native, by_delta, compactor_of, keyed
 from trident.coordinators.errors import TableError
 from trident.states.core.place import Place
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN

@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.keyed_helpers import Group, keyed
+from tests.states.keyed_helpers import Group, keyed
 from trident.coordinators import faults
 from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec

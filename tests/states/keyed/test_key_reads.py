@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trident
-from tests.keyed_helpers import Group, Native, append, compactor_of, comparable, keyed
+from tests.states.keyed_helpers import Group, Native, append, compactor_of, comparable, keyed
 from trident.coordinators.errors import ConfigError, FieldError, TableError
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.plain_values import frozen

@@ -10,7 +10,7 @@ from decimal import Context, Decimal
 import pytest
 from pyspark.sql import functions as F
 
-from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed, plain
+from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed, plain
 from trident.coordinators.errors import CommitConflict, ConfigError, TableError
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta import table_files

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import store_servers
-from tests.keyed_helpers import Group, as_map, compactor_of, keyed
+from tests.states.keyed_helpers import Group, as_map, compactor_of, keyed
 from trident.coordinators.errors import CommitConflict
 from trident.states.core import storage
 from trident.states.delta import log_entries

@@ -13,8 +13,8 @@ from decimal import Decimal
 import pytest
 from pyspark.sql.types import StructType
 
-from tests.group_helpers import foreign_row
-from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed
+from tests.states.group_helpers import foreign_row
+from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed
 from tests.unfit_jar import Unfit, unfit_jar
 from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
 from trident.states.core.plain_values import frozen

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.keyed_helpers import Group, Native, keyed
+from tests.states.keyed_helpers import Group, Native, keyed
 from trident.coordinators.errors import TableError
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.delta_map import DeltaMapState

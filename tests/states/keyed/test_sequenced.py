@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.group_helpers import Group as OpenedGroup
-from tests.keyed_helpers import Group, Native, as_map, keyed
+from tests.states.group_helpers import Group as OpenedGroup
+from tests.states.keyed_helpers import Group, Native, as_map, keyed
 from trident.coordinators.errors import TableError
 from trident.coordinators.records import GroupRecord
 from trident.states.core.descriptor import StateDescriptor, load_descriptor

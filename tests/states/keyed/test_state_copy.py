@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.keyed_helpers import Group, Native, as_map, compactor_of, keyed
+from tests.states.keyed_helpers import Group, Native, as_map, compactor_of, keyed
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.states.core import local_copy

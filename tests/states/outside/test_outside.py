@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.chaos.sources import CommittedSpout, Source
-from tests.group_helpers import ROWS, Group, append_binding
+from tests.states.group_helpers import ROWS, Group, append_binding
 from tests.states.outside.ledger_state import LedgerState
 from tests.topology_helpers import WAIT_SECS
 from tests.zk_fixtures import eventually

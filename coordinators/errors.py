@@ -133,7 +133,13 @@ class SessionEnded(EnvironmentProblem):
 
 
 class ClusterProblem(EnvironmentProblem):
-    """A host of the Spark cluster lacks what every task needs: Python, a library, the warehouse."""
+    """A host of the Spark cluster lacks what every task needs: Python, a library, the warehouse.
+
+    Attributes:
+        fingerprint: of a module that a task could not import, as of a BatchError; else None.
+    """
+
+    fingerprint: str | None = None
 
 
 class StorageProblem(EnvironmentProblem):

@@ -226,7 +226,7 @@ def _rule(kind: pa.DataType, nullable: bool, terms: str) -> _Rule:
 
     # A null is looked at here: the rules above see none in ``checked``.
     def checked(value: Any) -> Any:
-        found = _python(value)
+        found = python_value(value)
         if terms == PANDAS and _is_missing(found):
             found = None
         if found is None:
@@ -248,7 +248,7 @@ def _refuse(value: Any, kind: pa.DataType, expected: str = "") -> _Refused:
     return _Refused(f"{text} ({type(value).__name__})", expected or type_text(kind), text)
 
 
-def _python(value: Any) -> Any:
+def python_value(value: Any) -> Any:
     """The Python value that a scalar of NumPy or Arrow stands for; any other value as it is."""
     if isinstance(value, pa.Scalar):
         return value.as_py()
@@ -421,6 +421,8 @@ def _items(value: Any, kind: pa.DataType, terms: str) -> Any:
         return list(value)
     if numpy is None or not isinstance(value, numpy.ndarray) or value.ndim == 0:
         return None
+    if "numpy.ma" in sys.modules and isinstance(value, numpy.ma.MaskedArray):
+        return value.tolist()  # what is masked is None; below the mask there may be anything
     if terms == PANDAS and value.dtype.kind == "f" and pa.types.is_integer(kind):
         return [int(one) if one.is_integer() else one for one in value.tolist()]
     if value.ndim == 1 and value.dtype.kind in "iufb" and pa.from_numpy_dtype(value.dtype) == kind:

@@ -81,7 +81,7 @@ def test_branches_share_what_is_above_them() -> None:
     topology = TridentTopology("two")
     words = topology.new_stream("lines", RowsSpout("package string, value string")).each("value", split, "word")
     words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
-    long = words.filter("word", length).each("word", length, "n")
+    long = words.filter("word", bool).each("word", length, "n")
     long.group_by("package").persistent_aggregate(DeltaMapState("letters"), "n", Sum(), "letters")
     long.project("n").aggregate("n", Reduces(), "total").partition_persist(DeltaAppend("totals"))
     assert text_of(topology).partition("  from ")[1:] == (
@@ -92,7 +92,7 @@ stream lines to 2, which several branches use (computed once):
   from 2 to keyed state counts:
     Spark: partial Count() by word -> count [shuffle]
   from 2 to 5, which several branches use (computed once):
-    Python: filter(length), each(length) -> package, n
+    Python: filter(bool), each(length) -> package, n
   from 5 to keyed state letters:
     Spark: partial Sum() by package -> letters [shuffle]
   from 5 to append state totals:
@@ -132,7 +132,7 @@ def test_the_identity_holds_what_may_not_change_and_no_more() -> None:
         }
     )
     changed = TridentTopology("word-count")
-    changed.new_stream("lines", RowsSpout("value string")).flat_map(split, "word").filter("word", length).group_by(
+    changed.new_stream("lines", RowsSpout("value string")).flat_map(split, "word").filter("word", bool).group_by(
         "word"
     ).persistent_aggregate(DeltaMapState("counts", merge_every_txids=1), Count(), "count")
     assert changed.identity() == identity, "functions and settings may change between runs"

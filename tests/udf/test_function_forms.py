@@ -61,6 +61,13 @@ class Noted:
         return self(n)
 
 
+class Kept(Noted):
+    """A condition."""
+
+    def __call__(self, n: int) -> bool:  # type: ignore[override]
+        return super().__call__(n) > 0
+
+
 class Adds(Noted):
     """A combiner."""
 
@@ -102,7 +109,7 @@ def notes(file: Any) -> list[str]:
 def test_each_spark_task_has_its_own_copy_prepared_once_and_cleaned_up(spark, tmp_path) -> None:
     log = tmp_path / "log"
     function = Noted(log)
-    stream = stream_of("n long").map(function, "n").filter(Noted(log, "g")).project("n")
+    stream = stream_of("n long").map(function, "n").filter(Kept(log, "g")).project("n")
     rows = [(n,) for n in range(6)]
     assert run_batch(stream, rows, spark=spark, partitions=3) == [(n + 1,) for n in range(6)]
     found = notes(log)
@@ -175,7 +182,7 @@ def test_a_pass_that_nobody_reads_to_its_end_is_cleaned_up(tmp_path) -> None:
     from trident.workers.failures import Label
 
     log = tmp_path / "log"
-    chain = Chain((Keep(Label("filter", "here:1"), Noted(log), ("n",), ("n",)),), pa.schema([("n", pa.int64())]))
+    chain = Chain((Keep(Label("filter", "here:1"), Kept(log), ("n",), ("n",)),), pa.schema([("n", pa.int64())]))
     batches = iter([pa.RecordBatch.from_pydict({"n": [1, 2]})] * 2)
     reading = chain(batches)
     assert next(reading).num_rows == 2

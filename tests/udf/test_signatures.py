@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional
 import pytest
 
 from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run_pass, stream_of
+from trident import Negate
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from trident.running.runner import gives_again
 from trident.spouts.contracts import SpoutKind
@@ -411,18 +412,54 @@ def test_a_condition_that_runs_nothing_when_it_is_called_is_refused() -> None:
         stream_of("n long").filter("n", coming)
 
 
-@pytest.mark.parametrize("result", ["(x for x in 'ab')", "iter([])", "'ab'.isalpha", "bool"])
-def test_a_result_that_is_true_for_each_row_is_no_condition(result: str) -> None:
-    stream = stream_of("n long").filter("n", lambda n: True if n == 0 else eval(result))
+@pytest.mark.parametrize("negated", [False, True])
+@pytest.mark.parametrize(
+    "result",
+    ["(x for x in 'ab')", "'ab'.isalpha", "'False'", "0", "np.int64(1)", "[]", "np.array([1])", "pd.NA", "nan"],
+)
+def test_a_condition_is_true_or_false_and_nothing_that_python_takes_for_it(result: str, negated: bool) -> None:
+    """The text "False", a generator and a function that was not called are true for each row."""
+    condition: Any = lambda n: True if n == 0 else value_of(result)  # noqa: E731
+    stream = stream_of("n long").filter("n", Negate(condition) if negated else condition)
     error = translate_failure(raised(lambda: run_pass(stream, [(0,), (7,)])), ATTEMPT)
-    assert isinstance(error, UserFunctionError) and "{n: 7}" in str(error)
-    assert "true for each row" in str(error) and "True or False" in str(error.expected)
+    assert isinstance(error, UserFunctionError) and "{n: 7}" in str(error), error
+    assert type(value_of(result)).__name__ in str(error), error
+    assert "neither True nor False" in str(error) and "True or False" in str(error.expected)
 
 
-def test_conditions_of_numpy_are_conditions() -> None:
+def value_of(text: str) -> Any:
     import numpy as np
+    import pandas as pd
 
-    assert run_pass(stream_of("n long").filter("n", lambda n: np.bool_(n > 1)), [(1,), (2,)]) == [(2,)]
+    return eval(text, {"np": np, "pd": pd, "nan": float("nan")})
+
+
+def test_a_condition_that_is_annotated_with_another_type_is_refused_when_built() -> None:
+    for function in (one_line, Adds(1), lambda_of(list[bool])):
+        with pytest.raises(OutputTypeError, match=r"gives no boolean.*annotated with.*bool\("):
+            stream_of("n long").filter("n", function)
+    for kind in (bool | None, bool, object, Any):
+        stream_of("n long").filter("n", lambda_of(kind))
+
+
+def lambda_of(kind: Any) -> Any:
+    def condition(n: int) -> Any:
+        return n > 0
+
+    condition.__annotations__["return"] = kind
+    return condition
+
+
+@pytest.mark.parametrize("wrapped", ["bool", "np.bool_", "pa.scalar"])
+def test_booleans_of_numpy_and_arrow_are_conditions_and_none_counts_as_false(wrapped: str) -> None:
+    import numpy as np
+    import pyarrow as pa
+
+    as_bool = eval(wrapped, {"np": np, "pa": pa, "bool": bool})
+    condition: Any = lambda n: None if n == 0 else as_bool(n > 1)  # noqa: E731
+    rows: list[tuple[int]] = [(0,), (1,), (2,)]
+    assert run_pass(stream_of("n long").filter("n", condition), rows) == [(2,)]
+    assert run_pass(stream_of("n long").filter("n", Negate(condition)), rows) == [(0,), (1,)]
 
 
 def test_methods_of_aggregators_that_run_nothing_when_they_are_called_are_refused() -> None:

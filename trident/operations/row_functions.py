@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BooleanType, StructType
 
-from trident.coordinators.errors import FieldError
+from trident.coordinators.errors import FieldError, OutputTypeError
 from trident.operations.builtins import as_expression, native_form
 from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
 from trident.planning.nodes import Node, appended, field_names, picked, require_fields
@@ -20,7 +20,16 @@ from trident.udf.signatures import (
     describe,
     resolve_outputs,
 )
-from trident.udf.types import Output, Returned, is_known, parse_outputs, tuple_parts, without_optional
+from trident.udf.types import (
+    Output,
+    Returned,
+    annotation_name,
+    from_annotation,
+    is_known,
+    parse_outputs,
+    tuple_parts,
+    without_optional,
+)
 from trident.udf.vectorised import vector_outputs
 
 
@@ -79,6 +88,7 @@ def filter_by_function(parent: Node, inputs: Any, function: Any) -> Node:
     names = field_names(inputs, "filter")
     described = _checked(parent, "filter", function, names)
     check_runs(function, f"the condition of filter({described.name})")
+    _check_condition(described)
     form = native_form(function, names, parent)
     what = f"filter({described.name})"
     if form is None:
@@ -112,6 +122,23 @@ def project(parent: Node, names: tuple[str, ...]) -> ProjectNode:
 def says_bool(function: Any) -> bool:
     """Tells whether a function is annotated ``-> bool``: in ``each`` it is a filter."""
     return callable(function) and describe(function, "each", "").returned is bool
+
+
+def _check_condition(function: UserFunction) -> None:
+    """Raises OutputTypeError where the annotation says a type that is not boolean: each batch would fail."""
+    if function.vectors or not is_known(function.returned):
+        return
+    try:
+        kind = from_annotation(function.returned)
+    except OutputTypeError:
+        return  # of NumPy, or of anything that may be a boolean
+    if kind != BooleanType():
+        raise OutputTypeError(
+            f"the condition of filter({function.name}) gives no boolean",
+            found=f"{function.name} is annotated with {annotation_name(function.returned)}",
+            expected="a function that returns True or False for each row",
+            action="compare its value, as in n > 0, or write bool(…) where Python's truth is meant",
+        )
 
 
 def _kept_fields(kind: str, function: Any, schema: StructType) -> tuple[Output, ...]:

@@ -84,9 +84,9 @@ class RowOperations(OtherNames):
 
         ``filter("word", is_long)``, ``filter(function_of_all_fields)``,
         ``filter(F.col("n") > 3)`` or, as SQL text, ``where("n > 3")``. A
-        function's result is taken as true or false, None as false. A
-        generator function is refused at once; a generator, a coroutine or a
-        function as a result, which are true for each row, fails the batch.
+        function returns True or False, of NumPy or Arrow too; None counts as
+        False. Any other result fails the batch: Python takes the text "False"
+        for true, and a generator. Write ``bool(…)`` where that is meant.
         """
         if isinstance(inputs, str) and function is None:
             inputs = expr(inputs)

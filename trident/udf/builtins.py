@@ -17,6 +17,7 @@ from pyspark.sql.types import BooleanType, DataType, StringType, StructField
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.states.core.names import backquoted
+from trident.states.core.typed_values import python_value
 from trident.udf.signatures import describe
 from trident.udf.types import INTEGRAL, PLAIN
 from trident.workers.own_steps import AllEqual, Always, Condition, NoneIsNull, Not
@@ -93,7 +94,7 @@ class Negate:
     """A filter that keeps what another filter drops: ``filter("word", Negate(FilterNull()))``.
 
     Args:
-        inner: a built-in filter, or a function of yours that returns true or false.
+        inner: a built-in filter, or a function of yours that returns True or False; None counts as False.
 
     Raises:
         TopologyError: it is no function over rows.
@@ -123,8 +124,11 @@ class Negate:
         except (ValueError, TypeError):  # written in C
             return None
 
-    def __call__(self, *values: Any) -> bool:
-        return not self._inner(*values)
+    def __call__(self, *values: Any) -> Any:
+        given = self._inner(*values)
+        kept = python_value(given)
+        # Anything else is refused where the condition is used, and Python's ``not`` would hide it.
+        return not kept if kept is None or isinstance(kept, bool) else given
 
     def __repr__(self) -> str:
         return f"Negate({self._inner!r})"

@@ -19,7 +19,15 @@ from typing import Any
 
 from pyspark.sql.types import DataType, DecimalType, TimestampNTZType, TimestampType
 
-from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
+from trident.coordinators.causes import search_causes
+from trident.coordinators.errors import (
+    ClusterProblem,
+    FailedException,
+    OutputTypeError,
+    TopologyError,
+    TridentError,
+    UserFunctionError,
+)
 from trident.udf.pickling import check_serialisable as check_serialisable
 from trident.udf.types import (
     FRACTIONAL,
@@ -351,18 +359,43 @@ def translate_failure(exc: BaseException, attempt: object) -> BaseException:
 
     Returns:
         a UserFunctionError or FailedException with ``attempt`` set when a
-        user's function raised on a worker; else exc itself. Raise it with
+        user's function raised on a worker, a ClusterProblem when a worker could
+        not import what the function is made of; else exc itself. Raise it with
         ``raise found from found.__cause__``: its cause is the user's part of the
         traceback, and Spark's own, which is pages, goes to the debug log.
     """
     report = None if isinstance(exc, (FailedException, UserFunctionError)) else find_report(exc)
     if report is None:
-        return exc
+        lacks = None if isinstance(exc, TridentError) else search_causes(exc, _NOT_THERE)
+        return exc if lacks is None else _not_importable(lacks, exc, attempt)
     error = users_error(report, f"attempt {attempt}")
     if isinstance(error, UserFunctionError) and not report.get("may_pass"):
         told = f"{report['operation']} {report['location']} {report['place']} {report['error']}"
         error.fingerprint = _ADDRESS.sub("0x", told)
     error.attempt = str(attempt)
+    _log.debug("what Spark says of the failure of %s", attempt, exc_info=exc)
+    return error
+
+
+# A module that the workers do not have, or have as it was before.
+_NOT_THERE = re.compile(
+    r"(?:ModuleNotFoundError: No module named|AttributeError: Can't get attribute '[^'\n]+' on <module) '([^'\n]+)'"
+)
+_IMPORTS = (
+    "a module of yours: import it in the script, from a folder in sys.path, before the topology starts; it is sent to "
+    "a cluster then. A package: install it in the Python of every host, or send an environment with python_archive=…"
+)
+
+
+def _not_importable(found: re.Match[str], exc: BaseException, attempt: object) -> ClusterProblem:
+    module = found[1]
+    error = ClusterProblem(
+        f"a Python worker cannot import {module}, which attempt {attempt} needs",
+        found=found[0],
+        expected=f"{module} as it is in the process that started the topology",
+        action=_IMPORTS,
+    )
+    error.fingerprint = found[0]
     _log.debug("what Spark says of the failure of %s", attempt, exc_info=exc)
     return error
 
@@ -373,6 +406,7 @@ def users_error(
     """The error that a worker's report of a user's function stands for; its cause is the user's traceback."""
     error: FailedException | UserFunctionError
     operation, location = report["operation"], report["location"]
+    action = _IMPORTS if _NOT_THERE.match(report["error"]) else action
     if report["kind"] == FAILED:
         error = FailedException(f"{report['error']} (raised by {operation} at {location}, {where})")
     else:

@@ -24,14 +24,13 @@ from trident.workers.failures import Label, fail
 from trident.workers.ledger import Ledger, ledger_place
 from trident.workers.lifecycle import prepared
 from trident.workers.reports import left_to_spark
-from trident.workers.values import Values, WrongValue, cut_repr, python_values
+from trident.workers.values import Values, WrongValue, python_values, to_arrow
 
 # A batch is worked on in pieces that are expected to give about this many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.
 _ROWS_PER_PIECE = 100_000
 _FIRST_PIECE = 2_000
-# An object with one of these is true for each row.
-_ALWAYS_TRUE = {"__next__", "__anext__", "__await__", "__call__"}
+_VERDICTS = frozenset({bool, type(None)})
 
 
 class Meter:
@@ -176,7 +175,7 @@ class Rows(_OfFunction, FieldsStep):
 
 @dataclass(frozen=True)
 class Keep(_OfFunction):
-    """filter: the rows for which a function returns something true."""
+    """filter: the rows for which a function returns True; None counts as False, and anything else is refused."""
 
     keep: tuple[str, ...]
 
@@ -186,25 +185,20 @@ class Keep(_OfFunction):
                 continue
             columns = [frame.values(name) for name in self.inputs]
             verdicts = call_rows(self.label, self.function, columns, self.inputs, frame.length).rows
-            self._check(frame, verdicts)
-            try:
-                index = list(compress(range(frame.length), verdicts))
-            except Exception as error:  # a result that is neither true nor false, such as an array
-                fail(self.label, error, {})
+            if not _VERDICTS.issuperset(map(type, verdicts)):
+                verdicts = self._as_bools(frame, verdicts)
+            index = list(compress(range(frame.length), verdicts))
             whole = len(index) == frame.length
             yield Frame(frame.only(self.keep, None if whole else index), len(index), frame.meter)
 
-    def _check(self, frame: Frame, verdicts: Sequence[Any]) -> None:
-        """Refuses a result that is true whatever the row: a generator, a coroutine, a function that was not called."""
-        # Not by hasattr: each class can be called itself.
-        odd = tuple(
-            kind for kind in set(map(type, verdicts)) if any(_ALWAYS_TRUE & vars(base).keys() for base in kind.__mro__)
-        )
-        if odd:
-            at = next(row for row, verdict in enumerate(verdicts) if isinstance(verdict, odd))
-            error = WrongValue("the condition gave something that is true for each row", "", "")
-            found = f"{cut_repr(verdicts[at])} ({type(verdicts[at]).__name__})"
-            fail(self.label, error, frame.row(self.inputs, at), found=found, expected="True or False for each row")
+    def _as_bools(self, frame: Frame, verdicts: Sequence[Any]) -> Values:
+        """The verdicts by the rule for values: what Python takes for true, as it does the text "False", is refused."""
+        try:
+            return python_values(to_arrow(verdicts, pa.bool_(), "condition")[0])
+        except WrongValue as error:
+            wrong = {**error.details, "expected": "True or False for each row (None drops the row)"}
+            said = WrongValue("the condition gave something that is neither True nor False", "", "")
+            fail(self.label, said, frame.row(self.inputs, error.position), **wrong)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import re
 from collections import Counter
 from typing import Any
 
@@ -157,10 +158,12 @@ def test_bytes_that_are_not_utf8_fail_the_batch_and_latin1_is_an_option(
     inputs, new_run, monkeypatch, native_files, format, schema
 ):
     monkeypatch.setattr(file_reading, "NATIVE_FILES_MAX", native_files)
-    put(inputs, "l", ('{"a": "é"}' if format == "json" else "é").encode("latin-1"))
+    put(inputs, "l", ('{"a": "é"}\r\n' if format == "json" else "é\r\n").encode("latin-1"))
     run = new_run(inputs, format, schema=schema)
     error = failure(run)
-    assert "is not UTF-8" in str(error) and "in/l" in str(error) and "encoding='ISO-8859-1'" in str(error), error
+    assert "is not UTF-8" in str(error) and "in/l, line 1;" in str(error) and "encoding='ISO-8859-1'" in str(error), (
+        error
+    )
 
     def read(**options: Any) -> Any:
         run.spout = FileSpout(inputs, format, schema, options=options, poll_interval_secs=0)
@@ -280,18 +283,35 @@ def test_an_option_that_says_what_is_done_anyway_is_taken(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "declared"),
-    [(pa.uint64(), "long"), (pa.uint32(), "int"), (pa.int32(), "short"), (pa.int64(), "int"), (pa.uint8(), "byte")],
+    [
+        *(
+            (pa.uint64(), "long"),
+            (pa.uint32(), "int"),
+            (pa.int32(), "short"),
+            (pa.int64(), "int"),
+            (pa.uint8(), "byte"),
+        ),
+        *((pa.timestamp("ns"), "long"), (pa.timestamp("us", "UTC"), "long"), (pa.time64("us"), "long")),
+        *((pa.date32(), "int"), (pa.string(), "long"), (pa.uint32(), "double"), (pa.int32(), "date")),
+    ],
+    ids=str,
 )
-def test_integers_that_do_not_fit_the_schema_are_named_when_the_file_is_discovered(inputs, new_run, kind, declared):
-    helpers.parquet(inputs, "a.parquet", pa.table({"x": ["t"], "n": pa.array([1], kind)}))
-    run = new_run(inputs, "parquet", schema=f"x string, n {declared}")
-    with pytest.raises(SourceError, match=rf"column n of .*in/a\.parquet.*found: {kind}.*Correct the schema"):
-        run.ready()
+def test_what_spark_would_read_as_another_number_is_named_when_the_file_is_discovered(inputs, new_run, kind, declared):
+    """Spark reads times as their numbers, uint32 as a number below 0, and a number as a day."""
+    column = pa.array(["t" if pa.types.is_string(kind) else 1], kind)
+    made = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1], column)], ["in"])
+    nested = pa.MapArray.from_arrays([0, 1], ["k"], made)
+    helpers.parquet(inputs, "a.parquet", pa.table({"x": ["t"], "n": column, "m": nested}), version="2.6")
+    for path, schema in (("n", f"n {declared}"), (r"m\[\]\.in\[\]", f"m map<string,struct<in:array<{declared}>>>")):
+        run = new_run(inputs, "parquet", schema=f"x string, {schema}")
+        said = rf"column {path} of .*in/a\.parquet.*found: {re.escape(str(kind))}; .*Correct the schema"
+        with pytest.raises(SourceError, match=said):
+            run.ready()
 
 
 @pytest.mark.parametrize(
     ("values", "declared", "rows"),
-    [(["t", "u"], "long", 1), (pa.array([1, 2], pa.timestamp("ns")), "timestamp", 1_000)],
+    [(["t", "u"], "boolean", 1), (pa.array([1, 2], pa.timestamp("ns")), "timestamp", 1_000)],
 )
 def test_another_type_names_file_and_column_and_says_to_correct_the_schema(inputs, new_run, values, declared, rows):
     helpers.parquet(inputs, "a.parquet", pa.table({"i": [1, 2], "n": values}), version="2.6")

@@ -878,29 +878,45 @@ def test_csv_rows_are_those_of_sparks_own_reader(inputs, new_run, spark):
 
 
 @pytest.mark.parametrize(
-    ("native_files", "format", "good", "bad", "shown"),
+    ("native_files", "format", "good", "bad", "shown", "line"),
     [
-        (30, "csv", "1,a\n", "2,b\nnot a number,c\n", "not a number,c"),
-        (0, "csv", "1,a\n", "2\n", "found: 2"),
-        (0, "json", '{"k": 1, "v": "a"}\n', '{"k": "x"}\n', '{"k": "x"}'),
-        (30, "json", '{"k": 1, "v": "a"}\n', '{"k": 2\n', '{"k": 2'),
-        (0, "json", '{"k": 1, "v": "a"}\n', "null\n", "null"),
+        (30, "csv", "1,a\n", "2,b\n\nnot a number,c\r\n", "not a number,c", 3),
+        (0, "csv", "1,a\n", "\ufeff2\n", "found: 2", 1),
+        (30, "csv", "1,a\n", '2,b\n3,"c', '3,"c', 2),
+        (0, "json", '{"k": 1, "v": "a"}\n', '{"k": "x"}\n', '{"k": "x"}', 1),
+        (30, "json", '{"k": 1, "v": "a"}\n', '{"k": 2, "v": "b"}\n{"k": 2\n', '{"k": 2', 2),
+        (0, "json", '{"k": 1, "v": "a"}\n', "null\n", "null", 1),
     ],
 )
-def test_a_malformed_row_fails_the_batch_and_names_its_file(
-    inputs, new_run, monkeypatch, native_files, format, good, bad, shown
+def test_a_malformed_row_fails_the_batch_and_names_its_file_and_line(
+    inputs, new_run, monkeypatch, native_files, format, good, bad, shown, line
 ):
     monkeypatch.setattr(file_reading, "NATIVE_FILES_MAX", native_files)
     put(inputs, "good", good)
-    put(inputs, "wrong one", bad)
+    put(inputs, "wrong one%20#", bad)
     run = new_run(inputs, format, schema=SCHEMA)
     run.begin_all()
     with pytest.raises(Exception) as caught:
         run.rows(1)
     error = source_failure(caught.value)
     assert isinstance(error, SourceError), caught.value
-    assert shown in str(error) and "wrong" in str(error) and "mode=" in str(error), error
-    assert error.fingerprint == str(error), "another attempt would fail the same way"
+    assert shown in str(error) and f"in/wrong one%20#, line {line}; found" in str(error), error
+    assert "mode=" in str(error), error
+    (inputs / "wrong one%20#").unlink()
+    gone = source_failure(caught.value)
+    assert gone is not None and error.fingerprint == gone.fingerprint == str(gone), "another attempt fails the same way"
+
+
+@pytest.mark.parametrize("options", [{"header": True}, {"header": True, "encoding": "ISO-8859-1"}])
+def test_the_line_of_an_error_counts_from_the_files_beginning(inputs, new_run, options):
+    lines = "k,v\n" + "".join(f"{number},ü\n" for number in range(50)) + "wrong,ü\n51,y\n"
+    put(inputs, "a.gz", gzip.compress(lines.encode(options.get("encoding", "utf-8"))))
+    put(inputs, "b", lines.replace("wrong", "50").encode(options.get("encoding", "utf-8")))
+    run = new_run(inputs, "csv", options, schema=SCHEMA)
+    run.begin_all()
+    with pytest.raises(Exception) as caught:
+        run.rows(1)
+    assert "in/a.gz, line 52; found: wrong,ü" in str(source_failure(caught.value))
 
 
 @pytest.mark.long
@@ -1036,7 +1052,7 @@ def test_a_file_that_is_no_parquet_is_named_and_read_once_it_is_mended(inputs, n
 
 def test_a_parquet_file_of_another_type_is_an_error_that_names_it(inputs, new_run):
     parquet(inputs, "a.parquet", pa.table({"i": ["x", "y"]}))
-    run = new_run(inputs, "parquet", schema="i int", min_rows=1, max_rows=1)
+    run = new_run(inputs, "parquet", schema="i boolean", min_rows=1, max_rows=1)
     run.begin_all()
     with pytest.raises(Exception) as caught:
         run.rows(1)

@@ -208,6 +208,7 @@ def made(form: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     [
         ("array<double>", np.array([0.5, float("nan")]), "[0.5, nan]"),
         ("array<double>", np.array([1, 2]), "[1.0, 2.0]"),
+        ("array<long>", np.ma.array([1, 2], mask=[False, True]), "[1, None]"),
         ("array<int>", array.array("b", [1, 2]), "[1, 2]"),
         ("array<long>", range(2), "[0, 1]"),
         ("array<array<long>>", np.array([[1], [2]]), "[[1], [2]]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerEntry
@@ -34,13 +35,18 @@ class ChangePolicy:
         self._ledger, self._on_changed = ledger, on_changed
         self._looked_to = 0  # the number of the last file that was looked at once more
         self._said: set[tuple[int, int, int]] = set()
+        self._identities: dict[str, tuple[int, int] | None] = {}  # of files as this process has first seen them
+
+    def discovered(self, found: Sequence[FoundFile]) -> None:
+        """Remembers which files those are that were just put into the ledger."""
+        self._identities.update((file.path, file.identity) for file in found)
 
     def look_again(self, before: int) -> None:
         """Looks whether files that were read to their end have changed since: rows that came later are in no batch.
 
         At each look the files that were discovered last and some of the others, in their turn. A file that has
         gone may go. With "skip", or where the size is what it was, a change is a warning; else an error,
-        until the file is moved away.
+        until the file is moved away. Where the time is what it was, too, the inode tells.
 
         Args:
             before: files with a smaller number were read to their end.
@@ -53,13 +59,27 @@ class ChangePolicy:
         at = self._looked_to if self._looked_to + 1 < newest.start else 0
         others = range(at + 1, min(at + 1 + _AGAIN, newest.start))
         self._looked_to = others.stop - 1
+        touched = []
         for number in (*others, *newest):
             entry = book.entry(number)
             if number in book.skipped or _is_imported(entry):
                 continue
             found = look_at(entry.path)
-            if found is not None and (found.size, found.mtime_ns) != (entry.size, entry.mtime_ns):
+            if found is None:
+                continue
+            if (found.size, found.mtime_ns) != (entry.size, entry.mtime_ns):
                 self._changed_after(entry, found)
+            elif self._identities.setdefault(entry.path, found.identity) != found.identity:
+                self._identities[entry.path] = found.identity
+                touched.append(shown(entry.path))
+        if touched:
+            log.warning(
+                "the input file %s%s was replaced or written to after it was discovered, and has the same size and "
+                "modification time; rows that it did not have when it was read are in no batch (a change of owner or "
+                "permissions, or a new link to it, shows the same)",
+                touched[0],
+                f" (and {len(touched) - 1} others)" if len(touched) > 1 else "",
+            )
 
     def _changed_after(self, entry: LedgerEntry, found: FoundFile) -> None:
         what = f"the input file {shown(entry.path)} changed after it was read"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from trident.coordinators.errors import TopologyError
 from trident.spouts.files.options import checked
@@ -27,6 +28,11 @@ def is_name_for_spark(path: str) -> bool:
 def escape(path: str) -> str:
     """A path as Spark must be given it, so that it is not taken for a glob."""
     return _GLOB.sub(r"\\\1", path)
+
+
+def path_of(file: str) -> str:
+    """The path of a file as Spark names it, which is a URI, or as tasks of ours do."""
+    return unquote(file[len("file:") :].removeprefix("//")) if file.startswith("file:") else file
 
 
 @dataclass(frozen=True)

@@ -53,12 +53,18 @@ class FoundFile(NamedTuple):
         size: bytes.
         mtime_ns: modification time, ns since 1970.
         rows: where the format tells without reading all of it (Parquet), else None.
+        identity: its inode, and when that has changed; not kept in the ledger, for a copy has another one.
     """
 
     path: str
     size: int
     mtime_ns: int
     rows: int | None = None
+    identity: tuple[int, int] | None = None
+
+    def stored(self) -> dict[str, Any]:
+        """As a line of a ledger has it, without its number."""
+        return {"path": self.path, "size": self.size, "mtime_ns": self.mtime_ns, "rows": self.rows}
 
 
 @dataclass(frozen=True)
@@ -330,7 +336,7 @@ class FileLedger:
             nonlocal first
             first = len(self.book) + 1
             fresh = {file.path: file for file in found if file.path not in self.book.numbers}
-            return [{"n": number, **file._asdict()} for number, file in enumerate(fresh.values(), first)]
+            return [{"n": number, **file.stored()} for number, file in enumerate(fresh.values(), first)]
 
         self._append(lines)
         return self.book.entries[first - 1 :]

@@ -135,7 +135,7 @@ def look_at(path: str) -> FoundFile | None:
         raise
     if not stat.S_ISREG(status.st_mode):
         return None
-    return FoundFile(path, status.st_size, status.st_mtime_ns)
+    return FoundFile(path, status.st_size, status.st_mtime_ns, identity=(status.st_ino, status.st_ctime_ns))
 
 
 def _in_folder(folder: str) -> Iterator[str]:

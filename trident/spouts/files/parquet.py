@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, MapType, StructType
 
 from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import FileRange
@@ -27,17 +28,19 @@ from trident.states.core.names import backquoted
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField
+    from pyspark.sql.types import DataType, StructField
 
 _BATCH_ROWS = 64 << 10
 
 
-# Spark reads integers that do not fit as other numbers, or fails without a name of file and column.
-_INTEGERS = {
+# Spark reads what else the file may have as another number or day, or fails without a name of file and column.
+_READ_FROM = {
     "tinyint": ("int8",),
     "smallint": ("int8", "int16", "uint8"),
     "int": ("int8", "int16", "int32", "uint8", "uint16"),
     "bigint": ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
+    "double": ("int8", "int16", "int32", "uint8", "uint16", "float", "double"),
+    "date": ("date32[day]",),
 }
 
 
@@ -71,16 +74,32 @@ def _check_column(path: str, found: "pyarrow.Schema", field: "StructField") -> N
             expected=f"one column {field.name}, whether its letters are capitals or not",
             action="correct the file's producer, or take the file out of the folder",
         )
-    fits = _INTEGERS.get(field.dataType.simpleString())
     for name in same:
-        kind = found.field(name).type
-        if fits is not None and pa.types.is_integer(kind) and str(kind) not in fits:
-            raise SourceError(
-                f"column {name} of the input file {path} does not fit the schema",
-                found=str(kind),
-                expected=f"{field.dataType.simpleString()}: {', '.join(fits)}",
-                action="correct the schema of the spout (of uint64 a decimal(20,0)), or take the file away",
-            )
+        _check_type(path, name, found.field(name).type, field.dataType)
+
+
+def _check_type(path: str, column: str, kind: "pyarrow.DataType", declared: "DataType") -> None:
+    """Raises SourceError where Spark would read other numbers than the file has: at every depth."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    fits = _READ_FROM.get(declared.simpleString())
+    # A duration is an integer to Parquet, and only Arrow's own note in the file says more.
+    if fits is not None and str(kind) not in fits and not (pa.types.is_null(kind) or pa.types.is_duration(kind)):
+        raise SourceError(
+            f"column {column} of the input file {path} does not fit the schema",
+            found=str(kind),
+            expected=f"{declared.simpleString()}: {', '.join(fits)}",
+            action="correct the schema of the spout (of uint64 a decimal(20,0)), or take the file away",
+        )
+    if isinstance(declared, StructType) and pa.types.is_struct(kind):
+        for field in declared:
+            for inner in kind:
+                if inner.name.lower() == field.name.lower():
+                    _check_type(path, f"{column}.{inner.name}", inner.type, field.dataType)
+    elif isinstance(declared, ArrayType) and pa.types.is_list(kind):
+        _check_type(path, f"{column}[]", kind.value_type, declared.elementType)
+    elif isinstance(declared, MapType) and pa.types.is_map(kind):
+        _check_type(path, f"{column}.keys()", kind.key_type, declared.keyType)
+        _check_type(path, f"{column}[]", kind.item_type, declared.valueType)
 
 
 def read_parquet(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":

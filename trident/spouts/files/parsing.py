@@ -99,7 +99,7 @@ class Parsing:
         what = f"a row of {format.name} cannot be parsed"
         expected = f"a row of {format.schema.simpleString()}"[:500]
         action = "correct the file's producer, skip the batch, or set option mode='PERMISSIVE' or 'DROPMALFORMED'"
-        malformed = refused(what, expected, action).cast("boolean")
+        malformed = refused(what, expected, action, format.charset).cast("boolean")
         checked = F.when(~good, malformed)
         is_open = _is_open(format)
         if is_open is not None:
@@ -108,10 +108,9 @@ class Parsing:
                 "each row on one line: a newline inside of quotes is not supported",
                 "have the file's producer write values without newlines, or set option mode='PERMISSIVE', with which "
                 "each line is a row whatever quotes it has",
+                format.charset,
             )
-            checked = F.when(is_open, refusal.cast("boolean")).when(
-                ~good, refused(what, expected, action).cast("boolean")
-            )
+            checked = F.when(is_open, refusal.cast("boolean")).when(~good, malformed)
         return checked.otherwise(F.lit(True))
 
 
@@ -131,8 +130,12 @@ def _is_open(format: RowFormat) -> "Column | None":
     return F.contains(F.col("value"), F.lit(quote)) & F.rlike(opened, F.lit(f"{begins}{quoted}"))
 
 
-def refused(what: str, expected: str, action: str) -> "Column":
-    """An expression that fails with a report of the line ``value`` of ``file``."""
+def refused(what: str, expected: str, action: str, charset: str = "UTF-8") -> "Column":
+    """An expression that fails with a report of the line ``value`` of ``file``; ``line_numbers`` finds which it is.
+
+    Args:
+        charset: of the file's bytes.
+    """
     report = F.to_json(
         F.struct(
             F.lit(SOURCE).alias("kind"),
@@ -141,6 +144,9 @@ def refused(what: str, expected: str, action: str) -> "Column":
             F.substring(F.expr("make_valid_utf8(value)"), 1, 200).alias("found"),
             F.lit(expected).alias("expected"),
             F.lit(action).alias("action"),
+            F.col("file"),
+            F.sha2("value", 256).alias("digest"),
+            F.lit(charset).alias("charset"),
         )
     )
     return F.raise_error(F.concat(F.lit(f"<<{MARK}:"), F.base64(F.encode(report, "UTF-8")), F.lit(">>"))).cast("string")

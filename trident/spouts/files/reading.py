@@ -25,12 +25,13 @@ from trident.spark.slots import FilesSlot, RowsSlot, TaskSlot
 from trident.spouts.contracts import Emitted
 from trident.spouts.files.counting import LineRows
 from trident.spouts.files.cuts import FileRange
-from trident.spouts.files.format import RowFormat, escape, is_name_for_spark
+from trident.spouts.files.format import RowFormat, escape, is_name_for_spark, path_of
 from trident.spouts.files.header import Header, read_header
+from trident.spouts.files.line_numbers import with_line_number
 from trident.spouts.files.packing import UNPACKED_HERE, is_packed, is_packed_for_spark, spark_unpacks, why_not_unpacked
 from trident.spouts.files.parquet import is_exact, read_parquet
 from trident.spouts.files.parsing import Parsing, refused
-from trident.spouts.files.tasks import Piece, read_lines, reported, shown
+from trident.spouts.files.tasks import Piece, read_lines, shown
 from trident.spouts.task_rows import TaskRows, counted_by_row
 from trident.workers.reports import SOURCE, find_report
 
@@ -300,14 +301,14 @@ def source_failure(error: BaseException) -> SourceError | None:
         return known
     report = find_report(error, SOURCE)
     if report is not None:
-        return reported(report)
+        return with_line_number(report)
     match = search_causes(error, _NATIVE_FAILURE)
     if match is None:
         return None
     restore = "restore the file; the batch is tried again up to max_attempts"
     another_type = _ANOTHER_TYPE.search(f"{match[1]} {match[3]}") is not None
     return SourceError(
-        f"the file {match[2]} cannot be read",
+        f"the file {path_of(match[2])} cannot be read",
         found=f"{match[1]} {match[3]}".strip()[:300],
         action="correct the schema of the spout, or take the file away" if another_type else restore,
     )

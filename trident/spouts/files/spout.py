@@ -55,7 +55,8 @@ class FileSpout:
     read to its end fails the batch, or with ``on_changed="skip"`` its rest is left out.
     Files that were read are looked at again: one whose size has changed since is an error that
     names it, and nothing new is taken until it is moved away; with ``on_changed="skip"``, or where only its
-    modification time has changed, a warning.
+    modification time has changed, a warning. One that was replaced or written to and has the same size and the same
+    modification time is a warning too, but only in the process that has seen it before.
 
     Text gives one field ``value``: a row is a line without its newline and without
     one carriage return before it; empty lines count, and so does a last line without
@@ -258,6 +259,7 @@ class FileCoordinator(BatchCoordinator):
             check_readable(file.path, self._spout.row_format)
         if found:
             self._ledger.append(found)
+            self._policy.discovered(found)
         self._policy.look_again(self._position().number)
 
     def _position(self) -> Position:

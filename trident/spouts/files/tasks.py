@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -149,6 +150,9 @@ def _check_utf8(block: bytes, path: str) -> None:
             action="correct the file's producer; where the files are in Latin-1 set the option encoding='ISO-8859-1'; "
             "with mode='PERMISSIVE' such bytes become U+FFFD",
             repeats=True,
+            file=shown(path),
+            digest=hashlib.sha256(line).hexdigest(),
+            charset="UTF-8",
         ) from None
 
 

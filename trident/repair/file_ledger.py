@@ -110,7 +110,7 @@ def _as_it_was(path: Place, unit: str, number: int, pinned: Mapping[str, Any]) -
         rows = None
         if unit == "rows":
             rows = count_rows(file.path)
-        lines.append(_line(book, {"n": len(book) + 1, **file._replace(rows=rows)._asdict()}))
+        lines.append(_line(book, {"n": len(book) + 1, **file._replace(rows=rows).stored()}))
     proved = len(book) == number and book.digest_at(number) == pinned["digest"]
     return b"".join(lines) if proved else None
 

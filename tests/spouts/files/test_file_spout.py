@@ -919,13 +919,13 @@ def test_the_line_of_an_error_counts_from_the_files_beginning(inputs, new_run, o
     assert "in/a.gz, line 52; found: wrong,ü" in str(source_failure(caught.value))
 
 
-@pytest.mark.long
-def test_malformed_rows_count_even_when_the_query_does_not_use_their_fields(inputs, new_run):
-    put(inputs, "a", "1,a\nx,b\n")
-    run = new_run(inputs, "csv", schema=SCHEMA)
+@pytest.mark.parametrize("format, text", [("csv", "1,a\nx,b\n"), ("json", '{"k":1,"v":"a"}\n{"k":2}{"k":1}\n')])
+def test_malformed_rows_count_even_when_the_query_does_not_use_their_fields(inputs, new_run, format, text):
+    put(inputs, "a", text)
+    run = new_run(inputs, format, schema=SCHEMA)
     run.begin_all()
     data = frame_of(run.emitter.emit_batch(TransactionAttempt(1, 0), run.pins[1]))
-    for query in (data.select("v"), data.where("k = 1"), data.groupBy().count()):
+    for query in (data.select("v"), data.where("k = 1"), data.where("v = 'a'").select("k"), data.groupBy().count()):
         with pytest.raises(Exception) as caught:
             query.collect()
         assert source_failure(caught.value) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -10,7 +11,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from trident.spouts.files.format import RowFormat
 from trident.spouts.files.header import separator
-from trident.spouts.files.json_lines import parse_json_lines
+from trident.spouts.files.json_lines import JsonLines
 from trident.states.core.names import backquoted
 from trident.workers.reports import MARK, SOURCE
 
@@ -24,6 +25,10 @@ _BLANKS = "".join(map(chr, range(33)))  # a line of these alone is blank to Spar
 
 class Parsing:
     """How lines of a format become rows. Its expressions are made once: each takes a call to the JVM.
+
+    A line is parsed, and looked at, within one generator, which gives a row or none. Spark evaluates it once for each
+    line, and always; filters of a column it would copy below, with all that computes the column, and leave out columns
+    that nobody reads.
 
     Args:
         order: the fields in the order that the files have them; None: it is the schema's.
@@ -41,16 +46,13 @@ class Parsing:
         self._line = [f"{_LINE} AS {backquoted(format.schema.names[0] if text else 'value')}", *self._file]
         if text:
             return
-        self._kept = F.length(F.trim("value", F.lit(_BLANKS))) > 0
+        # Nearly every line begins with what is not blank.
+        kept = (F.ascii("value") > len(_BLANKS)) | (F.length(F.trim("value", F.lit(_BLANKS))) > 0)
         comment = format.option("comment")
         if comment:
-            self._kept = self._kept & ~F.startswith("value", F.lit(comment))
-        if format.name == "json":
-            self._take_json()
-            return
-        self._row = self._parse(order).alias("row")
-        self._good = self._condition(F.col("row").isNotNull() & F.col(f"row.{_CORRUPT}").isNull())
-        self._fields = [F.col("row").getField(field.name).alias(field.name) for field in format.schema]
+            kept = kept & ~F.startswith("value", F.lit(comment))
+        rows = self._json() if format.name == "json" else self._csv(order)
+        self._rows = F.inline(F.when(kept, rows))
 
     def rows(self, lines: "DataFrame") -> "DataFrame":
         """The rows of lines: ``value``, and ``file`` where the format names files."""
@@ -58,24 +60,27 @@ class Parsing:
         if format.charset == "UTF-8" and format.mode == "DROPMALFORMED":
             lines = lines.where("is_valid_utf8(value)")
         lines = lines.selectExpr(*self._decoded).selectExpr(*self._line)
-        if format.name == "text":
-            return lines
-        rows = lines.where(self._kept).select("value", *self._file, self._row)
-        return (rows if self._good is None else rows.where(self._good)).select(self._fields)
+        return lines if format.name == "text" else lines.select(self._rows).select(self._fields)
 
-    def _take_json(self) -> None:
+    def _json(self) -> "Column":
         format = self._format
         corrupt = format.option("columnNameOfCorruptRecord") or "_corrupt_record"
         data = StructType([field for field in format.schema if field.name != corrupt])
-        options = {key: value for key, value in format.options.items() if key != "encoding"}
-        read = parse_json_lines("value", data, options)
-        row = read.kept if format.mode == "PERMISSIVE" else read.row
-        values = {field.name: row.getField(field.name) for field in data}
-        values[corrupt] = F.when(~read.good, F.col("value"))
-        self._row, self._good = read.parsed.alias("parsed"), self._condition(read.good)
+        read = JsonLines("value", data, {key: value for key, value in format.options.items() if key != "encoding"})
+        given, is_kept = F.array(read.parsed), format.mode == "PERMISSIVE"
+        row, values = F.col("row"), {}
+        for field in format.schema:
+            values[field.name] = row.getField(field.name) if field.name != corrupt else F.col("malformed")
         self._fields = [values[field.name].alias(field.name) for field in format.schema]
 
-    def _parse(self, order: tuple[str, ...] | None) -> "Column":
+        def named(parsed: "Column") -> "Column":
+            malformed = F.when(~read.good(parsed), F.col("value")) if is_kept else F.lit(None).cast("string")
+            chosen = read.kept(parsed) if is_kept else read.row(parsed)
+            return F.struct(chosen.alias("row"), malformed.alias("malformed"))
+
+        return F.transform(self._checked(given, read.good), named)
+
+    def _csv(self, order: tuple[str, ...] | None) -> "Column":
         format = self._format
         options = {k: v for k, v in format.options.items() if k not in ("mode", "header", "enforceSchema", "encoding")}
         options["mode"] = "PERMISSIVE"
@@ -87,31 +92,32 @@ class Parsing:
             # A row that cannot be parsed is found by this field, so that the error can name its file.
             options["columnNameOfCorruptRecord"] = _CORRUPT
             schema = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
-        return F.from_csv("value", schema.toDDL(), options)
+        self._fields = [F.col(backquoted(field.name)) for field in format.schema]
+        given = F.array(F.from_csv("value", schema.toDDL(), options))
+        return self._checked(given, lambda row: row.isNotNull() & row[_CORRUPT].isNull())
 
-    def _condition(self, good: "Column") -> "Column | None":
-        """True for rows that are kept; fails at one that may not be there."""
+    def _checked(self, parsed: "Column", good: "Callable[[Column], Column]") -> "Column":
+        """The array of what was parsed of one line, without what is malformed, or failing at it, by the mode."""
         format = self._format
         if format.mode == "PERMISSIVE":
-            return None
+            return parsed
         if format.mode == "DROPMALFORMED":
-            return good
+            return F.filter(parsed, good)
         what = f"a row of {format.name} cannot be parsed"
         expected = f"a row of {format.schema.simpleString()}"[:500]
         action = "correct the file's producer, skip the batch, or set option mode='PERMISSIVE' or 'DROPMALFORMED'"
-        malformed = refused(what, expected, action, format.charset).cast("boolean")
-        checked = F.when(~good, malformed)
+        malformed = refused(what, expected, action, format.charset)
         is_open = _is_open(format)
-        if is_open is not None:
-            refusal = refused(
-                "a quoted value of csv is not closed on its line",
-                "each row on one line: a newline inside of quotes is not supported",
-                "have the file's producer write values without newlines, or set option mode='PERMISSIVE', with which "
-                "each line is a row whatever quotes it has",
-                format.charset,
-            )
-            checked = F.when(is_open, refusal.cast("boolean")).when(~good, malformed)
-        return checked.otherwise(F.lit(True))
+        if is_open is None:
+            return F.transform(parsed, lambda one: F.when(~good(one), malformed).otherwise(one))
+        refusal = refused(
+            "a quoted value of csv is not closed on its line",
+            "each row on one line: a newline inside of quotes is not supported",
+            "have the file's producer write values without newlines, or set option mode='PERMISSIVE', with which "
+            "each line is a row whatever quotes it has",
+            format.charset,
+        )
+        return F.transform(parsed, lambda one: F.when(is_open, refusal).when(~good(one), malformed).otherwise(one))
 
 
 def _is_open(format: RowFormat) -> "Column | None":
@@ -149,4 +155,4 @@ def refused(what: str, expected: str, action: str, charset: str = "UTF-8") -> "C
             F.lit(charset).alias("charset"),
         )
     )
-    return F.raise_error(F.concat(F.lit(f"<<{MARK}:"), F.base64(F.encode(report, "UTF-8")), F.lit(">>"))).cast("string")
+    return F.raise_error(F.concat(F.lit(f"<<{MARK}:"), F.base64(F.encode(report, "UTF-8")), F.lit(">>")))

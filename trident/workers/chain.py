@@ -184,7 +184,7 @@ class Keep(_OfFunction):
             if not frame.length:
                 continue
             columns = [frame.values(name) for name in self.inputs]
-            verdicts = call_rows(self.label, self.function, columns, self.inputs, frame.length).rows
+            verdicts: Sequence[Any] = call_rows(self.label, self.function, columns, self.inputs, frame.length).rows
             if not _VERDICTS.issuperset(map(type, verdicts)):
                 verdicts = self._as_bools(frame, verdicts)
             index = list(compress(range(frame.length), verdicts))

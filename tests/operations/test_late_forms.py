@@ -370,15 +370,6 @@ def test_the_driver_has_no_step_of_a_class_below_a_built_in_aggregator() -> None
     assert topology_below(Known(), Count()).late_in_driver is None
 
 
-@pytest.mark.parametrize(("stored", "asked"), [(Count(), Known()), (Known(), Count())], ids=["asked", "stored"])
-@pytest.mark.long
-def test_a_class_below_a_built_in_aggregator_is_run_by_spark(
-    spark: SparkSession, tmp_path: Path, stored: Any, asked: Any
-) -> None:
-    rows = [("a b", 1.5), ("b", None), ("a b", None)]
-    assert agree(spark, tmp_path, topology_below(stored, asked), rows, [("a b", 2), ("b", 1)], driver=False)
-
-
 class Widest:
     """A combiner of the user's."""
 

@@ -317,23 +317,6 @@ def test_what_a_recovery_waits_for_is_in_the_status(start, tmp_path: Path) -> No
     assert stored(tmp_path) == EXPECTED
 
 
-@pytest.mark.long
-def test_a_lease_may_be_lost_while_a_decision_is_finished(start, tmp_path: Path) -> None:
-    """The first coordinator hangs behind its decision, the second while it finishes it; the third does the rest."""
-    first = hanging(start, "publish.table:hang:1")
-    faults.arm("publish.table:hang:1")
-    second = start(word_count())
-    first._zk._client.stop()
-    assert eventually(lambda: not faults.unfired(), WAIT_SECS), "never came to publish"
-    third = start(word_count())
-    second._zk._client.stop()
-    third.process_all_available(WAIT_SECS)
-    faults.disarm()  # they wake up
-    second.stop(WAIT_SECS)
-    assert second.exception() is None, "it is no leader any more, and nothing else is wrong"
-    assert stored(tmp_path) == EXPECTED and merges(tmp_path) == 0
-
-
 def test_a_standby_that_has_led_does_not_write_over_the_leaders_status(start, tmp_path: Path) -> None:
     def writer() -> str:
         return read_status(tmp_path / "warehouse", "words").run_id

@@ -130,6 +130,7 @@ def test_the_table_and_then_each_version_come_once_over_failures_restarts_and_op
     assert out(warehouse) == expected and by_txid(warehouse)[-1] == Counter([(13, "a b/ü=1%"), (14, "a b/ü=1%")])
 
 
+@pytest.mark.long
 def test_batches_are_cut_by_files_and_are_the_same_for_a_fresh_process(spark, tmp_path):
     table = Table(spark, tmp_path / "t")
     expected = table.add(*range(4), files=4)

@@ -300,9 +300,9 @@ def logged(
 
 
 def deletion_vectors(spark: SparkSession, path: Path) -> None:
-    rows = "SELECT /*+ COALESCE(1) */ CAST(id AS STRING) word, id count FROM range(10)"
     more = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
-    spark.sql(f"CREATE TABLE delta.`{path}` {more} AS {rows}")
+    spark.sql(f"CREATE TABLE delta.`{path}` (word STRING, count BIGINT) USING delta {more}")
+    spark.sql(f"INSERT INTO delta.`{path}` SELECT /*+ COALESCE(1) */ CAST(id AS STRING), id FROM range(10)")
     spark.sql(f"DELETE FROM delta.`{path}` WHERE count = 3")
 
 

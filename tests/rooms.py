@@ -167,6 +167,14 @@ class LateImport:
     reason: str
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements below, without the expressions in them: a tenth of what ast.walk gives."""
+    for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for node in getattr(tree, name, ()):
+            yield node
+            yield from statements(node)
+
+
 def late_imports(files: Iterable[Path]) -> Iterator[LateImport]:
     for path in files:
         source = path.read_text(encoding="utf-8")
@@ -176,9 +184,9 @@ def late_imports(files: Iterable[Path]) -> Iterator[LateImport]:
         of_all = next((line.removeprefix(OF_ALL) for line in lines if line.startswith(OF_ALL)), "")
         nodes = {
             node
-            for function in ast.walk(ast.parse(source))
+            for function in statements(ast.parse(source))
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-            for node in ast.walk(function)
+            for node in statements(function)
             if isinstance(node, ast.Import | ast.ImportFrom)
         }
         for node in sorted(nodes, key=lambda node: node.lineno):

@@ -69,6 +69,7 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> 
         yield made
 
 
+@pytest.mark.long
 def test_a_topology_reads_what_the_job_had_not_read(
     start: Starter, spark: SparkSession, kafka: KafkaBroker, topic: str, zk_server: str, zk_root: str, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def json_lines(out: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in out.splitlines() if not re.match(r"WARNING: |Picked up |OpenJDK ", line)]
 
 
+@pytest.mark.long
 def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> None:
     """And its log is JSON, where that is asked for: the framework's, the progress, Spark's."""
     process = job("run", "job.py", "--log-format", "json")
@@ -101,7 +102,11 @@ def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> Non
     assert "job: stopped" in status(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM],
+    ids=lambda number: number.name,
+)
 def test_a_signal_while_it_starts_is_one_line_and_its_exit_code(job, tmp_path: Path, number: signal.Signals) -> None:
     """And the first line comes before anything heavy, ZooKeeper before Spark, and the status knows that it starts."""
     process = job("run", "job.py")
@@ -144,6 +149,7 @@ def test_an_error_before_the_start_is_a_line_of_json_too(job) -> None:
     assert line["error"].startswith("TopologyError: missing.py cannot be run") and "Traceback" in line["traceback"]
 
 
+@pytest.mark.long
 def test_a_batch_that_always_fails_exits_with_1_and_names_function_line_and_batch(job, tmp_path: Path) -> None:
     (tmp_path / "in" / "1.txt").write_text("poison\n")
     process = job("run", "job.py")

@@ -342,6 +342,7 @@ def consistent(query: TopologyQuery) -> dict[str, int]:
     return answer.as_of
 
 
+@pytest.mark.long
 def test_a_request_sees_one_transaction_while_batches_commit(query: TopologyQuery) -> None:
     seen = {consistent(query)["words"]}
     with ThreadPoolExecutor(2) as pool:

@@ -191,6 +191,7 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.long
 def test_six_hundred_idle_connections_and_eighty_that_do_not_read_shut_nobody_out(many_files: None) -> None:
     child = Child()
     with ExitStack() as opened:

@@ -27,6 +27,7 @@ def own_zookeeper(
     monkeypatch.setenv("TRIDENT_MERGE_AT_STOP_SECS", "0")  # the page does not look at the plain tables
 
 
+@pytest.mark.long
 def test_10_names(own_zookeeper: None, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "examples" / "10_names.py"), run_name="__main__")
     out = capsys.readouterr().out

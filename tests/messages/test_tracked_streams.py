@@ -103,6 +103,7 @@ def test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter(start, 
     assert "raise ValueError" in letter.traceback and letter.tuples is not None
 
 
+@pytest.mark.long
 def test_batches_in_flight_share_a_kept_plan_and_each_has_a_ledger_of_its_own(start, table, counts) -> None:
     lines = {n: f"a b{n} {'poison' if n in (4, 5, 17) else 'c'} d" for n in range(30)}
     spout = Messages("line string", lines.items())
@@ -170,6 +171,7 @@ def test_a_function_in_the_transactions_turn_fails_its_message_too(start, table)
     assert all("this word is poison" in letter.error for letter in letters)
 
 
+@pytest.mark.long
 def test_a_value_that_an_expression_of_spark_cannot_take_fails_its_message(start, table) -> None:
     spout = Messages("line string", {1: "1", 2: "two", 3: "3"}.items())
     topology = TridentTopology("words")
@@ -200,7 +202,8 @@ class Down:
         return line
 
 
-@pytest.mark.parametrize("function", [Broken(), pytest.param(Down(), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("function", [Broken(), Down()])
 def test_a_failure_that_is_no_messages_fault_fails_the_batch(start, function: Any) -> None:
     """Nobody is given up for a service that is down."""
     spout = Messages("line string", {n: "abcd"[n] for n in range(4)}.items())
@@ -235,6 +238,7 @@ def test_what_was_committed_and_not_acknowledged_is_recognised_after_a_restart(s
     assert Counter(row.message for row in table("words__lines__messages")) == Counter([*map(str, range(6)), '"new"'])
 
 
+@pytest.mark.long
 def test_tries_are_counted_over_restarts(start, table) -> None:
     spout = Messages("line string", {1: "poison", 2: "fine"}.items())
 
@@ -269,6 +273,7 @@ def test_without_ackers_messages_are_acknowledged_when_they_are_emitted(start, t
         query.process_all_available(WAIT_SECS)
 
 
+@pytest.mark.long
 def test_rows_without_a_message_id_are_not_tracked_and_fail_their_batch(start, table) -> None:
     class Nameless(Messages):
         def next_tuple(self) -> None:
@@ -286,6 +291,7 @@ def test_rows_without_a_message_id_are_not_tracked_and_fail_their_batch(start, t
         query.process_all_available(WAIT_SECS)
 
 
+@pytest.mark.long
 def test_dead_letters_of_before_a_reset_are_the_older_ones(
     start, table, spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path
 ) -> None:

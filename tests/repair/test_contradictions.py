@@ -316,6 +316,7 @@ def test_a_client_of_a_server_that_has_forgotten_goes_on_once_its_session_is_los
 # --- tables restored from an older copy -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_whole_warehouse_put_back_from_an_older_copy(world: World, older: World) -> None:
     shutil.rmtree(world.warehouse)
     shutil.copytree(older.warehouse, world.warehouse)
@@ -621,6 +622,7 @@ def command(world: World, *arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.long
 def test_the_command_line_says_what_it_would_do_and_does_it_with_apply(world: World) -> None:
     world.sql("INSERT INTO {words} VALUES ('foreign')")
     before = world.seen()

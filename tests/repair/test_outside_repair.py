@@ -34,6 +34,7 @@ def world(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> 
     made.close()
 
 
+@pytest.mark.long
 def test_a_store_that_was_put_back_is_let_in_by_name(world: World, tmp_path: Path) -> None:
     ledger = LedgerState(str(tmp_path / "ledger.db"))
 

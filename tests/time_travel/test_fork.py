@@ -200,8 +200,23 @@ def test_a_fork_with_the_same_code_does_the_same_and_leaves_its_original_as_it_w
     assert original.digests() == before, "nor by the fork's running"
     again = original.fork("again")
     assert again.was_whole and "nothing was done" in again.lines()[0]
+    own, lost = without_a_manifest(original)
+    replace(made.record, warehouse=str(own.warehouse)).put_into(made.warehouse)
+    with pytest.raises(TransactionNotKept, match=lost):
+        diff("words", "again", str(target), own.config)
 
 
+def without_a_manifest(original: Original) -> tuple[Original, str]:
+    """A copy of the original that has lost one, and what is said of it."""
+    copy = original.folder.with_name("hole")
+    if not copy.exists():
+        shutil.copytree(original.folder, copy)
+        (folder,) = (copy / "warehouse" / "_trident" / "words" / "lines" / "manifests").iterdir()
+        decided_of(folder, AT + 2).unlink()
+    return replace(original, folder=copy), f"the manifest of transaction {AT + 2} of words/lines is lost"
+
+
+@pytest.mark.long
 def test_a_bug_in_new_code_is_named_with_its_transaction_and_its_key(original: Original) -> None:
     made = original.fork("mended", until_kept=True)
     target = str(made.warehouse)
@@ -227,6 +242,7 @@ def lines_of(txid: int) -> range:
     return range(len(lines_up_to(txid - 1)), len(lines_up_to(txid)))
 
 
+@pytest.mark.long
 def test_a_fork_is_made_while_its_original_runs(original: Original, spark: SparkSession) -> None:
     shutil.copytree(original.folder, copy := original.folder.with_name("running"))
     own = replace(original, folder=copy, root="/test-fork-running")
@@ -403,21 +419,11 @@ def test_what_cannot_be_forked_is_refused_with_what_is_kept(original: Original, 
 
 
 def test_a_lost_manifest_is_no_transaction_that_changed_nothing(original: Original) -> None:
-    made = original.fork("compared", until_kept=True)
-    original.run(Path(str(made.warehouse)), words("compared", original.input))
-    shutil.copytree(original.folder, copy := original.folder.with_name("hole"))
-    (folder,) = (copy / "warehouse" / "_trident" / "words" / "lines" / "manifests").iterdir()
-    decided_of(folder, AT + 2).unlink()
-    own, lost = replace(original, folder=copy), f"the manifest of transaction {AT + 2} of words/lines is lost"
+    own, lost = without_a_manifest(original)
     with pytest.raises(TransactionNotKept, match=lost):
         own.fork("holed")
-    assert not (copy / "holed").exists()
+    assert not (own.folder / "holed").exists()
     assert own.fork("behind", at=AT + 3).record.groups["lines"].until == TXIDS
-    record = load_fork(made.warehouse, "compared")
-    assert record is not None
-    replace(record, warehouse=str(own.warehouse)).put_into(made.warehouse)
-    with pytest.raises(TransactionNotKept, match=lost):
-        diff("words", "compared", str(made.warehouse), own.config)
 
 
 def test_a_transaction_under_the_floor_of_a_log_is_refused_with_the_first_that_is_kept(original: Original) -> None:
@@ -531,6 +537,7 @@ def two_groups(name: str, first: Source, second: Source, kept: Any = keeps) -> T
     return topology
 
 
+@pytest.mark.long
 def test_streams_in_partitions_and_transactions_without_effect(
     spark: SparkSession, zk_server: str, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_job_of_a_rehearsal_ends_when_its_process_is_to_lead(spark: SparkSessi
     assert spark.range(3).count() == 3, "what this thread does next is none of it"
 
 
+@pytest.mark.long
 def test_each_outcome(start, spark: SparkSession, tmp_path: Path) -> None:  # noqa: F811
     source = source_of(tmp_path / "source", "a", "b", "a", "c", "d", "a")
 

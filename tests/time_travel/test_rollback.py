@@ -325,6 +325,7 @@ def test_a_rollback_behind_a_rollback_goes_back_to_before_it(world: World) -> No
     assert all(ids == sorted(set(ids)) for ids in attempts(world).values()), attempts(world)
 
 
+@pytest.mark.long
 def test_transactions_that_no_leader_has_recorded_before_a_rollback_are_told_behind_it(world: World) -> None:
     """As where the leader is killed before it brings the table of transactions up to date."""
     for table in world.warehouse.glob("*__transactions"):  # written on a slow machine alone
@@ -356,6 +357,7 @@ if ALL:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kill", KILLS)
 def test_a_rollback_that_is_killed_is_finished_by_the_same_command(world: World, base: World, kill: str) -> None:
     where = ["--warehouse", str(world.warehouse), "--zookeeper", world.hosts, "--set", f"zookeeper_root={world.root}"]
@@ -391,6 +393,7 @@ def test_zookeeper_that_is_lost_amid_a_rollback_needs_a_copy_of_it_or_of_the_war
     assert held(world) == fold(8)
 
 
+@pytest.mark.long
 def test_rows_that_the_log_dropped_since_the_rollback_began_come_back(world: World) -> None:
     faults.arm("rollback.table:fail_before")
     with pytest.raises(TridentError):

@@ -62,6 +62,7 @@ def holds(world: World) -> tuple[list[str], dict[str, int], dict[int, int]]:
     )
 
 
+@pytest.mark.long
 def test_one_group_goes_back_and_the_other_stays(world: World) -> None:
     for number in (1, 2, 3, 4):
         run(world, number, compact=number == 4)
@@ -82,6 +83,7 @@ def test_one_group_goes_back_and_the_other_stays(world: World) -> None:
     assert world.repair().findings == []
 
 
+@pytest.mark.long
 def test_a_state_outside_of_delta_is_refused_by_name_or_left(world: World) -> None:
     def made(batches: int) -> TridentTopology:
         top = TridentTopology("top")

@@ -29,7 +29,7 @@ def _writers_of_all(world: World) -> list[Any]:
     return [one for said in explained for one in said.writers]
 
 
-@pytest.mark.parametrize("column", ["_txid", None])
+@pytest.mark.parametrize("column", ["_txid", pytest.param(None, marks=pytest.mark.long)])
 def test_views_and_rows_are_those_of_the_transactions_that_stand(spark, zk_server, zk_root, tmp_path: Path, column):
     world = World(spark, tmp_path / "warehouse", zk_server, zk_root)
     for batches in (2, 5):

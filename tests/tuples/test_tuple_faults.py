@@ -179,6 +179,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_once_costs_no_message_and_no_replay(killed: Path) -> None:
     _, told = Source.read(killed / "source.db")
     assert (killed / "died").exists(), "the worker of message 3 was killed"
@@ -187,6 +188,7 @@ def test_a_worker_that_dies_once_costs_no_message_and_no_replay(killed: Path) ->
     assert all(done[number] == 2 for number in range(5)), "what is acknowledged is processed"
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_loses_nothing_that_it_has_not_acknowledged(
     spark: SparkSession, killed: Path, tmp_path: Path
 ) -> None:
@@ -205,6 +207,7 @@ def test_a_driver_that_is_killed_loses_nothing_that_it_has_not_acknowledged(
 # --- in the tests' own process, where Spark tries a task once ----------------------------------------
 
 
+@pytest.mark.long
 def test_a_message_that_always_kills_its_worker_fails_and_the_others_get_through(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -227,6 +227,7 @@ def test_messages_that_time_out_come_again(start, tmp_path: Path) -> None:
     assert "timed out" in query.last_errors[0].error
 
 
+@pytest.mark.long
 def test_a_round_that_hangs_is_cancelled_and_its_messages_come_again_in_smaller_ones(start, tmp_path: Path) -> None:
     class HangsOnce(FailsOnce):
         def execute(self, tuple) -> None:

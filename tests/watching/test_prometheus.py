@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.topology_helpers import starter
 from tests.watching.metric_helpers import Prometheus, require_prometheus
-from tests.zk_fixtures import eventually
 from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology
 from trident.watching.monitoring_files import ALERTS, monitoring_file
 
@@ -58,6 +57,7 @@ def status_of(address: str, token: str | None) -> int:
         return error.code
 
 
+@pytest.mark.long
 def test_prometheus_sees_a_batch_fail_and_recover(
     spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path
 ) -> None:
@@ -99,19 +99,3 @@ def test_prometheus_sees_a_batch_fail_and_recover(
             server.until('ALERTS{alertname="TridentProcessDown",alertstate="firing"}')
         finally:
             server.end()
-
-
-def test_no_metrics_are_kept_where_no_program_could_read_them(
-    spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path
-) -> None:
-    def collectors() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith("trident-metrics")]
-
-    with starter(spark, zk_server, zk_root, tmp_path) as start:
-        assert eventually(lambda: collectors() == [], 60), "those of tests before have ended"
-        for settings in ({}, {"http": "127.0.0.1:0", "metrics": False}):
-            query = start.run(topology(tmp_path), **settings)
-            assert collectors() == []
-            if query.http_address is not None:
-                assert status_of(query.http_address, None) == 404
-            query.stop()

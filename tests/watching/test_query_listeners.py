@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,8 +65,14 @@ def word_count(name: str, batches: list[Any]) -> TridentTopology:
 def test_a_listener_hears_of_start_takeover_progress_and_end(start: Start) -> None:
     """Of a second one from the moment on at which it was added; of a stop before ``stop()`` returns."""
     listener, later = Hears(), Hears()
-    query = start(word_count("heard", [[("a b",)], [("b",)]]), listeners=[listener])
+    query = start(word_count("heard", [[("a b",)], [("b",)]]), listeners=[listener], http="127.0.0.1:0")
     query.process_all_available(WAIT_SECS)
+
+    def scraped() -> str:
+        with urllib.request.urlopen(f"http://{query.http_address}/metrics", timeout=20) as answer:
+            return answer.read().decode()
+
+    assert eventually(lambda: re.search(r'\ntrident_transactions_total{.*outcome="published".*} 2', scraped()))
     query.add_listener(later)
     query.stop(compact=False)
     assert listener.calls == ["started", "takeover", "progress", "progress", "terminated"]
@@ -79,11 +88,31 @@ def test_a_listener_hears_of_start_takeover_progress_and_end(start: Start) -> No
 
 
 def test_a_listener_hears_of_failures_and_of_the_error_that_ends_it(start: Start) -> None:
-    listener = Hears()
-    query = start(word_count("failing", [[("poison",)]]), listeners=[listener], max_attempts=2)
-    with pytest.raises(AttemptCapReached):
-        query.process_all_available(WAIT_SECS)
-    query.stop()
+    """And the records in the log of a failed attempt name it."""
+    lines: list[dict[str, Any]] = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(JsonFormatter().format(record)))
+
+    listener, handler = Hears(), Keeps()
+    logging.getLogger("trident").addHandler(handler)
+    try:
+        settings = {"max_attempts": 2, "http": "127.0.0.1:0", "metrics": False}
+        query = start(word_count("failing", [[("poison",)]]), listeners=[listener], **settings)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{query.http_address}/metrics", timeout=20)
+        with pytest.raises(AttemptCapReached):
+            query.process_all_available(WAIT_SECS)
+        query.stop()
+    finally:
+        logging.getLogger("trident").removeHandler(handler)
+    # The second ends the topology: its error is raised.
+    (failed,) = [line for line in lines if "attempt" in line and line["message"].startswith("attempt 1")]
+    assert (failed["topology"], failed["group"], failed["txid"]) == ("failing", "lines", 1)
+    assert failed["level"] == "WARNING" and failed["attempt"] >= 0
+    assert failed["error"].startswith("UserFunctionError: ") and "cannot be split" in failed["error"]
+    assert failed["traceback"].startswith("Your function") and "in split" in failed["traceback"]
     assert [call for call in listener.calls if call != "takeover"] == ["started", "failure", "failure", "terminated"]
     failures = [event for call, event in listener.heard if call == "failure"]
     assert [(one.txid, one.part) for one in failures] == [(1, "processing")] * 2
@@ -91,6 +120,7 @@ def test_a_listener_hears_of_failures_and_of_the_error_that_ends_it(start: Start
     assert isinstance(listener.heard[-1][1].error, AttemptCapReached)
 
 
+@pytest.mark.long
 def test_a_transaction_that_recovery_finished_is_told_as_recovered(start: Start) -> None:
     """The first process decides and never publishes; its successor, here another query, publishes."""
     faults.arm(",".join(f"publish.table:fail_before:{time}" for time in range(1, 12)))  # with back-off, for minutes
@@ -108,6 +138,7 @@ def test_a_transaction_that_recovery_finished_is_told_as_recovered(start: Start)
     assert "progress" not in first.calls
 
 
+@pytest.mark.long
 def test_a_listener_that_hangs_delays_no_transaction(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trident.watching.listeners.END_SECS", 0.5)
     listener = Hears()
@@ -120,33 +151,10 @@ def test_a_listener_that_hangs_delays_no_transaction(start: Start, monkeypatch: 
     listener.goes_on.set()
 
 
-def test_records_of_a_transaction_name_it(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """Those of a failed attempt, and of a listener's thread none: it works on no transaction."""
-    lines: list[dict[str, Any]] = []
-
-    class Keeps(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(json.loads(JsonFormatter().format(record)))
-
-    handler = Keeps()
-    logging.getLogger("trident").addHandler(handler)
-    try:
-        query = start(word_count("logged", [[("poison",)]]), max_attempts=1)
-        with pytest.raises(AttemptCapReached):
-            query.process_all_available(WAIT_SECS)
-        query.stop()
-    finally:
-        logging.getLogger("trident").removeHandler(handler)
-    (failed,) = [line for line in lines if "attempt" in line and line["message"].startswith("attempt 1")]
-    assert (failed["topology"], failed["group"], failed["txid"]) == ("logged", "lines", 1)
-    assert failed["level"] == "WARNING" and failed["attempt"] >= 0
-    assert failed["error"].startswith("UserFunctionError: ") and "cannot be split" in failed["error"]
-    assert failed["traceback"].startswith("Your function") and "in split" in failed["traceback"]
-
-
 # --- lineage -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_lineage_of_a_topology_that_runs_is_sent(
     start: Start, unconfigured: pytest.MonkeyPatch, lineage_server: LineageServer, tmp_path: Path
 ) -> None:

@@ -86,15 +86,16 @@ def test_the_error_module_has_the_whole_tree():
     assert all(getattr(trident.errors, name) is getattr(trident.coordinators.errors, name) for name in tree)
 
 
-@pytest.mark.parametrize("form", ["module", "package", "folder"])
-def test_nothing_of_a_users_can_hide_a_package_of_the_framework(tmp_path, form):
+@pytest.mark.parametrize(
+    "files", [("states.py", "coordinators/__init__.py"), ("states/data.csv", "coordinators/data.csv")]
+)
+def test_nothing_of_a_users_can_hide_a_package_of_the_framework(tmp_path, files):
     script = "import trident\n"
-    for name in ("states", "coordinators"):
-        files = {"module": f"{name}.py", "package": f"{name}/__init__.py", "folder": f"{name}/data.csv"}
-        theirs = tmp_path / files[form]
-        theirs.parent.mkdir(exist_ok=True)
-        theirs.write_text("MINE = 1\n" if form != "folder" else "")
-        script += f"import {name}\nassert {name}.MINE == 1\n" if form != "folder" else ""
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("MINE = 1\n" if file.endswith(".py") else "")
+        name = file.removesuffix(".py").partition("/")[0]
+        script += f"import {name}\nassert {name}.MINE == 1\n" if file.endswith(".py") else ""
     script += "for one in trident.__all__: getattr(trident, one)\n"
     script += "from trident import coordinators, states\nprint(states.__name__, coordinators.__name__)"
     done = run(script, cwd=tmp_path)

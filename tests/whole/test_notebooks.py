@@ -15,14 +15,14 @@ from tests import notebooks
 from trident.running.notebook import in_notebook
 
 NOTEBOOKS = sorted(notebooks.FOLDER.glob("*.ipynb"))
-RUN = [path if path.stem == "word_count" else pytest.param(path, marks=pytest.mark.long) for path in NOTEBOOKS]
 
 
 def test_there_are_notebooks() -> None:
     assert {"word_count", "requests"} <= {path.stem for path in NOTEBOOKS}
 
 
-@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_gives_what_is_committed(path: Path, zk_server: str, tmp_path: Path) -> None:
     environment = {
         "PYSPARK_PYTHON": sys.executable,

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rooms import statements
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"trident", "coordinators", "states", "tests", "examples", "benchmarks"}
 # Module -> the distribution that brings it, where the names differ or another one depends on it.
@@ -39,7 +41,7 @@ def imported(folder: str) -> set[str]:
     for path in (ROOT / folder).rglob("*.py"):
         if path.relative_to(ROOT).as_posix() in OF_EXTRAS:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "typing_extensions" and node.col_offset:
                 continue  # under TYPE_CHECKING: type checkers bring it
             if isinstance(node, ast.ImportFrom) and node.col_offset and _is_of(path, node.module):

@@ -131,7 +131,11 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
 
 EVERY_PAGE = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PROGRAMS = [name for name in EVERY_PAGE if any(block.runs for block in blocks(ROOT / name))]
-LONG_PAGES = {"docs/tutorial.md", "docs/time-travel.md"}
+# In `make test` run the README and the pages that take a second or two.
+LONG_PAGES = {
+    *("docs/tutorial.md", "docs/time-travel.md", "docs/getting-started.md", "docs/spouts.md", "docs/states.md"),
+    *("docs/recipes/dedup.md", "docs/recipes/cdc.md", "docs/recipes/sessions.md", "docs/recipes/foreach-batch.md"),
+}
 DOCTESTS = {"docs/reliability.md", "docs/stream-api.md"}  # tests of their own run these
 
 

@@ -11,7 +11,6 @@ import functools
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 import trident
 from tests.page_runner import blocks
 from tests.pages import commands
+from tests.rooms import statements
 from trident.config import TridentConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,23 +64,19 @@ def names_in_code(packages: tuple[str, ...]) -> frozenset[str]:
 def _names_of(package: str) -> frozenset[str]:
     found: set[str] = set()
     for path in (ROOT / package).rglob("*.py"):
-        found |= {path.stem, *_names(ast.parse(path.read_text(encoding="utf-8")))}
+        found |= {path.stem, *_names(path.read_text(encoding="utf-8"))}
     for path in [*(ROOT / package).rglob("*.java"), *(ROOT / package).rglob("*.yml")]:
         found |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     return frozenset(found)
 
 
-def _names(tree: ast.AST) -> Iterator[str]:
-    docstrings = set()
-    for node in ast.walk(tree):
-        for name in ("id", "attr", "arg", "name"):
-            if isinstance(value := getattr(node, name, None), str):
-                yield from value.split(".")
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            docstrings.add(id(body[0].value))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            yield from re.findall(r"\w+", node.value)
+def _names(source: str) -> list[str]:
+    """The words of a module, without docstrings and comments."""
+    lines = source.splitlines()
+    for node in statements(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno + 1)
+    return re.findall(r"\w+", re.sub(r"^\s*#.*|  # .*", "", "\n".join(lines), flags=re.MULTILINE))
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from tests import store_servers
 from trident.states.core import storage
 from trident.states.publishing import cleaning
 
+pytestmark = pytest.mark.long  # tests/states/core/test_few_requests.py counts those of each step
 ROOT = Path(__file__).resolve().parents[2]
 TRANSACTIONS, CLEAN_EVERY = 8, 4
 # Two staged files; looks at three tables, and again at the two that are committed to; the manifest; two entries.

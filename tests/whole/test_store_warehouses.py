@@ -384,6 +384,7 @@ def test_the_embedded_server_is_refused_beside_a_store() -> None:
 # --- the sweep --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", KINDS)
 def test_a_sample_of_the_sweep_in_a_store(store: str, zk_server: str) -> None:
     """In a process of its own: its Spark session is one for the store. All of it is `make sweep STORE=s3`."""

@@ -109,6 +109,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.py"
 
 
+@pytest.mark.long
 def test_the_readmes_program_runs_where_only_the_wheel_is(installed: Path, tmp_path: Path) -> None:
     (program,), (console,) = (
         [block for block in blocks(ROOT / "README.md") if block.language == language]

@@ -9,6 +9,8 @@ from trident.kafka.settings import Connection, kafka_module
 
 _AWAY = (
     "_TRANSPORT",
+    # A client closes its connection to a bootstrap address once it knows the broker, with questions that are under way.
+    "_DESTROY_BROKER",
     "_TIMED_OUT",
     "_ALL_BROKERS_DOWN",
     "_RESOLVE",
@@ -52,7 +54,7 @@ _FENCED = (
 def is_away(error: Any) -> bool:
     """Tells whether a KafkaError says that brokers, or the leader of a partition, are away: they do not refuse."""
     kafka = kafka_module().KafkaError
-    return bool(error.retriable()) or error.code() in {getattr(kafka, name) for name in _AWAY}
+    return bool(error.retriable()) or error.code() in {getattr(kafka, name) for name in _AWAY if hasattr(kafka, name)}
 
 
 def is_fenced(error: Any) -> bool:

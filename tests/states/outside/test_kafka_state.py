@@ -613,7 +613,7 @@ def test_a_take_over_waits_for_a_producer_that_is_being_made(kafka, state, monke
 
 def test_a_broker_that_falls_silent_is_away(kafka, state, monkeypatch) -> None:
     state.take_over("top", "inc", 1)
-    for name in ("_TRANSPORT", "NOT_ENOUGH_REPLICAS"):
+    for name in ("_TRANSPORT", "_DESTROY_BROKER", "NOT_ENOUGH_REPLICAS"):
 
         def silent(*_: Any, name: str = name) -> None:
             raise KafkaException(KafkaError(getattr(KafkaError, name)))

@@ -44,7 +44,7 @@ def _folders(final: dict[str, Any], folder: Path, log_files: int, state_files: i
     for name, (found, most) in checks.items():
         print(f"{name}: {found}, at most {most}")
     broken = [f"{name}: {found}, at most {most}" for name, (found, most) in checks.items() if found > most or found < 0]
-    return broken + [f"temporary: {name}" for name in temporary(folder / "w")]
+    return broken + [f"temporary: {name}" for name in temporary(folder / "warehouse")]
 
 
 def _processes(records: list[dict[str, Any]], heap_mb: int) -> list[str]:

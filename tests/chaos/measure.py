@@ -14,6 +14,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
+from tests.chaos.oracle import Table, data_files
 from trident.coordinators.embedded import EmbeddedZooKeeper
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -146,24 +147,9 @@ def counted(folder: Path) -> dict[str, float]:
     return {"files": len(files), "folders": len(everything) - len(files), "mb": round(sum(files) / 1e6, 2)}
 
 
-def log_actions(table: Path) -> Iterator[dict[str, Any]]:
-    for entry in sorted((table / "_delta_log").glob("[0-9]*.json")):
-        for line in entry.read_text().splitlines():
-            yield json.loads(line)
-
-
-def data_files(table: Path) -> set[str]:
-    """On disk, relative to the table."""
-    return {
-        os.path.relpath(path, table)
-        for path, is_folder, _ in walk(table)
-        if not is_folder and path.endswith(".parquet") and "_delta_log" not in path
-    }
-
-
 def orphans(table: Path) -> set[str]:
     """Data files that no commit has ever named: what attempts left behind that came to nothing."""
-    return data_files(table) - {action["add"]["path"] for action in log_actions(table) if "add" in action}
+    return set(Table.read(table).unused())
 
 
 def temporary(folder: Path) -> list[str]:

@@ -35,7 +35,7 @@ def _unchanged(read: Any, path: Path) -> list[dict[str, Any]]:
     return read(str(path), found.st_size, found.st_mtime_ns)
 
 
-def _data_files(folder: Path) -> list[str]:
+def data_files(folder: Path) -> list[str]:
     """Parquet files, relative; by os.walk, for folders go while they are listed: a clean-up is in the background."""
     return [
         os.path.relpath(f"{inner}/{name}", folder)
@@ -97,7 +97,7 @@ class Table:
 
     def unused(self) -> list[str]:
         """Data files on disk that the log has never named."""
-        found = {file for file in _data_files(self.folder) if not file.startswith("_delta_log/")}
+        found = {file for file in data_files(self.folder) if not file.startswith("_delta_log/")}
         return sorted(found - self.files.keys() - self.removed)
 
 
@@ -180,8 +180,8 @@ class Stored:
         of_each = Counter(int(name.split("-")[0]) for name in manifests)
         found += [f"manifests/{name}" for name in manifests if of_each[int(name.split("-")[0])] > 1]
         for kind in ("states", "boundaries"):
-            found += _data_files(group / kind)
-        return found + _data_files(group.parent / "streams")
+            found += data_files(group / kind)
+        return found + data_files(group.parent / "streams")
 
 
 def named(prefix: str, name: str) -> str:

@@ -256,6 +256,8 @@ class Reader:
         except TridentError as error:
             assert self.seen == [0], error  # once there is a view there always is one
             return {}
+        if view.txid == 0:  # amid the first start, which has not made all of the tables yet
+            return {}
         self.looks += 1
         found = {}
         for name, (path, version) in view.tables.items():

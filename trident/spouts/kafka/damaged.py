@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from trident.kafka.settings import kafka_module
+from trident.kafka.watched import Watched
 from trident.spouts.files.tasks import SourceFailure
-from trident.spouts.kafka.client import consumer_of
 from trident.spouts.kafka.ranges import OffsetRange
-
-if TYPE_CHECKING:
-    from trident.spouts.kafka.reader import Reading
 
 _POLL_SECS = 0.25
 _ASK_SECS = 10.0
+
+
+class Clients(NamedTuple):
+    """How a range is read by other clients.
+
+    Attributes:
+        make: a consumer that reads nothing yet.
+        what: the source, for messages.
+        patience_secs: without an answer for so long the read fails.
+    """
+
+    make: Callable[[], Watched]
+    what: str
+    patience_secs: float
 
 
 def is_damaged(code: int) -> bool:
@@ -27,7 +38,7 @@ def is_damaged(code: int) -> bool:
     return code in (errors._BAD_MSG, errors._BAD_COMPRESSION, errors._NOT_IMPLEMENTED)
 
 
-def end_of_damage(reading: Reading, wanted: OffsetRange, base: int, check: Callable[[], None]) -> int:
+def end_of_damage(clients: Clients, wanted: OffsetRange, base: int, check: Callable[[], None]) -> int:
     """The first offset of a range after the record batch at offset ``base``, which cannot be read.
 
     The client does not say where it ends. So other clients read from one offset after the other, each halving what is
@@ -42,7 +53,7 @@ def end_of_damage(reading: Reading, wanted: OffsetRange, base: int, check: Calla
     """
     low, middle, high = wanted.begin - 1, wanted.begin, wanted.end
     while high - low > 1:
-        if _is_in_damage(reading, wanted._replace(begin=middle), base, check):
+        if _is_in_damage(clients, wanted._replace(begin=middle), base, check):
             low = middle
         else:
             high = middle
@@ -50,10 +61,10 @@ def end_of_damage(reading: Reading, wanted: OffsetRange, base: int, check: Calla
     return high
 
 
-def _is_in_damage(reading: Reading, at: OffsetRange, base: int, check: Callable[[], None]) -> bool:
+def _is_in_damage(clients: Clients, at: OffsetRange, base: int, check: Callable[[], None]) -> bool:
     """Tells whether what comes first at an offset is the error of the record batch at ``base``."""
-    client = consumer_of(reading.connection, reading.group, reading.isolation, [])
-    deadline = time.monotonic() + reading.patience_secs
+    client = clients.make()
+    deadline = time.monotonic() + clients.patience_secs
     try:
         client.watched(_ASK_SECS, "assign", [kafka_module().TopicPartition(at.topic, at.partition, at.begin)])
         while time.monotonic() < deadline:
@@ -65,8 +76,8 @@ def _is_in_damage(reading: Reading, at: OffsetRange, base: int, check: Callable[
     finally:
         client.end()
     raise SourceFailure(
-        f"{reading.what} cannot be read, at {at.at} from offset {at.begin} on",
-        found=f"no answer for {reading.patience_secs:g} s",
+        f"{clients.what} cannot be read, at {at.at} from offset {at.begin} on",
+        found=f"no answer for {clients.patience_secs:g} s",
         expected="the leader of the partition",
         action="the batch is tried again; it waits for the brokers",
     )

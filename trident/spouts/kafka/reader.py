@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from trident.kafka.settings import Connection, kafka_module
 from trident.kafka.watched import Watched
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.client import SOCKET_TIMEOUT_MS, consumer_of
-from trident.spouts.kafka.damaged import end_of_damage, is_damaged
+from trident.spouts.kafka.damaged import Clients, end_of_damage, is_damaged
 from trident.spouts.kafka.decoding import Decoder
 from trident.spouts.kafka.ranges import At, OffsetRange
 from trident.spouts.kafka.rows import Rows
@@ -291,7 +292,10 @@ class _Read:
         if wanted is None:
             return True  # read ahead
         if base < wanted.end:
-            begin = end_of_damage(self._reading, wanted, base, self._check_wanted)
+            reading = self._reading
+            make = partial(consumer_of, reading.connection, reading.group, reading.isolation, [])
+            others = Clients(make, reading.what, reading.patience_secs)
+            begin = end_of_damage(others, wanted, base, self._check_wanted)
             if begin == wanted.begin:
                 return False
             reason = self._reading.connection.clean(f"{error.name()}: {error.str()}")

@@ -286,7 +286,7 @@ def test_a_jar_that_does_not_fit_costs_jobs_and_no_row(spark, start, tmp_path, f
 
 @pytest.mark.parametrize(("by_spark", "in_flight"), sample([(False, 3), (True, 1)], (False, 3)))
 def test_an_attempt_that_fails_behind_a_promise_leaves_nothing(start, tmp_path, forms, by_spark, in_flight):  # noqa: F811
-    faults.arm("resolve.stage:do_then_fail:2,stage.write:do_then_fail:3,copy.apply:fail_before:2")
+    faults.arm("resolve.stage:do_then_fail:2,stage.write:do_then_fail:2,copy.apply:fail_before:2")
     query = start(sums(by_spark), max_spout_pending=in_flight)
     query.process_all_available(WAIT_SECS)
     assert not faults.unfired()

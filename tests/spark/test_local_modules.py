@@ -54,9 +54,7 @@ def test_a_module_that_a_worker_cannot_import_is_named_and_fails_each_attempt_al
 
 def test_an_import_inside_of_a_function_says_what_to_do_too() -> None:
     def imports(n: int) -> int:
-        import no_such_module_of_tests
-
-        return int(no_such_module_of_tests.n)
+        return int(importlib.import_module("no_such_module_of_tests").n)
 
     error = translate_failure(raised(lambda: run_pass(stream_of("n long").map(imports, "m long"), [(1,)])), ATTEMPT)
     assert isinstance(error, UserFunctionError) and error.fingerprint and "python_archive" in str(error)

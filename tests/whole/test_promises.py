@@ -43,7 +43,7 @@ OTHERS = set(
     "trident_zookeeper_request_duration_seconds_bucket "
     "histogram_quantile "
     # NFS, systemd
-    "local_lock TimeoutStopSec "
+    "local_lock TimeoutStopSec KillMode "
     # Spark and Flink
     "PropagateEmptyRelation QueryExecutionListener AutoCreateSharedArchive StreamingQueryListener StreamingQuery "
     "KeyedProcessFunction LocalDRPC ReturnResults LogStore EventTimeOrder "

@@ -124,8 +124,8 @@ class Negate:
         except (ValueError, TypeError):  # written in C
             return None
 
-    def __call__(self, *values: Any) -> Any:
-        given = self._inner(*values)
+    def __call__(self, *values: Any) -> bool:
+        given: Any = self._inner(*values)
         kept = python_value(given)
         # Anything else is refused where the condition is used, and Python's ``not`` would hide it.
         return not kept if kept is None or isinstance(kept, bool) else given

@@ -52,6 +52,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/settings_file.py": (1, "the user's file of settings, before anything else is known"),
     "trident/running/storage_failures.py": (5, _MACHINE),
     "trident/spark/class_archive.py": (9, _SESSION),
+    "trident/spouts/files/line_numbers.py": (1, _SOURCE),
     "trident/spark/class_archive_maker.py": (3, _SESSION),
     "trident/spark/cluster_files.py": (10, _SESSION),
     "trident/spark/jars.py": (8, _SESSION),

@@ -26,9 +26,9 @@ _BLANKS = "".join(map(chr, range(33)))  # a line of these alone is blank to Spar
 class Parsing:
     """How lines of a format become rows. Its expressions are made once: each takes a call to the JVM.
 
-    A line is parsed, and looked at, within one generator, which gives a row or none. Spark evaluates it once for each
-    line, and always; filters of a column it would copy below, with all that computes the column, and leave out columns
-    that nobody reads.
+    A line is parsed and checked within one generator, which gives a row or none. Spark evaluates a generator once for
+    each line, and always. A filter it would copy below, with all that computes its columns; a column that is not read
+    it would leave out.
 
     Args:
         order: the fields in the order that the files have them; None: it is the schema's.

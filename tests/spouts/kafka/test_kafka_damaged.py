@@ -12,7 +12,7 @@ from tests.record_batches import RecordBatch, record_batches
 from tests.spouts.kafka.test_kafka_reader import as_the_driver_reads_it, offsets, read
 from tests.zk_fixtures import eventually
 from trident.spouts.files.tasks import SourceFailure
-from trident.spouts.kafka import damaged
+from trident.spouts.kafka import reader
 from trident.spouts.kafka.ranges import OffsetRange
 from trident.spouts.kafka.reader import Consumers
 from trident.spouts.kafka.rows import LETTER
@@ -104,13 +104,13 @@ def test_what_the_network_has_damaged_is_no_dead_letter(
     kafka.create(topic)
     (one,) = put(kafka, topic, 1)
     one.damage()
-    made = damaged.consumer_of
+    found = reader.end_of_damage
 
-    def healed(*arguments: Any) -> Any:
+    def healed(*arguments: Any) -> int:
         one.damage()  # what it has changed, it changes back
-        return made(*arguments)
+        return found(*arguments)
 
-    monkeypatch.setattr(damaged, "consumer_of", healed)
+    monkeypatch.setattr(reader, "end_of_damage", healed)
     with pytest.raises(SourceFailure, match=rf"cannot be read, at {topic}\[0\] from offset 3 on"):
         read(kafka, OffsetRange(topic, 0, 3, 10), letters=True)
     assert offsets(read(kafka, OffsetRange(topic, 0, 3, 10), letters=True)) == list(range(3, 10))

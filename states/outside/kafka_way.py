@@ -169,8 +169,6 @@ class Way:
             stable: a mark of a transaction that is not yet decided is waited for; else the one before it is told.
         """
         settings = {
-            "log_level": 0,
-            **_QUICKLY,
             **self.connection.config,
             "group.id": self.group,
             # By read_committed the client asks for offsets with require_stable.
@@ -234,8 +232,6 @@ class Way:
 
     def producer(self, part: int, on_delivery: Any) -> Watched:
         settings = {
-            "log_level": 0,
-            **_QUICKLY,
             # The partition of a key as Java's clients choose it.
             "partitioner": "murmur2_random",
             MESSAGE_TIMEOUT: int(self.message_secs_max * 1000),
@@ -250,7 +246,7 @@ class Way:
 
     def _client(self, kind: Any, settings: dict[str, Any]) -> Watched:
         try:
-            return Watched(kind(settings))
+            return Watched(kind({"log_level": 0, **_QUICKLY, **settings}))
         except Exception as error:  # the client's, for a setting that it does not take
             raise settings_refused(self.connection, self.what, error) from None
 

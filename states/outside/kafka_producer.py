@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from trident.coordinators.errors import StateAway, StateBehind, TridentError
+from trident.kafka.answers import is_fenced
 from trident.kafka.settings import kafka_module
 from trident.kafka.watched import WATCH_SECS, timed_out
 from trident.states.outside.kafka_messages import Message
@@ -181,8 +182,10 @@ class PartProducer:
                     # See _flush.
                     with suppress(SystemError):
                         self._producer.poll(0.1)
-                except kafka_module().KafkaException:
-                    self._flush()  # an earlier message has failed, perhaps
+                except kafka_module().KafkaException as error:
+                    # Behind a fatal error the client may keep its messages until they time out.
+                    if not is_fenced(error.args[0]):
+                        self._flush()  # an earlier message has failed, perhaps
                     raise
 
     def _flush(self) -> None:

@@ -191,10 +191,10 @@ $(VENV)/.docs: $(STAMP)
 	@touch $@
 
 jar: $(STAMP)
-	@$(BIN)/python -m tests.make_jar
+	@$(BIN)/python -m tests.jvm.make_jar
 
 rooms: $(STAMP)
-	@$(BIN)/python -m tests.rooms
+	@$(BIN)/python -m tests.pages.rooms
 
 demo: check-java $(STAMP)
 	@$(BIN)/python examples/demo.py
@@ -208,7 +208,7 @@ venv: $(STAMP)
 # Spark's classes as the JVMs of the tests map them: without it the tests are the same and take longer.
 $(CLASSES): $(STAMP)
 	@rm -f $@
-	@$(BIN)/python -m tests.class_archive $@ || echo "make: no archive of Spark's classes; going on without it" >&2
+	@$(BIN)/python -m tests.jvm.class_archive $@ || echo "make: no archive of Spark's classes; going on without it" >&2
 
 $(STAMP): pyproject.toml
 	@$(MAKE) --no-print-directory check-python

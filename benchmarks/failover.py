@@ -34,7 +34,7 @@ AS_USERS = {
 
 
 def run(bench: Bench, report: Report) -> None:
-    from tests.networks import may_make_namespaces
+    from tests.servers.networks import may_make_namespaces
 
     count = int(os.environ.get("FAILOVER_ROUNDS", bench.size(_ROUNDS, 1)))
     cases = os.environ.get("FAILOVER_CASES", "same other cut" if may_make_namespaces() else "same").split()

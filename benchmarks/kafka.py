@@ -14,7 +14,7 @@ from benchmarks.bench import Bench, rounds
 from benchmarks.report import Goal, Report
 
 if TYPE_CHECKING:
-    from tests.kafka_fixtures import KafkaBroker
+    from tests.servers.kafka_fixtures import KafkaBroker
 
 TITLE = "messages of 100 bytes in 8 partitions, read by tasks, and into a Delta table with four transactions in flight"
 
@@ -26,7 +26,7 @@ _PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
 
 def run(bench: Bench, report: Report) -> None:
     """One read of everything, and all of it into a table, by both in turn."""
-    from tests.kafka_fixtures import KafkaBroker
+    from tests.servers.kafka_fixtures import KafkaBroker
 
     messages = bench.size(2_000_000, 20_000)
     add_connector(bench)

@@ -20,7 +20,7 @@ from trident.states.outside.kafka_producer import PartProducer, PartProducers
 from trident.states.outside.kafka_way import Way
 
 if TYPE_CHECKING:
-    from tests.kafka_fixtures import KafkaBroker
+    from tests.servers.kafka_fixtures import KafkaBroker
 
 TITLE = "rows into a topic of 8 partitions: exactly once, beside Structured Streaming's sink, at least once"
 
@@ -36,7 +36,7 @@ _EACH, _ONE, _IN_TURN = (
 
 def run(bench: Bench, report: Report) -> None:
     """Both in turn, each round into a topic of its own."""
-    from tests.kafka_fixtures import KafkaBroker
+    from tests.servers.kafka_fixtures import KafkaBroker
 
     add_connector(bench)
     broker = KafkaBroker(Path(tempfile.mkdtemp(prefix="kafka-", dir=bench.folder)))

@@ -12,7 +12,7 @@ from benchmarks.bench import Bench
 from benchmarks.report import Report
 
 if TYPE_CHECKING:
-    from tests.postgres_fixtures import PostgresServer
+    from tests.servers.postgres_fixtures import PostgresServer
 
 TITLE = (
     "rows into a table of PostgreSQL, exactly once, beside foreachBatch with COPY, exactly once by the batch's number"
@@ -23,7 +23,7 @@ _OURS, _THEIRS = "PostgresState", "foreachBatch with COPY"
 
 def run(bench: Bench, report: Report) -> None:
     """Both in turn, each round into a table of its own of one server."""
-    from tests.postgres_fixtures import PostgresServer, server_programs
+    from tests.servers.postgres_fixtures import PostgresServer, server_programs
 
     programs = server_programs()
     if programs is None:

@@ -19,7 +19,7 @@ from benchmarks.report import Goal, Report
 from benchmarks.sustained import environment_of_a_user
 
 if TYPE_CHECKING:
-    from tests.store_servers import Proxy
+    from tests.servers.store_servers import Proxy
 
 TITLE = "transactions of 50,000 and 500,000 words into two tables, by where the warehouse is"
 
@@ -94,7 +94,7 @@ def _place(bench: Bench, store: str) -> Iterator[tuple[str, dict[str, str], dict
     if store == _DISK:
         yield str(bench.fresh("warehouses")), {}, {}, None
         return
-    from tests.store_servers import Proxy, running, s3_endpoint
+    from tests.servers.store_servers import Proxy, running, s3_endpoint
 
     name = f"{bench.fresh('store').name}-{os.getpid()}"
     if store == _HDFS:

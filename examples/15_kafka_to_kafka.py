@@ -89,7 +89,7 @@ if __name__ == "__main__":
         run(brokers)
     else:
         sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-        from tests.kafka_fixtures import KafkaBroker
+        from tests.servers.kafka_fixtures import KafkaBroker
 
         broker = KafkaBroker(Path(tempfile.mkdtemp(prefix="trident-kafka-")))
         broker.start()

@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.jvm_options import start_quickly
+from tests.jvm.jvm_options import start_quickly
 
 start_quickly()
 # No example fails because the machine is busy; one that fails prints how it is run again.
@@ -16,13 +16,13 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 pytest_plugins = [
-    "tests.zk_fixtures",
-    "tests.spark_fixtures",
-    "tests.redis_fixtures",
-    "tests.postgres_fixtures",
-    "tests.zk_security",
-    "tests.kafka_fixtures",
-    "tests.lineage_fixtures",
+    "tests.servers.zk_fixtures",
+    "tests.jvm.spark_fixtures",
+    "tests.servers.redis_fixtures",
+    "tests.servers.postgres_fixtures",
+    "tests.servers.zk_security",
+    "tests.servers.kafka_fixtures",
+    "tests.watching.lineage_fixtures",
 ]
 
 

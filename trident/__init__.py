@@ -14,7 +14,7 @@ import importlib
 from typing import Any
 
 # Module -> the public names that it defines: the one table of them. Type checkers read __init__.pyi, which is made
-# from this table by `python -m tests.facade_stub`; a test compares the two.
+# from this table by `python -m tests.pages.facade_stub`; a test compares the two.
 _NAMES = {
     "config": "TridentConfig",
     "coordinators.transactions": "TransactionAttempt",

@@ -1,4 +1,4 @@
-# Made by `python -m tests.facade_stub` from the table in __init__.py.
+# Made by `python -m tests.pages.facade_stub` from the table in __init__.py.
 # ruff: noqa: I001
 from trident import errors as errors
 from trident import events as events

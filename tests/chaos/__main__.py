@@ -29,8 +29,8 @@ from tests.chaos.deployment import SETTINGS, Deployment
 from tests.chaos.faults import Nemesis
 from tests.chaos.measure import Watch
 from tests.chaos.workload import Group
-from tests.kafka_fixtures import KafkaBroker
-from tests.postgres_fixtures import PostgresServer, server_programs
+from tests.servers.kafka_fixtures import KafkaBroker
+from tests.servers.postgres_fixtures import PostgresServer, server_programs
 from trident.coordinators.embedded import EmbeddedZooKeeper
 
 # From the last fault on, within which everything that was given must be committed.

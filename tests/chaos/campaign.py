@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tests.chaos.cases import BIRTH, HANG, RECOVERY, STOP, Case
 from tests.chaos.checker import Books
+from tests.chaos.outside_stores import OutsideStores
 from tests.chaos.workload import Group, topology_of
-from tests.outside_stores import OutsideStores
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident import TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import ZooKeeperUnreachable

@@ -17,11 +17,11 @@ import deltalake
 
 import trident
 from tests.chaos.oracle import Stored, fold
+from tests.chaos.outside_stores import APPENDED, MARKED, OutsideStores
 from tests.chaos.sources import Words
+from tests.chaos.store_mirror import Mirror
 from tests.chaos.workload import COPIES, IN_ONE_ROW, KEYED, MAPS, OUTSIDE, PER_BATCH_COUNTS, SPOUTS, Group
-from tests.outside_stores import APPENDED, MARKED, OutsideStores
-from tests.store_mirror import Mirror
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident.coordinators.errors import TridentError
 
 # Of states/publishing/cleaning.py: all is looked through behind each transaction, in a store and in a history of

@@ -22,15 +22,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests import store_servers
 from tests.chaos import measure
 from tests.chaos.checker import Books, Reader
 from tests.chaos.coordinator import LISTENER, VARIABLE
+from tests.chaos.outside_stores import OutsideStores
 from tests.chaos.workload import OUTSIDE, Group
-from tests.ensemble import SERVERS, Ensemble
-from tests.jvm_options import cold_options
-from tests.networks import Network, make_network
-from tests.outside_stores import OutsideStores
+from tests.jvm.jvm_options import cold_options
+from tests.servers import store_servers
+from tests.servers.ensemble import SERVERS, Ensemble
+from tests.servers.networks import Network, make_network
 from trident.commands.handover import Wish, hand_over
 from trident.config import TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper

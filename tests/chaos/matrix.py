@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.checker import Books, is_ghost
+from tests.chaos.outside_stores import APPENDED, COUNTED, OutsideStores
 from tests.chaos.sources import PER_BATCH
 from tests.chaos.workload import OUTSIDE, SPOUTS, Group, topology_of
-from tests.outside_stores import APPENDED, COUNTED, OutsideStores
 from trident import TridentTopology
 from trident.coordinators import faults
 from trident.operations.guarantees import Guarantee, NotExactlyOnceWarning, guarantee

@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.chaos import sources
 from tests.chaos.oracle import named
+from tests.chaos.outside_stores import APPENDED, CHANGED, COUNTED, Addresses
+from tests.chaos.outside_stores import SPOUTS as OUTSIDE_SPOUTS
 from tests.chaos.sources import PER_BATCH, Numbered
-from tests.outside_stores import APPENDED, CHANGED, COUNTED, Addresses
-from tests.outside_stores import SPOUTS as OUTSIDE_SPOUTS
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, QueueSpout, SqliteQueue, TridentTopology
 from trident import functions as F
 from trident.states.maps.backed_map import non_transactional, opaque, transactional
@@ -31,7 +31,7 @@ SPOUTS: dict[str, Callable[[Numbered], Any]] = {
     "opaque partitioned": sources.OpaqueSpout,
 }
 # What a group can have besides the table "audit": words by key in a Delta state or in a map, all of them in one row,
-# words once more in a table, and each batch's counts in a table. Outside of the warehouse: tests/outside_stores.py.
+# words once more in a table, and each batch's counts in a table. Outside of the warehouse: outside_stores.py.
 KEYED = ("counts", "again", "often", "seldom", "Delta keyed")
 MAPS: dict[str, Callable[..., Any]] = {
     "orders": opaque,

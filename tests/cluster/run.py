@@ -21,7 +21,7 @@ import deltalake
 import trident
 from tests.cluster.job import ROWS, WORDS
 from tests.cluster.standalone import Standalone, wait_for
-from tests.ensemble import Ensemble
+from tests.servers.ensemble import Ensemble
 from trident.coordinators.errors import TridentError
 from trident.coordinators.loopback_port import LoopbackPort
 from trident.running.status import read_status

@@ -21,7 +21,7 @@ from typing import Any
 
 from pyspark.find_spark_home import _find_spark_home
 
-from tests.installed import bare_environment
+from tests.cluster.installed import bare_environment
 from trident.coordinators.embedded_server import die_with_parent
 from trident.coordinators.loopback_port import LoopbackPort
 

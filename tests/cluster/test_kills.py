@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import store_servers
 from tests.cluster.run import FolderMessages, Kill, Run, through_kills
 from tests.cluster.standalone import Standalone
-from tests.ensemble import SERVERS, Ensemble
-from tests.networks import Proxies
-from tests.redis_fixtures import RedisServer
+from tests.servers import store_servers
+from tests.servers.ensemble import SERVERS, Ensemble
+from tests.servers.networks import Proxies
+from tests.servers.redis_fixtures import RedisServer
 from trident import RedisListQueue
 from trident.states.core import storage
 
@@ -80,7 +80,7 @@ class S3Front:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "tests.store_servers", str(self._port), store_servers.s3_endpoint()]
+        command = [sys.executable, "-m", "tests.servers.store_servers", str(self._port), store_servers.s3_endpoint()]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill(self) -> None:

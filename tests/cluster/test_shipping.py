@@ -14,9 +14,9 @@ import deltalake
 import pytest
 from pyspark.find_spark_home import _find_spark_home
 
+from tests.cluster.installed import bare_environment, site_packages
 from tests.cluster.standalone import Process, Standalone
-from tests.installed import bare_environment, site_packages
-from tests.zk_fixtures import connected
+from tests.servers.zk_fixtures import connected
 from trident.coordinators.errors import TridentError
 from trident.running.status import read_status
 

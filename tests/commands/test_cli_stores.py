@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import trident
-from tests import store_servers
+from tests.servers import store_servers
 from trident.cli import main
 from trident.coordinators.errors import StoreProblem, StoreUnreachable
 from trident.states.core import hdfs_storage, storage

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from tests.storage_helpers import small_disk
+from tests.whole.storage_helpers import small_disk
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology
 from trident.cli import main
 from trident.commands import doctor_warehouse

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.commands.test_migrate import made
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 from tests.topology_helpers import Starter, starter
 from trident import Count, DeltaMapState, KafkaSpout, TridentTopology
 from trident.commands.migrate import InDoubt, migrate

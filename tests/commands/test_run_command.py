@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident import cli
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zk_fixtures import connected, eventually
+from tests.servers.zk_fixtures import connected, eventually
 from trident.coordinators import embedded_server, processes
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.embedded_server import Endpoint, read_endpoint

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident.commands.exit_codes import EXIT_DIFFERENT, EXIT_NOT_COMPARED
 from trident.commands.handover import Wish, _Handover, choose
 from trident.coordinators.errors import CorruptZnode, TopologyError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident.coordinators import processes
 from trident.coordinators.errors import CorruptZnode, Deposed, IdentityMismatch
 from trident.coordinators.leadership import Leadership, current_holder, holder_is_gone

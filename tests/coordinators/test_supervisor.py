@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident.coordinators.errors import OutcomeUnknown, SessionEnded, TableError
 from trident.coordinators.handing_over import LEAD, HandoverRequest, Handovers, contender
 from trident.coordinators.leadership import Leadership, current_holder

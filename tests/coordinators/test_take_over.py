@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident.coordinators.driver import GroupDriver
 from trident.coordinators.errors import OutcomeUnknown, SessionEnded, SourceError
 from trident.coordinators.group_store import GroupStore

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.zk_fixtures import connected, eventually
+from tests.servers.zk_fixtures import connected, eventually
 from trident.coordinators import kazoo_tls, zookeeper_connection
 from trident.coordinators.errors import (
     ConfigError,

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DateType
 
-from tests.stream_helpers import RowsSpout
+from tests.servers.zk_fixtures import connected, eventually
+from tests.streams.stream_helpers import RowsSpout
 from tests.topology_helpers import WAIT_SECS, Starter, starter
-from tests.zk_fixtures import connected, eventually
 from trident import (
     Count,
     DeltaAppend,

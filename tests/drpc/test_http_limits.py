@@ -25,8 +25,8 @@ from prometheus_client import generate_latest
 from pyspark.sql.types import StringType, StructField, StructType
 from werkzeug.wrappers import Response
 
+from tests.servers.zk_fixtures import eventually
 from tests.watching.metric_helpers import advanced, began
-from tests.zk_fixtures import eventually
 from trident.coordinators.errors import WrongArguments
 from trident.drpc import limits as http_limits
 from trident.drpc.application import Route

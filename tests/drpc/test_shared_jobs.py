@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.drpc.plain_types import TYPES, VALUES
+from tests.jvm.unfit_jar import Unfit, unfit_jar
+from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS, Starter, starter
-from tests.unfit_jar import Unfit, unfit_jar
-from tests.zk_fixtures import eventually
 from trident import (
     Aggregator,
     Count,

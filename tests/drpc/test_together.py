@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.serializers import CloudPickleSerializer
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident import Aggregator, Count, FilterNull, MapGet, Reducer, Split, StaticMap, Sum, TridentTopology
 from trident.drpc import together as module
 from trident.drpc.requests import DrpcRequests

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.message_helpers import Messages
+from tests.messages.message_helpers import Messages
 from trident.coordinators.errors import SourceError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.executor import MessageSpoutExecutor

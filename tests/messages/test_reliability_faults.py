@@ -1,6 +1,6 @@
 """Losses in a tracked stream (docs/semantics.md 6.3): the real thing is killed, and every message counts once.
 
-A child process (tests/reliability_child.py) counts the words of messages of a
+A child process (tests/messages/reliability_child.py) counts the words of messages of a
 Redis list. Afterwards, whatever was killed: the tables hold exactly the words
 of the lines without poison, the list is empty, and each message was settled
 once. What replays, and what does not, is what the table of 6.3 says.
@@ -22,9 +22,9 @@ from typing import Any
 import deltalake
 import pytest
 
-from tests.redis_fixtures import RedisServer
-from tests.reliability_child import GATE, POISON, STREAM, TOPOLOGY
-from tests.zk_fixtures import SESSION_SECS, eventually
+from tests.messages.reliability_child import GATE, POISON, STREAM, TOPOLOGY
+from tests.servers.redis_fixtures import RedisServer
+from tests.servers.zk_fixtures import SESSION_SECS, eventually
 from trident import RedisListQueue
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.leadership import Holder

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from tests.chaos.oracle import Table
-from tests.message_helpers import Messages
+from tests.messages.message_helpers import Messages
+from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import Starter, starter
-from tests.zk_fixtures import eventually
 from trident import Combiner, Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
 from trident.coordinators.errors import AttemptCapReached, FailedException, TopologyError
 from trident.messages.letters import LetterBox

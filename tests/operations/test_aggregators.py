@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
 from tests.long_cases import sample
-from tests.stream_helpers import ATTEMPT, batch, collect, raised, run, stream_of, together
+from tests.streams.stream_helpers import ATTEMPT, batch, collect, raised, run, stream_of, together
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import (

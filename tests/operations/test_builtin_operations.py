@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of, topology_of
+from tests.streams.stream_helpers import ATTEMPT, raised, run_pass, stream_of, topology_of
 from trident import Debug, Equals, FilterNull, Negate, Split, TrueFilter
 from trident.coordinators.errors import OutputTypeError, TopologyError, UserFunctionError
 from trident.operations.row_nodes import NativeNode, PythonNode

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import stream_of
+from tests.streams.stream_helpers import stream_of
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.testing import run_batch
 from trident.workers.debezium import UNAVAILABLE

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tests.operations.test_late_forms import MARK, by_spark, copied, early, on_arrow, shown
-from tests.stream_helpers import RowsSpout
+from tests.streams.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, Max, TridentTopology, expr
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core import local_copy

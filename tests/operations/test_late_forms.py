@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tests.long_cases import sample
-from tests.stream_helpers import RowsSpout
+from tests.streams.stream_helpers import RowsSpout
 from trident import (
     Count,
     DeltaAppend,

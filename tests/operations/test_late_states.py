@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tests.chaos.oracle import Table
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
-from tests.stream_helpers import stream_of, topology_of
+from tests.streams.stream_helpers import stream_of, topology_of
 from trident import (
     Count,
     DeltaAppend,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import RowsSpout
+from tests.streams.stream_helpers import RowsSpout
 from trident import DeltaAppend, DeltaMapState, SameBatchOnlyWarning, Stream, TridentTopology, Upsert
 
 

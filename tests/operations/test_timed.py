@@ -18,7 +18,7 @@ from tests.chaos.oracle import Table
 from tests.operations import timed_oracle as oracle
 from tests.operations.timed_turns import Turns
 from tests.operations.timed_users import Baskets
-from tests.stream_helpers import RowsSpout, stream_of, topology_of
+from tests.streams.stream_helpers import RowsSpout, stream_of, topology_of
 from tests.topology_helpers import Starter, starter
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology, expr
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError

@@ -19,7 +19,7 @@ from tests.chaos.oracle import Table
 from tests.long_cases import sample
 from tests.operations.window_oracle import event_marks, sessions, windows
 from tests.running.test_local_copies import uses  # noqa: F401 (a fixture)
-from tests.stream_helpers import stream_of, topology_of
+from tests.streams.stream_helpers import stream_of, topology_of
 from tests.topology_helpers import Starter, starter
 from trident import Aggregator, Count, DeltaAppend, FixedBatchSpout, Max, Min, Sum, TridentTopology, expr
 from trident.coordinators.errors import FieldError, TopologyError

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from tests.chaos.oracle import Table
 from tests.long_cases import sample
 from tests.operations.window_oracle import Given, by_count, by_event_time, by_processing_time, starts_of, windows
-from tests.stream_helpers import RowsSpout, batch, stream_of, topology_of
+from tests.streams.stream_helpers import RowsSpout, batch, stream_of, topology_of
 from tests.topology_helpers import Starter, starter
 from trident import (
     Count,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.redis_fixtures import apt_install
-from tests.stream_helpers import RowsSpout
+from tests.servers.redis_fixtures import apt_install
+from tests.streams.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, MapGet, MemoryMapState, Split, TridentTopology
 from trident.cli import main
 from trident.commands.exit_codes import EXIT_BAD_INPUT

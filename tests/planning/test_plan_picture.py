@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.planning.test_plan_graph import demo, small
-from tests.stream_helpers import RowsSpout
+from tests.streams.stream_helpers import RowsSpout
 from trident import DeltaAppend
 from trident.planning.picture import to_svg
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import functions as F
 
-from tests.stream_helpers import ATTEMPT, RowsSpout, batch, collect, raised
+from tests.streams.stream_helpers import ATTEMPT, RowsSpout, batch, collect, raised
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import Count, Sum

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import RowsSpout
+from tests.streams.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, DeltaMapState, FirstN, JoinType, Max, MemoryMapState, Sum, TridentTopology, expr
 from trident.planning.groups import plan
 from trident.streams.stream import Stream

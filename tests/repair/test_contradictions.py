@@ -20,9 +20,9 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.repair_helpers import BATCHES, BREAKS, LIMIT, WAIT_SECS, World, fold, topology
-from tests.repair_sources import Sources
-from tests.zk_fixtures import connected
+from tests.repair.repair_helpers import BATCHES, BREAKS, LIMIT, WAIT_SECS, World, fold, topology
+from tests.repair.repair_sources import Sources
+from tests.servers.zk_fixtures import connected
 from trident import DeltaMapState, FixedBatchSpout, Sum, TridentTopology, cli, read
 from trident.commands import admin, exit_codes
 from trident.coordinators import faults
@@ -606,7 +606,7 @@ def test_a_repair_is_refused_while_the_topology_runs(world: World) -> None:
     query = world.start(3, topology(3))
     with pytest.raises(Halted):
         query.await_termination(WAIT_SECS)
-    from tests.repair_helpers import connected
+    from tests.repair.repair_helpers import connected
     from trident.running.own_zookeeper import leading
 
     with connected(world.hosts, world.root) as zk, leading(zk, "top", ["lines"]):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.repair_helpers import BATCHES, World, fold, topology
+from tests.repair.repair_helpers import BATCHES, World, fold, topology
 from tests.states.outside.http_server import serving
 from tests.states.outside.ledger_state import LedgerState
 from trident import HttpState, TridentTopology

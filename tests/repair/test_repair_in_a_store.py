@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests import store_servers
-from tests.repair_helpers import BREAKS, World, fold
-from tests.zk_fixtures import connected
+from tests.repair.repair_helpers import BREAKS, World, fold
+from tests.servers import store_servers
+from tests.servers.zk_fixtures import connected
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted
 from trident.coordinators.znodes import Delete

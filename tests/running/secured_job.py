@@ -105,7 +105,7 @@ def main(folder: Path) -> None:
             "spark.master": "local[2]",
             "spark.driver.memory": "700m",
             "spark.executorEnv.SECURED_JOB_PROBE": "of the conf",
-            # As in tests/spark_fixtures.py: batches of few rows take less time so.
+            # As in tests/jvm/spark_fixtures.py: batches of few rows take less time so.
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.sql.adaptive.enabled": "false",

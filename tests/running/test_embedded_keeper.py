@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage_helpers import small_disk
-from tests.zk_fixtures import connected, eventually
+from tests.servers.zk_fixtures import connected, eventually
+from tests.whole.storage_helpers import small_disk
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.znodes import Create
 from trident.coordinators.zookeeper import OutcomeUnknown, ZooKeeper

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.deployment import LEADS, Coordinator, Deployment, wait_for, with_ensemble
-from tests.ensemble import SERVERS
+from tests.servers.ensemble import SERVERS
 
 SESSION_SECS = 4.0
 everything = pytest.mark.skipif(os.environ.get("TRIDENT_FAILOVER") != "all", reason="TRIDENT_FAILOVER=all runs it")
@@ -226,7 +226,7 @@ def test_three_coordinators_whose_leaders_are_killed_one_after_the_other(tmp_pat
 
 
 def test_what_dead_test_processes_have_left_is_swept_away() -> None:
-    from tests import networks
+    from tests.servers import networks
 
     if not networks.may_make_namespaces():
         pytest.skip("NOT TESTED: network namespaces need root; the others run over proxies")

@@ -22,11 +22,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tests import make_jar
+from tests.jvm import make_jar
+from tests.jvm.unfit_jar import Unfit, unfit_jar
 from tests.running import kept_plans_child
 from tests.running.kept_plans_child import batch as child_batch
-from tests.stream_helpers import RowsSpout, raised
-from tests.unfit_jar import Unfit, unfit_jar
+from tests.streams.stream_helpers import RowsSpout, raised
 from trident import Count, DeltaAppend, DeltaMapState, Stream, Sum, TridentTopology
 from trident.coordinators.transactions import TransactionAttempt
 from trident.planning.groups import GroupPlan, plan

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.chaos.oracle import Table
+from tests.jvm.unfit_jar import Unfit, unfit_jar
 from tests.long_cases import sample
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
-from tests.unfit_jar import Unfit, unfit_jar
 from trident import (
     Count,
     DeltaAppend,

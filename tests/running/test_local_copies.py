@@ -26,7 +26,7 @@ from tests.long_cases import sample
 from tests.running.test_late_at_once import check_sums, sums
 from tests.running.test_late_at_once import topology as at_once
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident import (
     Count,
     DeltaAppend,

@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from tests.chaos.oracle import Table
 from tests.long_cases import sample
+from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import IN_ONE_PROCESS
-from tests.zk_fixtures import eventually
 from trident import (
     Count,
     DeltaAppend,

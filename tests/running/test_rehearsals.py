@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident.coordinators.handing_over import (
     DIFFERENT,
     EQUAL,

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 import tests.running.secured_job as job
-from tests.zk_fixtures import eventually
-from tests.zk_security import DIGEST_PASSWORD, Logged, Secured, assert_no_secret
+from tests.servers.zk_fixtures import eventually
+from tests.servers.zk_security import DIGEST_PASSWORD, Logged, Secured, assert_no_secret
 from trident import cli
 from trident.config import _FIELDS, TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper

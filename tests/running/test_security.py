@@ -21,8 +21,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from tests.zk_fixtures import eventually
-from tests.zk_security import (
+from tests.servers.zk_fixtures import eventually
+from tests.servers.zk_security import (
     DIGEST_PASSWORD,
     KEY_PASSWORD,
     SASL_USERS,
@@ -33,7 +33,7 @@ from tests.zk_security import (
     documented,
     jaas,
 )
-from tests.zk_servers import ExtraServer
+from tests.servers.zk_servers import ExtraServer
 from trident import cli
 from trident.commands.exit_codes import exit_code
 from trident.config import TridentConfig
@@ -491,7 +491,7 @@ def test_no_object_shows_a_credential(secured: Secured) -> None:
 def test_the_settings_of_the_guide_connect_to_the_server_of_the_guide(
     secured: Secured, tmp_path: Path, zk_root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server is made of the guide's blocks too, see tests/zk_security.py."""
+    """The server is made of the guide's blocks too, see tests/servers/zk_security.py."""
     made = secured.certificates
     own = {
         "/etc/trident/ca.pem": made.ca,

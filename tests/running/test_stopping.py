@@ -13,8 +13,8 @@ from typing import Any
 import deltalake
 import pytest
 
+from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS, Starter, starter
-from tests.zk_fixtures import eventually
 from trident import (
     BasicBolt,
     Count,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.repair_helpers import LIMIT, WAIT_SECS, World, fold
-from tests.zk_fixtures import eventually
+from tests.repair.repair_helpers import LIMIT, WAIT_SECS, World, fold
+from tests.servers.zk_fixtures import eventually
 from trident.commands import exit_codes
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS, starter
-from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, SqliteMap, TridentTopology, opaque
 from trident.planning.groups import plan
 from trident.running.warm_up import WarmUp

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.installed import bare_environment, site_packages
+from tests.cluster.installed import bare_environment, site_packages
 from trident.coordinators.errors import ClusterProblem, ConfigError, EnvironmentProblem
 from trident.running import cluster_probe, executor_look
 from trident.spark import cluster_files

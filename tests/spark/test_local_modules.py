@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
+from tests.streams.stream_helpers import ATTEMPT, raised, run_pass, stream_of
 from trident.coordinators.errors import ClusterProblem, UserFunctionError
 from trident.testing import run_batch
 from trident.udf.signatures import translate_failure

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.committer_harness import Group
+from tests.spouts.committer_harness import Group
 from tests.topology_helpers import starter
 from trident import DeltaAppend, TridentTopology
 from trident.coordinators import faults

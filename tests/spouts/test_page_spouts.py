@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.committer_harness import Group
-from tests.page_runner import ROOT, blocks
+from tests.pages.page_runner import ROOT, blocks
+from tests.spouts.committer_harness import Group
 from trident.spouts.contracts import Cancels, Commits
 
 

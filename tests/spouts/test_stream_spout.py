@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
+from tests.servers.zk_fixtures import eventually
 from tests.spouts import source_helpers
 from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, run_to_end
-from tests.zk_fixtures import eventually
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.spouts.contracts import Refreshes, Resumes, SpoutKind, TridentSpout

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import stream_of, topology_of
+from tests.streams.stream_helpers import stream_of, topology_of
 from trident import Count, FilterNull, GroupedStream, MapGet, StaticMap, Stream, Sum
 
 KEEP: dict[str, Callable[[GroupedStream], Any]] = {

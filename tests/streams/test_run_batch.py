@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import RowsSpout, run_pass, stream_of, topology_of
+from tests.streams.stream_helpers import RowsSpout, run_pass, stream_of, topology_of
 from trident import arrow_function, pandas_function
 from trident.coordinators.errors import FieldError, SourceError, TopologyError, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt

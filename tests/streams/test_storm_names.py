@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.stream_helpers import RowsSpout, raised, run_pass, stream_of
+from tests.streams.stream_helpers import RowsSpout, raised, run_pass, stream_of
 from trident import (
     Count,
     DeltaMapState,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run, run_pass, stream_like, stream_of
+from tests.streams.stream_helpers import ATTEMPT, append_plan, batch, raised, run, run_pass, stream_like, stream_of
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.operations.aggregators import Count, Sum
 from trident.planning.groups import plan
@@ -246,7 +246,7 @@ def test_an_expression_needs_no_session_when_its_type_is_given() -> None:
     import sys
 
     code = (
-        "from tests.stream_helpers import stream_of; from trident.udf.deferred import expr\n"
+        "from tests.streams.stream_helpers import stream_of; from trident.udf.deferred import expr\n"
         "s = stream_of('word string').each(expr('length(word)'), 'n long'); assert s.fields == ('word', 'n')\n"
         "from pyspark import SparkContext; assert SparkContext._gateway is None"
     )

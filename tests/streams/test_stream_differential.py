@@ -16,8 +16,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tests.stream_helpers import RowsSpout
 from tests.streams import stream_interpreter as meaning
+from tests.streams.stream_helpers import RowsSpout
 from tests.streams.stream_interpreter import Batch
 from trident import Count, FirstN, GroupedStream, JoinType, Max, Min, Sum, TridentTopology, expr
 from trident.streams.stream import Stream

@@ -15,8 +15,17 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from tests.spark_fixtures import session_confs
-from tests.stream_helpers import RowsSpout, append_plan, batch, collect, raised, stream_of, together, topology_of
+from tests.jvm.spark_fixtures import session_confs
+from tests.streams.stream_helpers import (
+    RowsSpout,
+    append_plan,
+    batch,
+    collect,
+    raised,
+    stream_of,
+    together,
+    topology_of,
+)
 from tests.streams.stream_interpreter import canonical
 from trident import Count, DeltaAppend, JoinType, Max, Min, Sum, TridentTopology
 from trident.coordinators.errors import FieldError, TridentError

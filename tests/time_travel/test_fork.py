@@ -21,9 +21,9 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from tests.chaos.sources import OpaqueSpout, PartitionedSpout, Source
+from tests.servers.zk_fixtures import connected
 from tests.spouts.test_data_source_spout import Journal, Letters
 from tests.topology_helpers import starter
-from tests.zk_fixtures import connected
 from trident import Count, DataSourceSpout, DeltaAppend, DeltaMapState, FileSpout, TridentTopology, Upsert, view
 from trident.cli import main
 from trident.config import TridentConfig

@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from tests.chaos.sources import CommittedSpout, OpaqueSpout, PartitionedSpout, RangeSpout, Source
 from tests.running.test_query import WAIT_SECS, start  # noqa: F401
+from tests.servers.zk_fixtures import connected
 from tests.topology_helpers import starter
-from tests.zk_fixtures import connected
 from trident import (
     Count,
     DeltaAppend,

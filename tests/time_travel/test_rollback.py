@@ -23,8 +23,8 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.repair_helpers import World, split
-from tests.zk_fixtures import connected
+from tests.repair.repair_helpers import World, split
+from tests.servers.zk_fixtures import connected
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, Reducer, TridentTopology, cli, read
 from trident.commands import exit_codes
 from trident.commands.history import history

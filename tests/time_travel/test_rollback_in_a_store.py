@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests import store_servers
+from tests.servers import store_servers
 from tests.time_travel.test_rollback import fold, made
 from tests.topology_helpers import IN_ONE_PROCESS, WAIT_SECS
 from trident import TridentConfig, read

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.repair_helpers import World
+from tests.repair.repair_helpers import World
 from trident import (
     Count,
     DeltaAppend,

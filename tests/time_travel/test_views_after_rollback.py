@@ -10,7 +10,7 @@ import deltalake
 import pytest
 
 import trident
-from tests.repair_helpers import BATCHES, World, fold, topology
+from tests.repair.repair_helpers import BATCHES, World, fold, topology
 from trident.coordinators.errors import TableError
 from trident.time_travel.rollback import roll_back
 

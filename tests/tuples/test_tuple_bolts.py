@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tuple_helpers import Listed, Recorded, Write
+from tests.tuples.tuple_helpers import Listed, Recorded, Write
 from trident.coordinators.acker import Ackers
 from trident.coordinators.errors import FieldError, SourceError, TopologyError
 from trident.tuples.bolts import BasicBolt, RichBolt

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.stream_helpers import ATTEMPT, stream_of, topology_of
+from tests.streams.stream_helpers import ATTEMPT, stream_of, topology_of
 from trident import DeltaAppend, StaticMap, Stream, Sum, TupleCollectionGet, opaque, transactional
 from trident.coordinators.errors import ConfigError, OutputTypeError, TopologyError
 from trident.planning.groups import plan

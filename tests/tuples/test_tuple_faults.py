@@ -22,7 +22,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from tests.spark_fixtures import spark_confs
+from tests.jvm.spark_fixtures import spark_confs
 from trident.coordinators.errors import BatchError
 from trident.spark.session import make_session
 from trident.spouts.rich import RichSpout

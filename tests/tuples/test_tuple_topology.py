@@ -19,7 +19,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from tests.tuple_helpers import Listed, Recorded, Split, Write, values_written, written
+from tests.tuples.tuple_helpers import Listed, Recorded, Split, Write, values_written, written
 from tests.watching.test_listeners import Hears
 from trident.config import TridentConfig
 from trident.coordinators.acker import Ackers

@@ -14,7 +14,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import functions as P
 from pyspark.sql.types import StructType
 
-from tests.stream_helpers import stream_of
+from tests.streams.stream_helpers import stream_of
 from trident import expr
 from trident import functions as F
 from trident.coordinators.errors import FieldError, TopologyError

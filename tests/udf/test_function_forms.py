@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pytest
 
 import trident
-from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
+from tests.streams.stream_helpers import ATTEMPT, raised, run_pass, stream_of
 from trident.coordinators.errors import FailedException, FieldError, OutputTypeError, TopologyError, UserFunctionError
 from trident.streams.stream import Stream
 from trident.testing import run_batch
@@ -536,7 +536,7 @@ def test_functions_over_columns_are_checked_when_the_topology_is_built() -> None
 
 def test_pandas_is_not_loaded_for_functions_over_rows() -> None:
     code = (
-        "import sys; from tests.stream_helpers import stream_of; "
+        "import sys; from tests.streams.stream_helpers import stream_of; "
         "stream_of('n long').each('n', str, 's'); import trident.workers.vectors; assert 'pandas' not in sys.modules"
     )
     assert os.system(f'"{sys.executable}" -c "{code}"') == 0

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of, topology_of
+from tests.streams.stream_helpers import ATTEMPT, raised, run_pass, stream_of, topology_of
 from trident import Aggregator, DeltaMapState, MultiReducer, StaticMap, TridentTopology, opaque
 from trident.coordinators.errors import OutputTypeError
 from trident.operations.multi_reduce import MultiReduceNode

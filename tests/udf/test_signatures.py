@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 import pytest
 
-from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run_pass, stream_of
+from tests.streams.stream_helpers import ATTEMPT, append_plan, batch, raised, run_pass, stream_of
 from trident import Negate
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from trident.running.runner import gives_again

@@ -189,7 +189,7 @@ ONE_NAME = [("sıra", "sira"), ("s", "ſ"), ("K", "k"), ("µ", "μ"), ("σ", "ς
 def test_names_that_are_one_to_spark_are_refused_wherever_fields_meet(one: str, other: str) -> None:
     from pyspark.sql.types import StructField
 
-    from tests.stream_helpers import stream_of
+    from tests.streams.stream_helpers import stream_of
     from trident import functions as F
 
     both = StructType([StructField(one, LongType()), StructField(other, LongType())])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.redis_fixtures import apt_install
+from tests.servers.redis_fixtures import apt_install
 from trident.coordinators.loopback_port import LoopbackPort
 from trident.watching.events import Advanced, Began, Failed
 

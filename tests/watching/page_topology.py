@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.message_helpers import Messages
+from tests.messages.message_helpers import Messages
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, Sum, TridentTopology
 
 POISON = "poison"

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.pages import alert_rules
+from tests.pages.made import alert_rules
 from tests.watching.metric_helpers import require_prometheus
 
 _T = 'topology="t"'

@@ -15,7 +15,7 @@ import pytest
 from openlineage.client import event_v2
 from openlineage.client.facet_v2 import column_lineage_dataset, schema_dataset
 
-from tests.lineage_fixtures import LineageServer
+from tests.watching.lineage_fixtures import LineageServer
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, FixedBatchSpout, TridentTopology
 from trident.planning.groups import plan
 from trident.states.core.place import Place

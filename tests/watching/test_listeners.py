@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident import TopologyListener, TridentConfig, events
 from trident.errors import ConfigError
 from trident.watching import delivery, listeners

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.browser import chromium, picture, shape
-from tests.message_helpers import Messages
+from tests.messages.message_helpers import Messages
 from tests.topology_helpers import Starter, starter
+from tests.watching.browser import chromium, picture, shape
 from tests.watching.page_topology import page_topology
 from trident import TridentConfig
 from trident.commands.ui import serve

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.servers.zk_fixtures import eventually
 from tests.watching.page_stub import StubFront, StubSource
 from tests.watching.test_live_feed import advanced
-from tests.zk_fixtures import eventually
 from trident.drpc.http import HttpServer
 from trident.messages.letters import DeadLetter
 from trident.watching import live_stream

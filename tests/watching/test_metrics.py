@@ -20,8 +20,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.test import EnvironBuilder
 
+from tests.servers.zk_fixtures import eventually
 from tests.watching.metric_helpers import NAMED, advanced, began, failed
-from tests.zk_fixtures import eventually
 from trident.cli import main
 from trident.coordinators.errors import ConfigError
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, TopologyStatus

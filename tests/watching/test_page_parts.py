@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DateType, LongType, StringType, StructField
 
-from tests.message_helpers import Messages
+from tests.messages.message_helpers import Messages
+from tests.servers.zk_fixtures import eventually
 from tests.watching.page_topology import page_topology
-from tests.zk_fixtures import eventually
 from trident import TridentConfig
 from trident.commands.ui import WarehouseSource, serve
 from trident.coordinators.errors import TopologyError, WrongArguments

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.lineage_fixtures import LineageServer
+from tests.servers.zk_fixtures import eventually
+from tests.watching.lineage_fixtures import LineageServer
 from tests.watching.test_listeners import Hears
-from tests.zk_fixtures import eventually
 from trident import Count, DeltaMapState, FixedBatchSpout, TopologyQuery, TridentTopology
 from trident.coordinators import faults
 from trident.errors import AttemptCapReached, ConfigError, UserFunctionError

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 from trident.cli import main
 from trident.running.query import TopologyQuery
 

@@ -12,7 +12,7 @@ import pytest
 import trident
 import trident.coordinators.errors
 import trident.errors
-from tests import facade_stub
+from tests.pages import facade_stub
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,7 +58,7 @@ def test_every_public_name_can_be_imported(name):
 
 
 def test_type_checkers_see_the_same_names():
-    made_anew = "made anew by `python -m tests.facade_stub`"
+    made_anew = "made anew by `python -m tests.pages.facade_stub`"
     assert facade_stub.PATH.read_text(encoding="utf-8") == facade_stub.text(), made_anew
 
 

@@ -1,6 +1,6 @@
 """All I/O of the production code passes a fault point, or is named here with the reason why not.
 
-The list is derived from the source (tests/fault_point_scan.py): a new call that
+The list is derived from the source (tests/whole/fault_point_scan.py): a new call that
 writes, or that asks ZooKeeper, Spark or Delta, fails here until it is put into
 a ``with fault_point(...)``, where the crash sweep then finds it.
 """
@@ -13,7 +13,7 @@ from functools import cache
 
 import pytest
 
-from tests.fault_point_scan import ROOT, scan, scan_all
+from tests.whole.fault_point_scan import ROOT, scan, scan_all
 from trident.coordinators import faults
 
 _TASK = "runs in a Spark task: inside the job that stage.write, spout.emit, resolve.stage or publish.user encloses"

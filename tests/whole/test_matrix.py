@@ -31,9 +31,9 @@ from tests.chaos.matrix import (
     sample,
     whole,
 )
+from tests.chaos.outside_stores import OutsideStores
 from tests.chaos.sources import PER_BATCH
 from tests.chaos.workload import Group
-from tests.outside_stores import OutsideStores
 from tests.topology_helpers import Starter, starter
 
 WHOLE = os.environ.get("TRIDENT_MATRIX") == "all"

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import trident
+from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS, starter
 from tests.whole.test_storage_faults import everything
-from tests.zk_fixtures import eventually
 from trident import DeltaAppend, FileSpout, TridentTopology
 from trident.coordinators.errors import BatchOutOfMemory
 from trident.running.status import read_status

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 from tests.topology_helpers import starter
 from trident.commands.user_file import load_topology
 from trident.spark.jars import delta_package, resolved_jars

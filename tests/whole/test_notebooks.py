@@ -1,4 +1,4 @@
-"""Every notebook of examples/notebooks runs, and its cells give what is committed; see tests/notebooks.py."""
+"""Every notebook of examples/notebooks runs, and its cells give what is committed; see tests/pages/notebooks.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests import notebooks
+from tests.pages import notebooks
 from trident.running.notebook import in_notebook
 
 NOTEBOOKS = sorted(notebooks.FOLDER.glob("*.ipynb"))

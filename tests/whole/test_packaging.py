@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rooms import statements
+from tests.pages.rooms import statements
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"trident", "coordinators", "states", "tests", "examples", "benchmarks"}

@@ -16,8 +16,9 @@ import yaml
 from pyspark.sql import SparkSession
 
 import trident
-from tests import pages, reference_page
-from tests.page_runner import PageRun, blocks
+from tests.pages import made as pages
+from tests.pages import reference_page
+from tests.pages.page_runner import PageRun, blocks
 from trident import errors
 
 if sys.version_info >= (3, 11):

@@ -38,7 +38,7 @@ BARE = ("--noconftest", "-p", "no:hypothesispytest", "-p", "no:anyio")
 NEEDS = {
     "nothing": BARE,
     "hypothesis": ("--noconftest", "-p", "no:anyio"),
-    "ZooKeeper": (*BARE, "-p", "tests.zk_fixtures"),
+    "ZooKeeper": (*BARE, "-p", "tests.servers.zk_fixtures"),
     "Spark": (),
 }
 
@@ -148,7 +148,7 @@ def planted(patch: Path, folder: Path) -> Iterator[None]:
         if any(name.startswith("java/") for name in changed):
             if shutil.which("javac") is None:
                 pytest.skip("there is no javac")
-            command = [sys.executable, "-m", "tests.make_jar"]
+            command = [sys.executable, "-m", "tests.jvm.make_jar"]
             subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, timeout=120)
             assert (folder / JAR).read_bytes() != jar, "the jar is that of the sources without the bug"
         yield

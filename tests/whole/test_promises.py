@@ -19,9 +19,9 @@ import click
 import pytest
 
 import trident
-from tests.page_runner import blocks
-from tests.pages import commands
-from tests.rooms import statements
+from tests.pages.made import commands
+from tests.pages.page_runner import blocks
+from tests.pages.rooms import statements
 from trident.config import TridentConfig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rooms import FACADE, MAP, Rooms, late_imports, module_map, product_files, strongly_connected
+from tests.pages.rooms import FACADE, MAP, Rooms, late_imports, module_map, product_files, strongly_connected
 
 
 @pytest.fixture(scope="module")
@@ -34,4 +34,4 @@ def test_every_import_within_a_function_has_its_reason_beside():
 
 
 def test_the_map_of_modules_is_up_to_date(rooms):
-    assert MAP.read_text(encoding="utf-8") == module_map(rooms), "write it anew: python -m tests.rooms --map"
+    assert MAP.read_text(encoding="utf-8") == module_map(rooms), "write it anew: python -m tests.pages.rooms --map"

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from tests import store_servers
+from tests.servers import store_servers
 from trident.states.core import storage
 from trident.states.publishing import cleaning
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import trident
-from tests import site_hook
+from tests.pages import site_hook
 
 ROOT = site_hook.ROOT
 

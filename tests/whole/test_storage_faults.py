@@ -18,9 +18,9 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from tests.storage_helpers import Moments, SmallDisk, leftovers, small_disk
+from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS, starter
-from tests.zk_fixtures import eventually
+from tests.whole.storage_helpers import Moments, SmallDisk, leftovers, small_disk
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper

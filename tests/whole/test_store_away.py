@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests import store_servers
 from tests.chaos.oracle import Table
-from tests.store_mirror import Mirror
+from tests.chaos.store_mirror import Mirror
+from tests.servers import store_servers
+from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS
-from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology

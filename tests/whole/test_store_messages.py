@@ -20,8 +20,8 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
-from tests import store_servers
-from tests.redis_fixtures import RedisServer
+from tests.servers import store_servers
+from tests.servers.redis_fixtures import RedisServer
 from trident import DeltaAppend, RedisListQueue, RedisListSpout, SqliteQueue, TridentTopology
 from trident.planning.groups import plan
 from trident.planning.session_frames import SessionFrames

@@ -21,9 +21,9 @@ from unittest.mock import MagicMock
 import pytest
 
 import trident
-from tests import store_servers
-from tests.repair_helpers import znodes_below
-from tests.zk_fixtures import connected
+from tests.repair.repair_helpers import znodes_below
+from tests.servers import store_servers
+from tests.servers.zk_fixtures import connected
 from trident.coordinators.errors import ConfigError, SparkSessionProblem, StorageProblem, StoreUnreachable
 from trident.spark import stores
 from trident.states.core import storage

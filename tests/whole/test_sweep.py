@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests import store_servers
 from tests.chaos.campaign import Campaign
 from tests.chaos.cases import (
     BIRTH,
@@ -34,9 +33,10 @@ from tests.chaos.cases import (
 from tests.chaos.checker import CLEANED_EACH_TIME
 from tests.chaos.deaths import MERGED, OF_TOGETHER, PATCHES, SETTINGS, TOGETHER, all_deaths, deaths, die_at_each
 from tests.chaos.deployment import Deployment
+from tests.chaos.outside_stores import OutsideStores
 from tests.chaos.sources import PER_BATCH
 from tests.chaos.workload import OUTSIDE, Group
-from tests.outside_stores import OutsideStores
+from tests.servers import store_servers
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
 from trident.coordinators import faults, leadership

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.installed import bare_environment, site_packages
-from tests.page_runner import blocks
+from tests.cluster.installed import bare_environment, site_packages
+from tests.pages.page_runner import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from tests.coordinators.test_group_store import WRITES, coordinator_znode_version, prepared, reread
-from tests.redis_fixtures import RedisServer, redis_server  # noqa: F401
+from tests.servers.redis_fixtures import RedisServer, redis_server  # noqa: F401
+from tests.servers.store_servers import HOLD_REQUEST, Proxy
+from tests.servers.zk_fixtures import eventually
 from tests.states.core.test_store_faults import proxy, root  # noqa: F401
 from tests.states.outside.http_server import TAKES, Answer, serving
 from tests.states.outside.test_http_state import part, rows, short_pauses  # noqa: F401
-from tests.store_servers import HOLD_REQUEST, Proxy
 from tests.wire.redis import RedisLanguage
 from tests.wire.relay import Act, Relay
 from tests.wire.zookeeper import ZooKeeperLanguage
-from tests.zk_fixtures import eventually
 from trident import HttpState
 from trident.coordinators.errors import OutcomeUnknown, SourceError, StaleEpoch
 from trident.coordinators.loopback_port import LoopbackPort

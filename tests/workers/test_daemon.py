@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident.coordinators import processes
 from trident.spark.session import session_confs
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from tests.stream_helpers import RowsSpout, topology_of
+from tests.streams.stream_helpers import RowsSpout, topology_of
 from trident import Count, DeltaAppend, MapGet, Split, SqliteMap, Sum, TridentTopology, Upsert, opaque
 from trident.planning.groups import plan
 from trident.planning.operation import PyOp

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.operations import timed_oracle as oracle
 from tests.operations.timed_users import Baskets, Wrong
-from tests.stream_helpers import RowsSpout, stream_of, topology_of
+from tests.streams.stream_helpers import RowsSpout, stream_of, topology_of
 from tests.workers.timed_steps import Steps
 from trident import expr
 from trident.streams.stream import Stream

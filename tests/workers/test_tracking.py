@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from tests.long_cases import sample
-from tests.message_helpers import Messages
+from tests.messages.message_helpers import Messages
 from trident import Aggregator, Combiner, Count, Reducer, Stream, Sum, TridentTopology, expr, pandas_function
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.ledger import BatchLedger

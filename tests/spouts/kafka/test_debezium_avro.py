@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 from tests.spouts.kafka import test_kafka_values
 from tests.spouts.kafka.test_kafka_values import SECRET, Registry, context
 from tests.topology_helpers import WAIT_SECS, Starter, starter

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators.errors import BrokersAway, LogCut, SourceError, TopicGone
 from trident.spouts.contracts import SpoutContext

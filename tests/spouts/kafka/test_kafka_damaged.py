@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.kafka_fixtures import KafkaBroker
-from tests.record_batches import RecordBatch, record_batches
+from tests.kafka.record_batches import RecordBatch, record_batches
+from tests.servers.kafka_fixtures import KafkaBroker
+from tests.servers.zk_fixtures import eventually
 from tests.spouts.kafka.test_kafka_reader import as_the_driver_reads_it, offsets, read
-from tests.zk_fixtures import eventually
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka import reader
 from trident.spouts.kafka.ranges import OffsetRange

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.kafka_fixtures import KafkaBroker
-from tests.record_batches import record_batches
+from tests.kafka.record_batches import record_batches
+from tests.servers.kafka_fixtures import KafkaBroker
 from tests.spouts.kafka.test_kafka_reader import as_the_driver_reads_it, offsets, read, reading
 from trident.coordinators.errors import MessagesExpired
 from trident.spouts.files.tasks import SourceFailure

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 from trident.coordinators.errors import LogCut, MessagesExpired, SourceError
 from trident.kafka.settings import KafkaSettings
 from trident.spouts.files.tasks import SourceFailure, reported

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kafka_fixtures import PASSWORD, KafkaBroker
 from tests.long_cases import sample
+from tests.servers.kafka_fixtures import PASSWORD, KafkaBroker
 from tests.spouts import source_helpers
 from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, rows_read, run_to_end
 from trident import KafkaSpout, OpaqueKafkaSpout

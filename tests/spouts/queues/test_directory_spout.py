@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.committer_harness import Group
+from tests.spouts.committer_harness import Group
 from tests.topology_helpers import starter
 from trident import DeltaAppend, TridentTopology
 from trident.coordinators import faults

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.long_cases import sample
-from tests.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
+from tests.servers.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
 from trident.coordinators.errors import (
     ConfigError,
     EnvironmentProblem,

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.committer_harness import Group
+from tests.servers.zk_fixtures import eventually
+from tests.spouts.committer_harness import Group
 from tests.topology_helpers import starter
-from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, Deposed, ForeignTable, SourceError, TopologyError

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import store_servers
+from tests.servers import store_servers
 from tests.states.delta.test_commit_rules import manifest
 from trident.coordinators.errors import Halted, StagedFileMissing
 from trident.spouts.files.ledger import FileLedger, FoundFile

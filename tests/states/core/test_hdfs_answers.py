@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import store_servers
+from tests.servers import store_servers
 from trident.states.core import hdfs_storage, storage
 
 ALL = os.environ.get("TRIDENT_STORES") == "all"

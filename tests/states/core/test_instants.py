@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from tests.stream_helpers import stream_of
+from tests.streams.stream_helpers import stream_of
 from tests.topology_helpers import starter
 from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, Max, TridentTopology, read
 from trident.states.core.plain_values import python_values

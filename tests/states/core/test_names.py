@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 
-from tests.message_helpers import Messages
+from tests.messages.message_helpers import Messages
 from tests.topology_helpers import starter
 from trident import (
     Count,

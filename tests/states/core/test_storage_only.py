@@ -10,7 +10,7 @@ import ast
 
 import pytest
 
-from tests.fault_point_scan import PACKAGES, ROOT, dotted_name
+from tests.whole.fault_point_scan import PACKAGES, ROOT, dotted_name
 
 _STORAGE = "the storage itself: its implementations"
 _SERVER = "the embedded ZooKeeper server's own folder: that of a process of this machine"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests import store_servers
-from tests.store_servers import CUT_ANSWER, CUT_BODY, LOSE_ANSWER, LOSE_REQUEST, Fault, Proxy
+from tests.servers import store_servers
+from tests.servers.store_servers import CUT_ANSWER, CUT_BODY, LOSE_ANSWER, LOSE_REQUEST, Fault, Proxy
 from trident.coordinators.errors import CommitConflict, StoreProblem, StoreUnreachable, TableError
 from trident.spark.slots import FilesSlot
 from trident.states.core import object_storage, storage

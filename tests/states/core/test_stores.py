@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import store_servers
+from tests.servers import store_servers
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.object_settings import store_settings

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tests.states.keyed_helpers import Group, append
-from tests.stream_helpers import stream_of
+from tests.streams.stream_helpers import stream_of
 from trident import DeltaAppend
 from trident.coordinators.errors import FieldError, TableError
 from trident.states.delta.kernel import KernelEngine

@@ -21,7 +21,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from tests.spark_fixtures import spark_confs
+from tests.jvm.spark_fixtures import spark_confs
 from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
 from trident.states.core.staged import StagedFile
 from trident.states.delta import kernel

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zk_fixtures import eventually
+from tests.servers.zk_fixtures import eventually
 from trident.states.delta import table_lock as table_locks
 from trident.states.delta.table_lock import table_lock
 

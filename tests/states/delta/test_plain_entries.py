@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from tests.spark_fixtures import calls_to_the_jvm
+from tests.jvm.spark_fixtures import calls_to_the_jvm
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core.staged import StagedFile
 from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied

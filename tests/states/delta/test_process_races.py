@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import store_servers
-from tests.store_servers import LOSE_ANSWER, LOSE_REQUEST
+from tests.servers import store_servers
+from tests.servers.store_servers import LOSE_ANSWER, LOSE_REQUEST
 from trident.states.core import storage
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,8 +13,8 @@ import deltalake
 import pyarrow as pa
 import pytest
 
+from tests.servers.zk_fixtures import eventually
 from tests.states.group_helpers import Group, append_binding, map_binding
-from tests.zk_fixtures import eventually
 from trident.coordinators import faults
 from trident.coordinators.errors import Deposed, ForeignTable, TableError
 from trident.coordinators.faults import InjectedFault

@@ -17,7 +17,7 @@ import deltalake
 import pytest
 
 import trident
-from tests import store_servers
+from tests.servers import store_servers
 from tests.states.history.test_versions import KEYED, OWNER, record
 from tests.states.keyed_helpers import Group, append, keyed
 from trident.coordinators import faults

@@ -16,7 +16,7 @@ from contextlib import suppress
 import pytest
 from pyspark.sql import SparkSession
 
-from tests import store_servers
+from tests.servers import store_servers
 from tests.states.keyed_helpers import Group, as_map, compactor_of, keyed
 from trident.coordinators.errors import CommitConflict
 from trident.states.core import storage

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import store_servers
+from tests.servers import store_servers
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.core.retention import Retention

@@ -13,9 +13,9 @@ from decimal import Decimal
 import pytest
 from pyspark.sql.types import StructType
 
+from tests.jvm.unfit_jar import Unfit, unfit_jar
 from tests.states.group_helpers import foreign_row
 from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed
-from tests.unfit_jar import Unfit, unfit_jar
 from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
 from trident.states.core.plain_values import frozen
 from trident.states.keyed import live_read, log_merge, snapshot

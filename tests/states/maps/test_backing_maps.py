@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
+from tests.servers.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
 from trident.coordinators.errors import (
     ConfigError,
     EnvironmentProblem,

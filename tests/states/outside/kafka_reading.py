@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 
 # Shorter than transaction.timeout.ms (60 s): else Kafka ends a transaction that was left open, and no reader sees it.
 _OPEN_SECS = 40.0

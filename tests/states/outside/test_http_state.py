@@ -27,10 +27,10 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql.types import StructType
 
-from tests import store_servers
+from tests.servers import store_servers
+from tests.servers.zk_fixtures import eventually
+from tests.servers.zk_security import Certificates
 from tests.states.outside.http_server import TAKES, Answer, Asked, Server, serving
-from tests.zk_fixtures import eventually
-from tests.zk_security import Certificates
 from trident import HttpState, OutsideMark, OutsidePart, OutsideRows
 from trident.cli import main
 from trident.commands.dead_letters import refused_by_servers

@@ -13,9 +13,9 @@ from typing import Any
 import deltalake
 import pytest
 
+from tests.servers.zk_fixtures import eventually
 from tests.states.outside.http_server import TAKES, Answer, Server, serving
 from tests.topology_helpers import WAIT_SECS
-from tests.zk_fixtures import eventually
 from trident import DeltaAppend, FixedBatchSpout, HttpState, OutsidePart, TridentTopology
 from trident.coordinators import faults
 from trident.running.status import format_status, read_status

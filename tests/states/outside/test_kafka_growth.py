@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from tests.kafka_fixtures import KafkaBroker
-from tests.record_batches import record_batches
+from tests.kafka.record_batches import record_batches
+from tests.servers.kafka_fixtures import KafkaBroker
+from tests.servers.zk_fixtures import eventually
 from tests.states.outside.kafka_reading import messages
 from tests.states.outside.test_kafka_state import own_producers, part  # noqa: F401
-from tests.zk_fixtures import eventually
 from trident import KafkaState
 
 ROWS, COUNTS = 10, (100, 500, 1_000)

@@ -22,9 +22,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from pyspark.sql.types import StructType
 
-from tests.kafka_fixtures import PASSWORD, KafkaBroker
+from tests.servers.kafka_fixtures import PASSWORD, KafkaBroker
+from tests.servers.zk_fixtures import eventually
 from tests.states.outside.kafka_reading import committed, values
-from tests.zk_fixtures import eventually
 from trident import KafkaState, OutsideMark, OutsidePart, OutsideRows
 from trident.coordinators.errors import (
     EnvironmentProblem,

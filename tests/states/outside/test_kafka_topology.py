@@ -16,7 +16,7 @@ import deltalake
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 from tests.states.outside.kafka_reading import committed
 from tests.topology_helpers import WAIT_SECS, starter
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, KafkaState, OutsidePart, TridentTopology, Upsert

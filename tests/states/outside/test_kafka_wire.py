@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 from tests.states.outside.kafka_reading import messages
 from tests.states.outside.test_kafka_state import ALL, another_process, own_producers, part  # noqa: F401
 from tests.wire.relay import Act, Fault, Relay

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.chaos.sources import CommittedSpout, Source
+from tests.servers.zk_fixtures import eventually
 from tests.states.group_helpers import ROWS, Group, append_binding
 from tests.states.outside.ledger_state import LedgerState
 from tests.topology_helpers import WAIT_SECS
-from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, FixedBatchSpout, OutsideMark, OutsidePart, TridentTopology, Upsert
 from trident.coordinators import faults
 from trident.coordinators.errors import (

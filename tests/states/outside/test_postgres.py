@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from tests.postgres_fixtures import PASSWORD, PostgresServer
+from tests.servers.postgres_fixtures import PASSWORD, PostgresServer
+from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS
-from tests.zk_fixtures import eventually
 from trident import (
     DeltaAppend,
     FixedBatchSpout,

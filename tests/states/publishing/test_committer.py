@@ -18,10 +18,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.spark_fixtures import calls_to_the_jvm
+from tests.jvm.spark_fixtures import calls_to_the_jvm
+from tests.servers.zk_fixtures import eventually
 from tests.states.group_helpers import Group, append_binding, foreign_row, map_binding
 from tests.topology_helpers import WAIT_SECS
-from tests.zk_fixtures import eventually
 from trident.coordinators import faults
 from trident.coordinators.errors import Deposed, ForeignTable, Halted, SchemaMismatch, TableError
 from trident.coordinators.faults import InjectedFault

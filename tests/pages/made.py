@@ -15,7 +15,7 @@ from typing import Any
 import click
 import yaml
 
-from tests.reference_page import reference_page
+from tests.pages.reference_page import reference_page
 from trident.cli import main
 from trident.commands.exit_codes import exit_code
 from trident.coordinators import errors
@@ -23,7 +23,7 @@ from trident.operations.guarantees import table
 from trident.watching.metric_table import SECTIONS
 from trident.watching.monitoring_files import ALERTS, monitoring_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- made by python -m tests.pages: begin -->", "<!-- made by python -m tests.pages: end -->"
 
 
@@ -232,10 +232,6 @@ def made(name: str) -> tuple[str, str]:
     return there, PAGES[name](there)
 
 
-def _write(_: Any = None) -> None:
+def write(_: Any = None) -> None:
     for name in PAGES:
         (ROOT / name).write_text(made(name)[1], encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _write()

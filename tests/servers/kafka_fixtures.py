@@ -16,9 +16,9 @@ from typing import Any
 import pyspark
 import pytest
 
+from tests.servers.zk_security import Certificates
 from tests.wire.kafka import KafkaLanguage
 from tests.wire.relay import Relay
-from tests.zk_security import Certificates
 from trident.coordinators.embedded_server import die_with_parent
 from trident.coordinators.errors import EnvironmentProblem
 from trident.coordinators.java import find_java

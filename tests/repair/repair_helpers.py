@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.servers.zk_fixtures import connected
 from tests.topology_helpers import IN_ONE_PROCESS
-from tests.zk_fixtures import connected
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentConfig, TridentTopology
 from trident.coordinators.errors import TridentError
 from trident.coordinators.znodes import Create

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import trident
-from tests import pages
+from tests.pages import made as pages
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
 # Files of the repository that are pages under another name.
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}

@@ -1,6 +1,6 @@
 """Makes the jar of kept plans and of the log store for S3 from ``java/``: the same bytes each time, with a JDK 17.
 
-python -m tests.make_jar [TARGET]
+python -m tests.jvm.make_jar [TARGET]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyspark
 from trident.spark.jars import delta_jars
 from trident.spark.kept_plans_jar import jar_path
 
-SOURCES = Path(__file__).resolve().parents[1] / "java"
+SOURCES = Path(__file__).resolve().parents[2] / "java"
 RELEASE = 17
 # Of every file in the jar; nor is anything packed, since packers differ.
 _TIME = (1980, 1, 1, 0, 0, 0)

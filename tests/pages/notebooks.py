@@ -1,4 +1,4 @@
-"""Runs the notebooks of ``examples/notebooks``: ``python -m tests.notebooks [NAME]`` writes their outputs into them.
+"""Runs the notebooks of ``examples/notebooks``: ``python -m tests.pages.notebooks [NAME]`` writes their outputs.
 
 A notebook is run in a kernel of its own, in an empty folder, with the ZooKeeper server and the Spark settings that the
 environment names. Committed, it has the outputs of such a run. ``tests/whole/test_notebooks.py`` runs it again and
@@ -23,7 +23,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-FOLDER = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
 # How long a cell may take: the first one starts Spark.
 CELL_SECS = 300
 _OURS = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+ (?P<text>.*)$")

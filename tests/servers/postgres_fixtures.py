@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.redis_fixtures import apt_install
+from tests.servers.redis_fixtures import apt_install
 from trident.coordinators.loopback_port import LoopbackPort
 
 PASSWORD = "s3cret/pass"

@@ -39,7 +39,7 @@ from trident.cli import main
 from trident.commands.user_file import load_topology
 from trident.running.query import TopologyQuery
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(
     r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<text>.*?)^```$"
     r"|^<!-- also run\n(?P<also>.*?)^-->$|^<!-- here: (?P<here>.+?) -->$|^<!-- not run: (?P<left>.+?) -->$",

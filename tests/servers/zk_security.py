@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.zk_servers import ExtraServer
+from tests.servers.zk_servers import ExtraServer
 from trident.coordinators.loopback_port import LoopbackPort
 
 SASL_USERS = {"trident": "sasl-pass-of-trident", "other": "sasl-pass-of-other"}
@@ -123,7 +123,7 @@ def documented(name: str) -> list[tuple[str, str]]:
 
 
 def documented_text(name: str) -> str:
-    guide = (Path(__file__).resolve().parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
     block = guide.split(f"<!-- test: {name} -->\n```", 1)[1].split("```", 1)[0]
     return block.split("\n", 1)[1]
 

@@ -16,7 +16,12 @@ def text() -> str:
         f"from {home} import {name} as {name}" for name, home in sorted(homes.items(), key=lambda item: item[::-1])
     ]
     return "\n".join(
-        ["# Made by `python -m tests.facade_stub` from the table in __init__.py.", "# ruff: noqa: I001", *lines, ""]
+        [
+            "# Made by `python -m tests.pages.facade_stub` from the table in __init__.py.",
+            "# ruff: noqa: I001",
+            *lines,
+            "",
+        ]
     )
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.kafka_fixtures import KafkaBroker
-from tests.postgres_fixtures import PostgresServer
+from tests.servers.kafka_fixtures import KafkaBroker
+from tests.servers.postgres_fixtures import PostgresServer
 from tests.states.outside.http_server import Server
 from tests.states.outside.kafka_reading import messages
 from trident import HttpState, KafkaSpout, KafkaState, OpaqueKafkaSpout, PostgresMap, PostgresState, Upsert, opaque

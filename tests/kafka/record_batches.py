@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.kafka_fixtures import KafkaBroker
+from tests.servers.kafka_fixtures import KafkaBroker
 
 # Base offset, length of all that follows, leader epoch, magic, CRC-32C of all that follows, attributes, last offset
 # delta, base and greatest timestamp, producer id, epoch and sequence, count (https://kafka.apache.org/documentation).

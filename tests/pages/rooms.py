@@ -1,7 +1,7 @@
 """The packages as they import each other: arrows, those against the order, circles of files, lines, late imports.
 
-``python -m tests.rooms`` prints them (``make rooms``), ``python -m tests.rooms --map`` writes docs/modules.md. The
-order of the packages is the one of import-linter's contracts in pyproject.toml; imports in functions and under
+``python -m tests.pages.rooms`` prints them, ``python -m tests.pages.rooms --map`` makes docs/modules.md.
+The order of the packages is the one of import-linter's contracts in pyproject.toml; imports in functions and under
 TYPE_CHECKING count as all others do.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import grimp
 from importlinter.api import read_configuration
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "docs" / "modules.md"
 FACADE = "trident"
 OF_ALL = "# Imports within functions: "  # where one reason holds for a whole file
@@ -215,7 +215,7 @@ def product_files() -> list[Path]:
 def module_map(rooms: Rooms) -> str:
     """docs/modules.md: each module with the first line of its docstring, package by package."""
     out = ["# Modules", ""]
-    out += ["Made from the first docstring line of each module by `python -m tests.rooms --map`.", ""]
+    out += ["Made from the first docstring line of each module by `python -m tests.pages.rooms --map`.", ""]
     out += ["The packages stand in import order: each imports only from those above it.", ""]
     for package, modules in groupby(rooms.modules, rooms.package):
         out += [f"## {package}", ""]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.networks import Network
+from tests.servers.networks import Network
 from trident.coordinators.embedded_server import java_command
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_connection import ZooKeeperConfig

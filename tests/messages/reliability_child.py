@@ -1,7 +1,7 @@
 """The coordinator that test_reliability_faults.py kills: messages of a Redis list, their words counted and kept.
 
-Run as ``python tests/reliability_child.py '{"warehouse": …}'``: it works off what the list holds, stops and ends. A
-word ``gate-NAME`` stops the Python worker that comes to it until the gate is open, so that what happens meanwhile
+Run as ``python tests/messages/reliability_child.py '{"warehouse": …}'``: it works off the list, stops and ends.
+A word ``gate-NAME`` stops the Python worker that comes to it until the gate is open, so that what happens meanwhile
 happens in the middle of a batch.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.jvm_options import cold_options
+from tests.jvm.jvm_options import cold_options
 from trident import Count, DeltaAppend, DeltaMapState, RedisListSpout, TridentTopology
 from trident.spark.session import make_session
 

@@ -41,8 +41,8 @@ def running(kind: str) -> str:
 def _s3() -> str:
     (port,) = free_ports(1)
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.s3_server", str(port)],
-        cwd=Path(__file__).resolve().parent.parent,
+        [sys.executable, "-m", "tests.servers.s3_server", str(port)],
+        cwd=Path(__file__).resolve().parents[2],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -1,6 +1,6 @@
 """Makes the archive of Spark's classes with which the JVMs of the tests start in two thirds of the time.
 
-    python -m tests.class_archive .venv/spark-classes.jsa
+    python -m tests.jvm.class_archive .venv/spark-classes.jsa
 
 The JDK's class data sharing: classes that were loaded and checked once are mapped into the next JVM. The suite starts
 some forty. A JVM that the archive does not fit (another JDK, another class path) starts as if there were none.
@@ -13,14 +13,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.jvm_options import VARIABLE, cold_options
+from tests.jvm.jvm_options import VARIABLE, cold_options
 
 END_SECS = 300
 
 
 def make(archive: Path) -> None:
     """Runs a topology with what most tests use, and has its JVM write down the classes as it ends."""
-    from tests.spark_fixtures import spark_confs
+    from tests.jvm.spark_fixtures import spark_confs
     from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology
     from trident.spark.session import make_session
 

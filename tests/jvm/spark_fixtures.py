@@ -1,6 +1,6 @@
 """The Spark session that all tests of one process share.
 
-The conftest makes them known: ``pytest_plugins = [..., "tests.spark_fixtures"]``.
+The conftest makes them known: ``pytest_plugins = [..., "tests.jvm.spark_fixtures"]``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from py4j.clientserver import ClientServerConnection
 from pyspark.sql import SparkSession
 
-from tests import store_servers
-from tests.jvm_options import session_options
+from tests.jvm.jvm_options import session_options
+from tests.servers import store_servers
 from trident.spark.session import make_session
 
 

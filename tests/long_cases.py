@@ -15,5 +15,13 @@ def sample(cases: Iterable[Any], *kept: Any) -> list[Any]:
     return [case if case in kept else _long(case) for case in table]
 
 
+def in_two(table: Iterable[Any], *kept: Any) -> list[Any]:
+    """For tests that run several cases at once: those that are kept, and as a long test all others."""
+    cases = list(table)
+    assert set(kept) <= set(cases), set(kept) - set(cases)
+    others = [case for case in cases if case not in kept]
+    return [pytest.param(list(kept), id="few"), pytest.param(others, id="others", marks=pytest.mark.long)]
+
+
 def _long(case: Any) -> Any:
     return pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.long)

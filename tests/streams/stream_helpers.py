@@ -10,9 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.graph import TopologyGraph
-from trident.planning.groups import GroupPlan, nodes_above, plan
-from trident.planning.nodes import SourceNode
+from trident.planning.groups import GroupPlan, plan
 from trident.planning.operation import PyOp, arrow_type
 from trident.states.delta.append import DeltaAppend
 from trident.streams.run_batch import _plan_of, run_batch
@@ -50,14 +48,6 @@ def topology_of(stream: Any) -> TridentTopology:
     topology = TridentTopology(stream._graph.name)
     topology.graph = stream._graph
     return topology
-
-
-def stream_like(stream: Stream) -> Stream:
-    """The same node in a graph of its own, since a state is written once."""
-    graph = TopologyGraph("again")
-    for node in nodes_above([stream._node], stream._graph.nodes):
-        (graph.add_source if isinstance(node, SourceNode) else graph.add)(node)
-    return Stream(graph, stream._node)
 
 
 def append_plan(stream: Stream) -> GroupPlan:

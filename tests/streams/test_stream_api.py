@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from tests.streams.stream_helpers import ATTEMPT, append_plan, batch, raised, run, run_pass, stream_like, stream_of
+from tests.streams.stream_helpers import ATTEMPT, append_plan, batch, raised, run, run_pass, stream_of
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.operations.aggregators import Count, Sum
 from trident.planning.groups import plan
@@ -197,7 +197,6 @@ def test_python_and_native_operations_mix(spark) -> None:
     rows = [(0, "zero"), (1, "a bb b"), (2, None), (3, "c")]
     expected = [(2, "A", 1), (3, "BB", 1), (4, "C", 3)]
     assert run(spark, stream, rows, partitions=3) == expected
-    assert run(spark, stream_like(stream), rows, partitions=0) == []
 
 
 def test_flat_map_and_each_with_an_explode(spark) -> None:
@@ -241,6 +240,7 @@ def test_an_expression_is_typed_by_spark_and_refused_by_it(spark) -> None:
         source.flat_map(F.explode(F.array("n")), "m string")
 
 
+@pytest.mark.long
 def test_an_expression_needs_no_session_when_its_type_is_given() -> None:
     import subprocess
     import sys

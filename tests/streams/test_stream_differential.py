@@ -23,7 +23,7 @@ from trident import Count, FirstN, GroupedStream, JoinType, Max, Min, Sum, Tride
 from trident.streams.stream import Stream
 from trident.testing import run_batch
 
-STREAMS = int(os.environ.get("TRIDENT_RANDOM") or 6)  # make random: 200
+STREAMS = int(os.environ.get("TRIDENT_RANDOM") or 3)  # make random: 200
 MOST_ROWS = 40
 NAN = float("nan")
 VALUES = {

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from tests.jvm.spark_fixtures import session_confs
+from tests.long_cases import in_two, sample
 from tests.streams.stream_helpers import (
     RowsSpout,
     append_plan,
@@ -342,18 +343,22 @@ def of_one_topology(fields: str, builds: Iterable[Callable[[Stream], Stream]]) -
     return [build(topology.new_stream(f"s{place}", RowsSpout(fields))) for place, build in enumerate(builds)]
 
 
-def test_join_by_side_with_null_equal_to_null_and_with_an_empty_side(spark) -> None:
-    of_left, of_right = [(1, 10, None)], [(3, None, "c")]
-    cases = [
-        ("inner", LEFT, RIGHT, MATCHED),
-        ("left", LEFT, RIGHT, [*MATCHED, *of_left]),
-        ("right", LEFT, RIGHT, [*MATCHED, *of_right]),
-        ("full", LEFT, RIGHT, [*MATCHED, *of_left, *of_right]),
-        ("left", LEFT[:1], [], of_left),
-        ("inner", LEFT, [], []),
-        ("full", [], RIGHT[2:3], of_right),
-        ("full", [], [], []),
-    ]
+OF_LEFT, OF_RIGHT = [(1, 10, None)], [(3, None, "c")]
+SIDES: dict[str, tuple[str, list, list, list[tuple]]] = {
+    "inner": ("inner", LEFT, RIGHT, MATCHED),
+    "left": ("left", LEFT, RIGHT, [*MATCHED, *OF_LEFT]),
+    "right": ("right", LEFT, RIGHT, [*MATCHED, *OF_RIGHT]),
+    "full": ("full", LEFT, RIGHT, [*MATCHED, *OF_LEFT, *OF_RIGHT]),
+    "left of no right": ("left", LEFT[:1], [], OF_LEFT),
+    "inner of no right": ("inner", LEFT, [], []),
+    "full of no left": ("full", [], RIGHT[2:3], OF_RIGHT),
+    "full of nothing": ("full", [], [], []),
+}
+
+
+@pytest.mark.parametrize("kinds", in_two(SIDES, "full", "inner of no right"))
+def test_join_by_side_with_null_equal_to_null_and_with_an_empty_side(spark, kinds: list[str]) -> None:
+    cases = [SIDES[kind] for kind in kinds]
     topology, streams, rows = TridentTopology("sides"), [], {}
     for place, (how, left, right, _) in enumerate(cases):
         one = topology.new_stream(f"l{place}", RowsSpout("user long, points long"))
@@ -386,15 +391,14 @@ THREE = {
 }
 
 
-def test_join_of_three_streams_with_a_type_each(spark) -> None:
+@pytest.mark.parametrize("kinds", in_two(THREE, (OUTER, INNER, OUTER)))
+def test_join_of_three_streams_with_a_type_each(spark, kinds: list[tuple[JoinType, ...]]) -> None:
     topology, left, right = two()
     third = topology.new_stream("third", RowsSpout("of long, x double"))
     keys, outputs = ["user", "user", "of"], "user, points, name, x"
-    joins = [topology.join(left, right, third, keys=keys, outputs=outputs, type=JoinType.mixed(*one)) for one in THREE]
-    for found, (types, expected) in zip(
-        together(spark, joins, {"left": LEFT, "right": RIGHT, "third": THIRD}, 2), THREE.items()
-    ):
-        assert canonical(found, False) == canonical(expected, False), types
+    joins = [topology.join(left, right, third, keys=keys, outputs=outputs, type=JoinType.mixed(*one)) for one in kinds]
+    for found, types in zip(together(spark, joins, {"left": LEFT, "right": RIGHT, "third": THIRD}, 2), kinds):
+        assert canonical(found, False) == canonical(THREE[types], False), types
 
 
 def test_join_by_several_keys_and_with_itself(spark) -> None:
@@ -451,29 +455,40 @@ def test_chained_aggregates_give_every_combination(spark) -> None:
 
     whole = [(8, "1 3 4 None None None", value, len(value)) for value in ("1", "3", "4", "None")]
     grouped = [
-        ("a", 4, "1 3", "1", 1),
-        ("a", 4, "1 3", "3", 1),
-        ("b", 0, "None None", "None", 4),
-        (None, 4, "4 None", "4", 1),
-        (None, 4, "4 None", "None", 4),
+        (4, "1 3", "1", 1),
+        (4, "1 3", "3", 1),
+        (0, "None None", "None", 4),
+        (4, "4 None", "4", 1),
+        (4, "4 None", "None", 4),
     ]
-    asked(spark, chain(numbers().chained_agg()), NUMBERS, whole, 3)
-    asked(spark, chain(numbers().chained_agg()), [], [], 2)
-    asked(spark, chain(numbers().group_by("k").chained_agg()), NUMBERS, grouped, 3)
+    streams = of_one_topology(
+        "k string, n long",
+        [
+            lambda s: chain(s.chained_agg()),
+            lambda s: chain(s.chained_agg()),
+            lambda s: chain(s.group_by("k").chained_agg()).drop("k"),
+        ],
+    )
+    found = together(spark, streams, {"s0": NUMBERS, "s1": [], "s2": NUMBERS}, 3)
+    assert [canonical(rows, False) for rows in found] == [canonical(rows, False) for rows in (whole, [], grouped)]
+
+
+@pytest.mark.long
+def test_a_chain_of_an_empty_batch_gives_a_row(spark) -> None:
     counts = numbers().chained_agg().aggregate(Count(), "rows").aggregate("n", Min(), "low")
     asked(spark, counts.chain_end(), [], [(0, None)], 2)
 
 
-def test_a_chain_gives_what_its_links_give_alone(spark) -> None:
+@pytest.mark.parametrize("method", sample(("aggregate", "partition_aggregate"), "aggregate"))
+def test_a_chain_gives_what_its_links_give_alone(spark, method: str) -> None:
     values = stream_of("x double, v struct<a: long, b: double>")
     rows = [(1.0, (1, NAN)), (NAN, (1, 2.0)), (None, None), (2.0, (0, None))]
     links = (("x", Max()), ("x", Min()), ("v", Max()), ("v", Min()))
-    for method in ("aggregate", "partition_aggregate"):
-        chain = values.chained_agg()
-        for place, (field, link) in enumerate(links):
-            chain = getattr(chain, method)(field, link, f"o{place}")
-        made = getattr(chain, method)(Rows(), "n").chain_end()
-        asked(spark, made, rows, [(NAN, 1.0, (1, NAN), (0, None), 4)])
+    chain = values.chained_agg()
+    for place, (field, link) in enumerate(links):
+        chain = getattr(chain, method)(field, link, f"o{place}")
+    made = getattr(chain, method)(Rows(), "n").chain_end()
+    asked(spark, made, rows, [(NAN, 1.0, (1, NAN), (0, None), 4)])
 
 
 def test_columns_aggregate_as_in_pyspark(spark) -> None:
@@ -487,13 +502,18 @@ def test_columns_aggregate_as_in_pyspark(spark) -> None:
 
 
 def test_partition_aggregate_gives_the_initial_value_in_an_empty_partition(spark) -> None:
-    rows = [("a", 1), ("b", 2), ("c", 3)]
+    rows = [("a", 1), ("b", 2)]
     count = numbers().partition_aggregate("n", Sum(), "s")
-    asked(spark, count, rows[:2], [(1,), (0,), (2,), (0,)], 4, ordered=True)
-    asked(spark, count, [], [(0,), (0,)], 2)
+    asked(spark, count, rows, [(1,), (0,), (2,), (0,)], 4, ordered=True)
     asked(spark, count, [], [(0,)], 0)
-    asked(spark, numbers().partition_aggregate("n", Told(), "b, n"), rows[:1], [("1:0", 1), ("1:0", 0)], 2, True)
-    asked(spark, numbers().partition_aggregate("n", Distinct(), "v, size"), rows[:1], [("1", 1)], 3)
+
+
+@pytest.mark.long
+def test_aggregators_of_users_give_their_initial_value_in_an_empty_partition(spark) -> None:
+    rows = [("a", 1)]
+    asked(spark, numbers().partition_aggregate("n", Sum(), "s"), [], [(0,), (0,)], 2)
+    asked(spark, numbers().partition_aggregate("n", Told(), "b, n"), rows, [("1:0", 1), ("1:0", 0)], 2, True)
+    asked(spark, numbers().partition_aggregate("n", Distinct(), "v, size"), rows, [("1", 1)], 3)
 
 
 Placed = Callable[[Stream], Stream]
@@ -517,12 +537,16 @@ REPARTITIONED: dict[str, tuple[Placed, list[int]]] = {
 EIGHT = [("ab"[n % 2], n) for n in range(8)]
 
 
-def test_partition_aggregate_behind_a_repartitioning(spark) -> None:
-    streams = of_one_topology("k string, n long", [place for place, _ in REPARTITIONED.values()])
+@pytest.mark.parametrize(
+    "kinds",
+    in_two(REPARTITIONED, "more partitions than keys", "shuffle", "custom", "a hint behind it, and an each between"),
+)
+def test_partition_aggregate_behind_a_repartitioning(spark, kinds: list[str]) -> None:
+    streams = of_one_topology("k string, n long", [REPARTITIONED[case][0] for case in kinds])
     rows = {f"s{place}": EIGHT for place in range(len(streams))}
     placed = together(spark, [stream.partition_aggregate(Count(), "rows") for stream in streams], rows, 2)
-    for (case, (_, counts)), rows_found in zip(REPARTITIONED.items(), placed):
-        found = sorted(count for (count,) in rows_found)
+    for case, rows_found in zip(kinds, placed):
+        counts, found = REPARTITIONED[case][1], sorted(count for (count,) in rows_found)
         assert len(found) == len(counts) and sum(found) == sum(counts), case
         if "keys" in case or "each" in case:  # where a key comes to is not promised, but it is one partition
             assert all(count % max(counts) == 0 for count in found), case
@@ -530,77 +554,91 @@ def test_partition_aggregate_behind_a_repartitioning(spark) -> None:
             assert found == counts, case
 
 
-def test_there_is_always_a_partition_and_each_of_an_empty_batch_gives_the_initial_value(spark) -> None:
-    """And not one more; where it is not said how many there are, at least one."""
-    cases: list[tuple[Placed, int | None]] = [
-        (lambda s: s.shuffle().parallelism_hint(3), 3),
-        (lambda s: s.partition_by("k").parallelism_hint(3), 3),
-        (lambda s: s.broadcast().parallelism_hint(3), 3),
-        (lambda s: s.partition("n", lambda n: n).parallelism_hint(3), 3),
-        (lambda s: s.filter(F.expr(FAR)).parallelism_hint(3), 3),
-        (lambda s: s.global_(), 1),
-        (lambda s: s.group_by("k").aggregate(Count(), "m"), None),
-        (lambda s: s.first_n(2), None),
-        (lambda s: s.join(s, "k", outputs="k, a, b"), None),
-        (lambda s: s.merge(s), None),
-        (lambda s: s.max_by("n", scope="batch"), None),
-        (lambda s: s.filter(F.col("n") > 0), None),
-    ]
-    streams = of_one_topology("k string, n long", [place for place, _ in cases])
+FAR = "n > 100"
+# In how many partitions an empty batch is; where it is not said, in at least one.
+EMPTY: dict[str, tuple[Placed, int | None]] = {
+    "shuffle": (lambda s: s.shuffle().parallelism_hint(3), 3),
+    "partition_by": (lambda s: s.partition_by("k").parallelism_hint(3), 3),
+    "broadcast": (lambda s: s.broadcast().parallelism_hint(3), 3),
+    "custom": (lambda s: s.partition("n", lambda n: n).parallelism_hint(3), 3),
+    "the spout's hint": (lambda s: s.filter(F.expr(FAR)).parallelism_hint(3), 3),
+    "global": (lambda s: s.global_(), 1),
+    "aggregate": (lambda s: s.group_by("k").aggregate(Count(), "m"), None),
+    "first_n": (lambda s: s.first_n(2), None),
+    "join": (lambda s: s.join(s, "k", outputs="k, a, b"), None),
+    "merge": (lambda s: s.merge(s), None),
+    "max_by": (lambda s: s.max_by("n", scope="batch"), None),
+    "filter": (lambda s: s.filter(F.col("n") > 0), None),
+}
+
+
+@pytest.mark.parametrize("kinds", in_two(EMPTY, "partition_by", "global", "aggregate", "filter"))
+def test_there_is_always_a_partition_and_each_of_an_empty_batch_gives_the_initial_value(
+    spark, kinds: list[str]
+) -> None:
+    streams = of_one_topology("k string, n long", [EMPTY[case][0] for case in kinds])
     rows: dict = {f"s{place}": [] for place in range(len(streams))}
     found = together(spark, [one.partition_aggregate(Rows(), "rows") for one in streams], rows, 2)
-    for place, (counts, (_, expected)) in enumerate(zip(found, cases)):
-        assert counts == [(0,)] * (expected or max(1, len(counts))), place
+    for case, counts in zip(kinds, found):
+        assert counts == [(0,)] * (EMPTY[case][1] or max(1, len(counts))), case
 
 
-FAR = "n > 100"
+FOUND_EMPTY: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "repartition after": (lambda rows: rows.where(FAR).repartition(3), 3),
+    "repartition before": (lambda rows: rows.repartition(3).where(FAR), 3),
+    "aggregate": (lambda rows: rows.where(FAR).groupBy("k").agg(F.max("n").alias("n")), 1),
+    "order": (lambda rows: rows.where(FAR).orderBy("n"), 1),
+    "distinct": (lambda rows: rows.where(FAR).distinct(), 1),
+}
 
 
-@pytest.mark.parametrize(
-    ("behind", "expected"),
-    [
-        (lambda rows: rows.where(FAR).repartition(3), 3),
-        (lambda rows: rows.repartition(3).where(FAR), 3),
-        (lambda rows: rows.where(FAR).groupBy("k").agg(F.max("n").alias("n")), 1),
-        (lambda rows: rows.where(FAR).orderBy("n"), 1),
-        (lambda rows: rows.where(FAR).distinct(), 1),
-    ],
-)
-def test_partitions_that_spark_finds_empty_while_it_runs_give_the_initial_value(spark, behind, expected) -> None:
+@pytest.mark.parametrize("case", sample(FOUND_EMPTY, "repartition after"))
+def test_partitions_that_spark_finds_empty_while_it_runs_give_the_initial_value(spark, case: str) -> None:
+    behind, expected = FOUND_EMPTY[case]
     rows = behind(spark.createDataFrame(EIGHT, "k string, n long").localCheckpoint())
     assert run_batch(numbers().partition_aggregate(Count(), "c"), rows, spark=spark) == [(0,)] * expected
 
 
+@pytest.mark.long
 def test_a_hint_at_the_spout_holds_when_no_row_is_left(spark) -> None:
     filtered = numbers().filter(F.expr(FAR)).parallelism_hint(3).partition_aggregate(Count(), "c")
     assert run_batch(filtered, EIGHT, spark=spark) == [(0,)] * 3
 
 
-def test_what_is_one_for_the_batch_is_in_one_partition(spark) -> None:
-    gathered: list[tuple[Placed, int]] = [
-        (lambda s: s.first_n(2, "n"), 2),
-        (lambda s: s.max_by("n", scope="batch"), 1),
-        (lambda s: s.aggregate(Count(), "c"), 1),
-        (lambda s: s.aggregate("n", Rows(), "c"), 1),
-        (lambda s: s.chained_agg().aggregate(Count(), "c").chain_end(), 1),
-        (lambda s: s.agg(F.sum("n").alias("c")), 1),
-        (lambda s: topology_of(s).multi_reduce(s, s, reducer=Sides(), outputs="a"), 1),
-    ]
-    streams = of_one_topology("k string, n long", [place for place, _ in gathered])
+# What it is called, and its rows: all in one partition.
+GATHERED: dict[str, tuple[Placed, int]] = {
+    "first_n": (lambda s: s.first_n(2, "n"), 2),
+    "max_by": (lambda s: s.max_by("n", scope="batch"), 1),
+    "aggregate": (lambda s: s.aggregate(Count(), "c"), 1),
+    "Python aggregate": (lambda s: s.aggregate("n", Rows(), "c"), 1),
+    "chained_agg": (lambda s: s.chained_agg().aggregate(Count(), "c").chain_end(), 1),
+    "agg": (lambda s: s.agg(F.sum("n").alias("c")), 1),
+    "multi_reduce": (lambda s: topology_of(s).multi_reduce(s, s, reducer=Sides(), outputs="a"), 1),
+}
+
+
+@pytest.mark.parametrize("kinds", in_two(GATHERED, "first_n", "aggregate"))
+def test_what_is_one_for_the_batch_is_in_one_partition(spark, kinds: list[str]) -> None:
+    streams = of_one_topology("k string, n long", [GATHERED[case][0] for case in kinds])
     rows = {f"s{place}": EIGHT for place in range(len(streams))}
     found = together(spark, [stream.partition_aggregate(Rows(), "rows") for stream in streams], rows, 3)
-    assert found == [[(number,)] for _, number in gathered]
+    assert found == [[(GATHERED[case][1],)] for case in kinds]
 
 
 def test_what_is_made_per_partition_stays_in_it(spark) -> None:
     each = numbers().partition_aggregate("n", Sum(), "s").partition_aggregate("s", Sum(), "t")
     assert run_batch(each, EIGHT, spark=spark, partitions=2) == [(6,), (22,)]
+
+
+@pytest.mark.long
+def test_what_is_filtered_or_hinted_per_partition_stays_in_it(spark) -> None:
     greatest = numbers().max_by("n").filter("n", lambda n: n < 4).partition_aggregate(Rows(), "rows")
     assert run_batch(greatest, EIGHT, spark=spark, partitions=2) == [(1,), (0,)]
     hinted = run_batch(numbers().partition_aggregate(Rows(), "rows").parallelism_hint(4), EIGHT, spark=spark)
     assert len(hinted) == 4 and sum(n for (n,) in hinted) == 8
 
 
+@pytest.mark.long
 def test_shuffle_spreads_few_rows_of_many_partitions_evenly(spark) -> None:
     spread = numbers().shuffle().parallelism_hint(4).partition_aggregate(Count(), "c")
     assert run_batch(spread, [("a", n) for n in range(16)], spark=spark, partitions=8) == [(4,)] * 4
@@ -652,34 +690,38 @@ LEAST: dict[str, tuple[Any, list[tuple], list[tuple]]] = {
 }
 
 
-def test_the_least_and_the_greatest_row(spark) -> None:
+@pytest.mark.parametrize("kinds", in_two(LEAST, "max_by", "min_by comparator"))
+def test_the_least_and_the_greatest_row(spark, kinds: list[str]) -> None:
     rows = stream_of("k string, x double")
-    taken = [take(rows, **more) for take, *_ in LEAST.values() for more in ({"scope": "batch"}, {})]
-    expected = [one for _, whole, each_partition in LEAST.values() for one in (whole, each_partition)]
+    taken = [LEAST[case][0](rows, **more) for case in kinds for more in ({"scope": "batch"}, {})]
+    expected = [one for case in kinds for one in LEAST[case][1:]]
     for place, (found, one) in enumerate(zip(together(spark, taken, BEST, 3), expected)):
-        assert canonical(found, True) == canonical(one, True), list(LEAST)[place // 2]
+        assert canonical(found, True) == canonical(one, True), kinds[place // 2]
 
 
-def test_of_equal_rows_the_later_is_kept_and_of_none_no_row(spark) -> None:
-    rows, equal = stream_of("n long, at long"), [(1, place) for place in range(6)]
-    taken = [
-        take("n", *compare, scope="batch")
-        for take in (rows.max_by, rows.min_by)
-        for compare in ((), (lambda a, b: a - b,))
-    ]
-    assert together(spark, taken, equal, 3) == [[(1, 5)]] * 4
-    assert together(spark, [*taken, rows.max()], [(None, 1)], 2) == [[]] * 5
-    asked(spark, taken[-1], [], [], 2)
+def by_both(rows: Stream) -> list[Stream]:
+    return [rows.max_by("n", scope="batch"), rows.min_by("n", lambda a, b: a - b, scope="batch")]
+
+
+def test_of_equal_rows_the_later_is_kept(spark) -> None:
+    equal = [(1, place) for place in range(6)]
+    assert together(spark, by_both(stream_of("n long, at long")), equal, 3) == [[(1, 5)]] * 2
+
+
+@pytest.mark.long
+def test_of_none_there_is_no_least_row(spark) -> None:
+    rows = stream_of("n long, at long")
+    assert together(spark, [*by_both(rows), rows.max()], [(None, 1)], 2) == [[]] * 3
+    asked(spark, by_both(rows)[-1], [], [], 2)
     asked(spark, stream_of("n long, m map<string,long>").max_by("n", scope="batch"), [(1, {"a": 1})], [(1, {"a": 1})])
 
 
 def test_the_first_rows_are_in_order_with_nulls_last(spark) -> None:
     rows = stream_of("k string, x double")
-    taken = [rows.first_n(2), rows.first_n(9, "x"), rows.first_n(3, "x", reverse=True)]
-    expected = [BEST[:2], [BEST[place] for place in (4, 5, 0, 1, 3, 2)], [BEST[place] for place in (1, 3, 0)]]
+    taken = [rows.first_n(9, "x"), rows.first_n(3, "x", reverse=True)]
+    expected = [[BEST[place] for place in (4, 5, 0, 1, 3, 2)], [BEST[place] for place in (1, 3, 0)]]
     for found, one in zip(together(spark, taken, BEST, 3), expected):
         assert canonical(found, True) == canonical(one, True)
-    asked(spark, rows.first_n(3, "x").project("k"), [], [], 2)
 
 
 # --- fields --------------------------------------------------------------------------------
@@ -702,8 +744,6 @@ def test_fields_are_chosen_made_renamed_and_dropped(spark) -> None:
 def test_a_star_means_the_fields_of_its_stream_in_their_order(spark) -> None:
     stream, row = stream_of("a string, n long, m long"), [("x", 1, 2)]
     narrow = stream.project("m", "a")
-    made = narrow.each(F.struct("*"), "j").filter("j", lambda _: True)
-    assert run_batch(made, row, spark=spark) == [(2, "x", (2, "x"))]
     assert run_batch(narrow.with_column("j", F.to_json(F.struct("*"))), row, spark=spark) == [
         (2, "x", '{"m":2,"a":"x"}')
     ]
@@ -714,11 +754,10 @@ def test_a_star_means_the_fields_of_its_stream_in_their_order(spark) -> None:
 
 def test_a_field_may_be_written_in_any_case(spark) -> None:
     stream, rows = stream_of("a string, n long"), [("x", 1), ("y", 2)]
-    assert run_batch(
-        stream.each("a", str.upper, "b string").filter(F.col("N") > 1).project("b"), rows, spark=spark
-    ) == [("Y",)]
-    assert run_batch(stream.with_column("A", F.col("N") + 1), rows[:1], spark=spark) == [(2, 1)]
-    assert sorted(run_batch(stream.group_by("a").agg(F.sum("N").alias("t")), rows, spark=spark)) == rows
+    made = stream.each("a", str.upper, "b string").filter(F.col("N") > 1).with_column("A", F.col("N") + 1)
+    assert run_batch(made.group_by("b").agg(F.sum("N").alias("t"), F.max("A").alias("m")), rows, spark=spark) == [
+        ("Y", 2, 3)
+    ]
 
 
 def test_types_that_differ_in_what_may_be_null_are_one(spark) -> None:
@@ -759,10 +798,16 @@ def test_streams_that_meet_again_and_again_are_planned_at_once() -> None:
     assert plan(stream._graph)
 
 
+@pytest.mark.long
+def test_joined_and_renamed_names_that_spark_must_quote(spark) -> None:
+    odd, rows = stream_of("`a.b` long, `c d` long, `e``f` string"), [(1, 2, "x"), (1, 3, None)]
+    asked(spark, odd.join(odd, "a.b", outputs="`a.b`, u, v, w, ````").project("a.b", "`").max_by("`"), rows, [(1, "x")])
+    asked(spark, odd.rename({"a.b": "b.a"}).first_n(1, "c d", reverse=True), rows, [(1, 3, None)], 2)
+
+
 def test_names_that_spark_must_quote(spark) -> None:
     odd = stream_of("`a.b` long, `c d` long, `e``f` string")
     rows = [(1, 2, "x"), (1, 3, None)]
-    asked(spark, odd.join(odd, "a.b", outputs="`a.b`, u, v, w, ````").project("a.b", "`").max_by("`"), rows, [(1, "x")])
     chain = odd.merge(odd, outputs="`x.y`, z, `e``f`").group_by("x.y", "e`f").chained_agg()
     asked(
         spark,
@@ -771,7 +816,6 @@ def test_names_that_spark_must_quote(spark) -> None:
         [(1, "x", 2, 4), (1, None, 2, 6)],
         2,
     )
-    asked(spark, odd.rename({"a.b": "b.a"}).first_n(1, "c d", reverse=True), rows, [(1, 3, None)], 2)
 
 
 # --- a group is together ---------------------------------------------------------------------
@@ -805,12 +849,16 @@ SPREAD: dict[str, Placed] = {
 }
 
 
-def test_a_group_is_together_behind_what_spreads_its_rows(spark) -> None:
+@pytest.mark.parametrize(
+    "kinds",
+    in_two(SPREAD, "merge of a stream used twice", "join with a shuffled stream", "partition_by another field"),
+)
+def test_a_group_is_together_behind_what_spreads_its_rows(spark, kinds: list[str]) -> None:
     """One result per group: two would be given if its rows were in two Spark partitions.
 
     Spark as it is for large batches: what is shuffled stays in several partitions, joins shuffle.
     """
-    streams = of_one_topology("k long, n long", SPREAD.values())
+    streams = of_one_topology("k long, n long", [SPREAD[case] for case in kinds])
     rows = {f"s{place}": MANY for place in range(len(streams))}
     seen = [stream.group_by("k").aggregate("n", Gathers(), "all") for stream in streams]
     confs = {
@@ -820,7 +868,7 @@ def test_a_group_is_together_behind_what_spreads_its_rows(spark) -> None:
     }
     with session_confs(spark, confs):
         placed = together(spark, seen, rows)
-    for case, found in zip(SPREAD, placed):
+    for case, found in zip(kinds, placed):
         assert sorted(key for key, _ in found) == [0, 1, 2], f"{case}: {len(found)} results for 3 groups"
         for key, text in found:
             assert sorted({int(one) for one in text.split()}) == [n for k, n in MANY if k == key], case
@@ -828,9 +876,8 @@ def test_a_group_is_together_behind_what_spreads_its_rows(spark) -> None:
 
 def test_a_group_of_a_batch_in_several_partitions_is_together(spark) -> None:
     seen = stream_of("k long, n long").group_by("k").aggregate("n", Told(), "batch, rows")
-    asked(spark, seen, MANY, [(0, "1:0", 10), (1, "1:0", 10), (2, "1:0", 10)], 3)
-    again = seen.group_by("rows").aggregate("k", Gathers(), "keys")
-    asked(spark, again, MANY, [(10, "0 1 2")], 3)
+    again = seen.group_by("batch, rows").aggregate("k", Gathers(), "keys")
+    asked(spark, again, MANY, [("1:0", 10, "0 1 2")], 3)
 
 
 class Heavy:
@@ -849,6 +896,7 @@ class Heavy:
         return state
 
 
+@pytest.mark.long
 def test_what_is_large_is_sent_once_and_not_with_every_batch(spark) -> None:
     group = append_plan(stream_of("word string").aggregate("word", Heavy(), "rows long"))
     rows, folder = batch(spark, group, [("a",), ("b",)]), Path(spark.sparkContext._temp_dir)

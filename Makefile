@@ -58,6 +58,8 @@ endif
 # Spark's Python workers must be this interpreter, not the first python3 of the path.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+# What is compiled once is kept: each of the many processes of the tests would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: check quick test long proof proof-status demo bench matrix random kills sweep simulate failover handover rollback repair migrate fork storage stores cluster planted replays soak races types views jar docs rooms venv \
 	clean check-python check-java

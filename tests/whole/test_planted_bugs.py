@@ -14,11 +14,13 @@ row in docs/faults.md.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +32,8 @@ from tests.planted.bugs import PLANTED, PROMISED, SUITES
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "tests" / "planted"
 PAGE = ROOT / "docs" / "faults.md"
+# Of `make planted`: each bug, the seconds after which its tests had found it, and the tests.
+FOUND = PATCHES / "found.tsv"
 COPIED = ("coordinators", "states", "trident", "java", "tests", "pyproject.toml")
 JAR = "trident/spark/kept-plans.jar"
 ALL = os.environ.get("TRIDENT_PLANTED") == "all"
@@ -121,12 +125,26 @@ def test_the_planted_bug_is_caught(name, copy, request):
     caught = PLANTED[name]
     tests = caught.tests if ALL else caught.tests[:1]
     zookeeper = request.getfixturevalue("zookeeper_for_all") if caught.needs in ("ZooKeeper", "Spark") else ""
+    began = time.monotonic()
     with planted(PATCHES / f"{name}.patch", copy):
         outcome, output = run(tests, copy, caught.needs, zookeeper)
     assert outcome == 1, f"expected failing tests, pytest ended with {outcome}:\n{output}"
     failed = set(re.findall(r"^FAILED (\S+::.*?)(?: - .*)?$", output, re.MULTILINE))
     assert failed == set(tests), f"not caught by {set(tests) - failed}:\n{output}"
     assert re.search(caught.says, output), f"caught, but not for {caught.says!r}:\n{output}"
+    if ALL:
+        _note(name, tests, time.monotonic() - began)
+
+
+def _note(name: str, tests: tuple[str, ...], secs: float) -> None:
+    """Writes down what found the bug, and after how many seconds, in place of what an earlier run wrote."""
+    with open(FOUND, "a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # test processes beside this one write to it, too
+        file.seek(0)
+        there = dict(line.rstrip("\n").split("\t", 1) for line in file)
+        there[name] = f"{secs:.0f}\t{' '.join(tests)}"
+        file.truncate(0)
+        file.writelines(f"{one}\t{there[one]}\n" for one in sorted(there) if one in PLANTED)
 
 
 def test_a_patch_that_does_not_apply_is_told(tmp_path, copy):

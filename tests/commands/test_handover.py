@@ -1,8 +1,9 @@
 """``trident handover`` with real processes: a leader with old code, standbys with other code, a source that grows.
 
-``TRIDENT_HANDOVER=all`` (``make handover``) kills the leader, the standby and the command at each of their fault
-points; without it the command is, once. Each process starts Spark, so a deployment has several kills, one after the
-other: what is killed leaves a topology that is led, or is led again by the one that waits.
+`make test` has none of these: there the simulator hands over, and one real leader that dies is succeeded
+(tests/whole/test_chaos.py). ``TRIDENT_HANDOVER=all`` (``make handover``) kills the leader, the standby and the command
+at each of their fault points; without it the command is, once. Each process starts Spark, so a deployment has several
+kills, one after the other: what is killed leaves a topology that is led, or is led again by the one that waits.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def warm(tmp_path: Path) -> Iterator[Deployment]:
         yield made
 
 
+@pytest.mark.long
 def test_other_rows_are_refused_with_txid_table_and_key_and_equal_code_takes_over(warm: Deployment) -> None:
     deployed = warm
     old = deployed.start("old")

@@ -194,11 +194,12 @@ def options(config: TridentConfig) -> list[str]:
     return ["--warehouse", config.warehouse, "--zookeeper", config.zookeeper, *sets]
 
 
-def test_a_command_that_is_killed_leaves_a_topology_that_begins_nowhere_until_it_runs_again(
-    spark: SparkSession, start: Starter, config: TridentConfig, tmp_path: Path
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["failed", "killed"])
+def test_a_command_that_ends_halfway_leaves_a_topology_that_begins_nowhere_until_it_runs_again(
+    killed: bool, spark: SparkSession, start: Starter, config: TridentConfig, tmp_path: Path
 ) -> None:
-    """With SIGKILL, between the positions and the topology's registration. Files that the job has read are not read
-    again: also one that is gone, and comes again with the same name."""
+    """Between the positions and the topology's registration. Files that the job has read are not read again: also one
+    that is gone, and comes again with the same name."""
     feed(spark, tmp_path, "files", WORDS)
     folder = made(tmp_path / "c", 0, 0)
     paths = [tmp_path / "in" / f"part {number}.txt" for number in (0, 1)]
@@ -209,16 +210,23 @@ def test_a_command_that_is_killed_leaves_a_topology_that_begins_nowhere_until_it
     dying = {**os.environ, "TRIDENT_FAULTS": "zk.record:do_then_die"}
     topology = words(tmp_path, "files", adopt=False)
 
-    def killed() -> None:
-        assert subprocess.run([*asked, *options(config)], env=dying, capture_output=True).returncode == -signal.SIGKILL
+    def ends_halfway() -> None:
+        if killed:
+            ended = subprocess.run([*asked, *options(config)], env=dying, capture_output=True)
+            assert ended.returncode == -signal.SIGKILL
+            return
+        faults.arm("zk.record:fail_before")
+        with pytest.raises(TridentError):
+            migrate(str(folder), topology, config)
+        assert not faults.unfired()
 
-    killed()
+    ends_halfway()
     with pytest.raises(Halted, match="another incarnation"):
         start.run(topology)
     with pytest.raises(CoordinationError, match="trident reset words"):
         migrate(str(folder), topology, config)
     admin.reset("words", config=config)
-    killed()
+    ends_halfway()
     migrate(str(folder), topology, config)
     feed(spark, tmp_path, "files", WORDS[:2])
     assert counts(start.run(topology)) == Counter(" ".join(WORDS[2:]).split())

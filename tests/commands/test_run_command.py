@@ -127,7 +127,11 @@ def test_a_signal_while_it_starts_is_one_line_and_its_exit_code(job, tmp_path: P
     assert status(tmp_path).startswith("job: stopped\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+    ids=lambda number: number.name,
+)
 def test_a_signal_to_the_whole_group_is_a_stop_in_good_order(job, tmp_path: Path, number: signal.Signals) -> None:
     """As a terminal's Ctrl-C, ``timeout`` and ``kill -- -PGID`` send it: the JVM goes on until it is not needed."""
     process = job("run", "job.py")

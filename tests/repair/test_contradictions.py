@@ -296,6 +296,7 @@ def test_every_kind_of_source_and_state_goes_on_from_a_rebuilt_zookeeper(
         world.close()
 
 
+@full
 def test_a_client_of_a_server_that_has_forgotten_goes_on_once_its_session_is_lost(tmp_path: Path) -> None:
     """The server refuses who has seen more than it has; a topology would wait for ever, without a word."""
     hosts = EmbeddedZooKeeper.ensure(tmp_path)
@@ -572,6 +573,7 @@ def cleaned(world: World, table: str) -> None:
             entry.unlink()
 
 
+@full
 def test_staged_files_gone_after_the_decision(world: World) -> None:
     stuck(world, published=0)
     for path in staged_files(world, "words"):
@@ -636,6 +638,7 @@ def test_the_command_line_says_what_it_would_do_and_does_it_with_apply(world: Wo
     assert command(world)[0] == 0
 
 
+@pytest.mark.long
 def test_a_sum_that_an_older_version_let_overflow_is_clamped_and_the_topology_goes_on(
     spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -583,6 +583,7 @@ def letters(name: str, folder: Path) -> TridentTopology:
     return topology
 
 
+@pytest.mark.long
 def test_a_fork_does_not_tell_a_source_what_only_it_has_read(original: Original, tmp_path: Path) -> None:
     own = replace(original, folder=tmp_path, root="/test-fork-commit")
     (folder := tmp_path / "source").mkdir()

@@ -98,7 +98,6 @@ def chosen() -> list:
 
 # One bug for each check that needs no Spark: that a run of `make test` can find any.
 IN_MAKE_TEST = {
-    "01-attempt-ids-used-again-after-a-restart",
     "02-advance-before-publish",
     "20-no-fence",
     "25-corrupt-value-read-as-absent",

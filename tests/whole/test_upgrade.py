@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from tests.upgrade.job import PARTITIONS, WORDS, feed, lines_of
 from tests.upgrade.make import FED, HERE, job
+from trident import read
+from trident.config import TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.repair.apply import repair
 from trident.states.core.stored_values import loads
 
 FIXTURES = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
@@ -36,6 +40,19 @@ def rows(folder: Path, table: str) -> list[dict]:
     return DeltaTable(str(folder / "warehouse" / table)).to_pyarrow_table().to_pylist()
 
 
+def test_what_an_older_version_has_stored_is_read_and_nothing_contradicts_it(older: Path, spark: SparkSession) -> None:
+    """Its znodes, manifests, descriptors, control records and half merged tables, with a decision pending."""
+    config = TridentConfig(warehouse=str(older / "warehouse"))
+    found = repair("upgraded", config=config, spark=spark)
+    groups = {group.name: group for group in found.facts.groups}
+    assert found.findings == [] and groups.keys() == {"inbox", "lines", "numbers", "orders"}
+    assert {name for name, group in groups.items() if group.decision is not None} == {"numbers"}
+    assert groups["lines"].record.current_txid == 4 and groups["lines"].record.attempts == {4: 0, 5: 0, 6: 0}
+    counts = {row["value"]: row["n"] for row in read(spark, str(older / "warehouse"), "counts").collect()}
+    assert counts == Counter(row["value"] for row in rows(older, "seen")) == dict.fromkeys(WORDS, 4)
+
+
+@pytest.mark.long
 def test_an_older_versions_decision_is_finished_and_everything_counts_once(
     older: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,28 +55,40 @@ OTHERS = set(
 NOT_OURS = re.compile(r"(?:spark|delta|hadoop|hive|fs|dfs|log4j|kafka)\.[\w.]+|-D\S+|-XX\S+|/\S*\.(?:sh|jar)")
 
 
-def names_in_code(packages: tuple[str, ...]) -> frozenset[str]:
-    """The identifiers of some packages, and the words of their texts: not of docstrings and comments, which promise."""
-    return frozenset().union(*map(_names_of, (*packages, "java")))
+PRODUCT = ("trident", "states", "coordinators")
+
+
+def not_in_code(names: set[str], packages: tuple[str, ...] = PRODUCT) -> list[str]:
+    """Those that are no identifiers of some packages, nor words of their texts.
+
+    Docstrings and comments do not count: they promise. A file is parsed only if it has one of the names.
+    """
+    left = set(names)
+    for package in (*packages, "java"):
+        for path, text in _files(package).items():
+            left.discard(path.stem)
+            if any(name in text for name in left):
+                left -= _names_of(path)
+    return sorted(left)
 
 
 @functools.cache
-def _names_of(package: str) -> frozenset[str]:
-    found: set[str] = set()
-    for path in (ROOT / package).rglob("*.py"):
-        found |= {path.stem, *_names(path.read_text(encoding="utf-8"))}
-    for path in [*(ROOT / package).rglob("*.java"), *(ROOT / package).rglob("*.yml")]:
-        found |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
-    return frozenset(found)
+def _files(package: str) -> dict[Path, str]:
+    paths = (path for kind in ("py", "java", "yml") for path in (ROOT / package).rglob(f"*.{kind}"))
+    return {path: path.read_text(encoding="utf-8") for path in paths}
 
 
-def _names(source: str) -> list[str]:
-    """The words of a module, without docstrings and comments."""
+@functools.cache
+def _names_of(path: Path) -> frozenset[str]:
+    """The words of a file, without docstrings and comments."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return frozenset(re.findall(r"\w+", source))
     lines = source.splitlines()
     for node in statements(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno + 1)
-    return re.findall(r"\w+", re.sub(r"^\s*#.*|  # .*", "", "\n".join(lines), flags=re.MULTILINE))
+    return frozenset(re.findall(r"\w+", re.sub(r"^\s*#.*|  # .*", "", "\n".join(lines), flags=re.MULTILINE)))
 
 
 @functools.cache
@@ -99,15 +111,14 @@ def written(page: Path) -> list[str]:
 
 @BY_PAGE
 def test_every_identifier_that_a_page_names_is_in_the_code(page: Path) -> None:
-    packages = ("trident", "states", "coordinators")
+    packages = PRODUCT
     if OF_THE_REPOSITORY.search(str(page.relative_to(ROOT))):
         packages += ("tests", "benchmarks", "examples")
-    known = names_in_code(packages) | OTHERS
     pattern = r"(?<![\w./:-])[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w/*{<…])"
     if page.name not in STORM:
         pattern += r"|(?<![\w.])[A-Z][a-z0-9]+[A-Z]\w+"
     named = {name for piece in written(page) for name in re.findall(pattern, piece)}
-    assert sorted(named - known) == []
+    assert not_in_code(named - OTHERS, packages) == []
 
 
 SETTINGS = {one.name for one in fields(TridentConfig)}
@@ -118,11 +129,9 @@ def test_every_setting_and_variable_that_a_page_names_exists(page: Path) -> None
     text = page.read_text(encoding="utf-8")
     set_on_a_line = {name for name in re.findall(r"--set[ =](\w+)=", text) if name.lower() != "key"}
     assert sorted(set_on_a_line - SETTINGS) == []
-    known = {f"TRIDENT_{name.upper()}" for name in SETTINGS} | names_in_code(
-        ("trident", "states", "coordinators", "tests", "benchmarks")
-    )
+    known = {f"TRIDENT_{name.upper()}" for name in SETTINGS}
     variables = {one for one in re.findall(r"\bTRIDENT_[A-Z]\w*", text) if "__" not in one}
-    assert sorted(variables - known) == []
+    assert not_in_code(variables - known, (*PRODUCT, "tests", "benchmarks")) == []
 
 
 OPTIONS_OF_OTHERS = {
@@ -218,10 +227,9 @@ def test_every_public_name_is_on_a_page() -> None:
 
 @BY_PAGE
 def test_every_file_of_a_warehouse_that_a_page_names_is_one_that_the_code_names(page: Path) -> None:
-    known = names_in_code(("trident", "states", "coordinators"))
-    for path in re.findall(r"_trident/([\w/.<>{}*-]+)", page.read_text(encoding="utf-8")):
-        for part in re.split(r"[/.-]", re.sub(r"<[^>]*>", "", path)):
-            assert part in known or part == "" or part.isupper(), f"{page.name}: _trident/{path}: {part}"
+    paths = re.findall(r"_trident/([\w/.<>{}*-]+)", page.read_text(encoding="utf-8"))
+    parts = {part for path in paths for part in re.split(r"[/.-]", re.sub(r"<[^>]*>", "", path))}
+    assert not_in_code({part for part in parts if part and not part.isupper()}) == []
 
 
 def test_the_help_of_each_command_is_on_the_page_of_commands() -> None:

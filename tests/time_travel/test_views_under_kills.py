@@ -4,8 +4,8 @@ And afterwards any row of any table is explained: by the transaction that wrote 
 has, and the numbers that the source had in it. What is expected is computed here from the numbers alone, and read from
 Delta's log as JSON.
 
-The short form kills once; ``TRIDENT_VIEWS_SECS=600`` (``make views``) for ten minutes, thirty times at least; then 10,000
-random rows are explained, half of them before OPTIMIZE and half behind it.
+The short form kills once; ``TRIDENT_VIEWS_SECS=600`` (``make views``) for ten minutes, thirty times at least; then
+10,000 random rows are explained, half of them before OPTIMIZE and half behind it.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from kazoo.exceptions import NoNodeError
+
 from tests.chaos import measure
 from tests.chaos.checker import Books, Reader
 from tests.chaos.coordinator import LISTENER, VARIABLE
@@ -370,8 +372,9 @@ class Deployment:
 
     def _znodes(self, path: str) -> list[str]:
         found = []
-        for name in self.zk._client.get_children(path):  # past the fault points of ZooKeeper.children
-            found += [f"{path}/{name}", *self._znodes(f"{path}/{name}")]
+        with suppress(NoNodeError):  # a coordinator that runs deletes them meanwhile
+            for name in self.zk._client.get_children(path):  # past the fault points of ZooKeeper.children
+                found += [f"{path}/{name}", *self._znodes(f"{path}/{name}")]
         return found
 
     def contenders(self) -> dict[int, Contender]:

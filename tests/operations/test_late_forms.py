@@ -50,16 +50,17 @@ from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, Local
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.reports import SPARKS, LeftToSpark, find_report
 
-EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 2)  # make random: 200
+EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 1)  # make random: 200
 NESTED = "struct<a: bigint, b: array<string>>"
 NAN, UTC = float("nan"), dt.timezone.utc
+MOST = Decimal("9" * 36 + ".99")
 VALUES: dict[str, list[Any]] = {
     "bigint": [None, 0, 1, -1, 7, 2**63 - 1, -(2**63)],
     "int": [None, 0, 1, -1, 2**31 - 1],
     "double": [None, NAN, 0.0, -0.0, 0.5, -2.0, float("inf")],
     "float": [None, NAN, 0.0, -0.0, 1.5],
     "decimal(6,2)": [None, Decimal("0.00"), Decimal("9999.99"), Decimal("-0.01")],
-    "decimal(38,2)": [None, Decimal("0.00"), Decimal("9" * 36 + ".99"), Decimal("-0.01")],
+    "decimal(38,2)": [None, Decimal("0.00"), MOST, Decimal("-0.01")],
     "string": [None, "", "a b", " a  b ", "ä", "a\U0001f600b", "b"],
     "boolean": [None, True, False],
     "date": [None, dt.date(1, 1, 1), dt.date(2026, 3, 29)],
@@ -259,7 +260,7 @@ def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs:
     try:
         oracle = shown(by_spark(spark, group, inputs, stored, None))
     except Exception as error:
-        assert "OVERFLOW" in str(error) or "OUT_OF_RANGE" in str(error)
+        assert any(why in str(error) for why in ("OVERFLOW", "OUT_OF_RANGE", "no exact sum")), error
         oracle = {}
     else:
         with as_if_many():
@@ -327,13 +328,20 @@ def test_spark_is_the_oracle(spark: SparkSession, tmp_path: Path, rng: Any) -> N
         spark.conf.set("spark.sql.session.timeZone", zone)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("key", "value", "aggregator", "rows", "stored"),
     [
         ("double", "double", Sum(), [(NAN, -0.0), (-0.0, 0.5), (0.0, NAN), (None, -0.0)], [(NAN, 1.0), (0.0, 2.0)]),
-        ("string", "decimal(6,2)", Sum(), [("a b", Decimal("9999.99")), (None, None)], [("a b", Decimal("0.01"))]),
+        (
+            "float",
+            "decimal(38,2)",
+            Sum(),
+            [(1.5, Decimal("-0.01")), (1.5, MOST), (NAN, Decimal("-0.01"))],
+            [(1.5, None), (NAN, MOST), (None, MOST)],
+        ),
     ],
-    ids=["NaN and -0.0 as keys", "decimals"],
+    ids=["NaN and -0.0 as keys", "decimals of 38 digits"],
 )
 def test_the_forms_agree(
     spark: SparkSession, tmp_path: Path, key: str, value: str, aggregator: Any, rows: Any, stored: Any
@@ -341,6 +349,7 @@ def test_the_forms_agree(
     assert agree(spark, tmp_path, topology(key, value, aggregator), rows, stored, driver=True)
 
 
+@pytest.mark.long
 def test_with_functions_of_the_users_the_two_forms_by_spark_agree_and_the_driver_has_none(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -489,6 +498,7 @@ def test_users_code_stays_parallel_before_a_step_that_needs_all_rows(spark: Spar
     assert found["tasks0"].num_rows == 4 and found["tasks1"].num_rows >= 4
 
 
+@pytest.mark.long
 def test_rows_that_are_moved_to_the_values_they_look_up_come_back_to_their_places(spark: SparkSession) -> None:
     """To code behind the look-up each row is in the task in which it was, and behind the row that was before it."""
     made = TridentTopology("late")

@@ -42,6 +42,7 @@ _ASKED_ROWS_MAX, _ASKED_BYTES_MAX = 1_000_000, 32 << 20
 _UNKNOWN_ROWS_MAX = 250_000
 _SENT, _MOVED = "broadcast", "merge"
 _DIGITS = 38  # of a decimal of Spark, at most
+_KEPT_SCALE = 6  # so many digits behind the point every sum of decimals keeps
 _PARTITION, _AT = "__trident_was_in", "__trident_was_at"
 
 
@@ -186,17 +187,15 @@ class CombineStoredOp(Operation):
         return frames.select([*column_list(self.keys), F.when(F.col(FOUND), both).otherwise(value).alias(self.value)])
 
     def _combined(self, stored: "Column", value: "Column", kind: DataType) -> "Column":
-        combined: Column = self.aggregator.combine_columns(stored, value)
         if not (isinstance(kind, DecimalType) and kind.precision == _DIGITS and self.aggregator.native_name == "sum"):
-            return combined
-        # Of two such decimals Spark's sum has one digit less behind the point: it is rounded. Of 37 digits it is exact.
-        narrow = DecimalType(_DIGITS - 1, kind.scale)
-        exact: Column = self.aggregator.combine_columns(stored.try_cast(narrow), value.try_cast(narrow))
-        lost = [one.isNotNull() & one.try_cast(narrow).isNull() for one in (stored, value)]
-        text = (
-            f"{self.aggregator!r}: a value of {self.value!r} has more than {_DIGITS - 1} digits and cannot be added to"
-        )
-        return F.when(lost[0] | lost[1], F.raise_error(F.lit(text)).cast(kind)).otherwise(exact)
+            return self.aggregator.combine_columns(stored, value)
+        # With more than six digits behind the point Spark's sum of two such decimals is rounded; of 37 digits it is exact.
+        narrow = DecimalType(_DIGITS - 1, kind.scale) if kind.scale > _KEPT_SCALE else kind
+        exact = F.try_add(stored.try_cast(narrow), value.try_cast(narrow))
+        text = f"{self.aggregator!r}: the stored {self.value!r} and the batch's have no exact sum of {_DIGITS} digits"
+        failed = F.raise_error(F.lit(text)).cast(kind)
+        one_alone = stored.isNull() | value.isNull()
+        return F.when(one_alone, F.coalesce(stored, value)).otherwise(F.coalesce(exact, failed))
 
     @property
     def on_arrow(self) -> PyOp | None:

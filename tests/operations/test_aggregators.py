@@ -218,7 +218,7 @@ def in_one_job(spark: Any, streams: list[Stream], rows: list[tuple], partitions:
     return [sorted((tuple(json.loads(row).values()) for (row,) in one), key=repr) for one in found]
 
 
-@pytest.mark.parametrize("partitions", [3, 0])
+@pytest.mark.parametrize("partitions", sample([3, 0], 0))
 def test_an_aggregate_of_a_batch_is_one_row_also_when_it_is_empty(spark, partitions: int) -> None:
     rows = WORDS if partitions else []
     full, seven_two = bool(rows), str(ATTEMPT)
@@ -243,7 +243,7 @@ def test_an_aggregate_of_a_batch_is_one_row_also_when_it_is_empty(spark, partiti
 # --- groups ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("partitions", [3, 0])
+@pytest.mark.parametrize("partitions", sample([3, 0], 3))
 def test_groups_give_one_row_each_and_null_is_a_group(spark, partitions: int) -> None:
     rows = [(key, word) for key in ("x", None, "y") for word in ("a", "bb", None)] if partitions else []
 
@@ -259,6 +259,7 @@ def test_groups_give_one_row_each_and_null_is_a_group(spark, partitions: int) ->
     assert in_one_job(spark, [stream for stream, _ in cases], rows, partitions) == expected
 
 
+@pytest.mark.long
 def test_groups_of_odd_keys(spark) -> None:
     """NaN is one group, 0.0 and -0.0 are one, arrays and structs can be keys, as in Spark's own grouping."""
     keys = [(NAN, [1], {"a": 1}), (NAN, [1], {"a": 1}), (0.0, [], {"a": None}), (-0.0, [], {"a": None})]
@@ -287,7 +288,8 @@ def test_an_aggregators_outputs_follow_the_keys_and_operations_go_on(spark) -> N
 # --- partial values for states ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("partitions", sample([3, 0], 3))
+@pytest.mark.long
+@pytest.mark.parametrize("partitions", [3, 0])
 def test_partial_values_combine_to_the_whole(spark, partitions: int) -> None:
     rng = random.Random(4)
     rows = [(rng.choice(["x", "y", None]), rng.choice(["a", "bb", "ccc"])) for _ in range(40)] if partitions else []

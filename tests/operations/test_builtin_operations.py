@@ -52,6 +52,7 @@ def in_python(fields: str) -> Stream:
 SEPARATORS = [" ", "|", "\\", "--", ".", "'", "\n", "ö", "a", "^", "\\E", "[a"]
 
 
+@pytest.mark.long
 def test_split_in_python_and_by_spark_gives_the_same(spark) -> None:
     rows = [*NASTY, ("x\\Ey",), ("[a^[a",)]
     source, behind = stream_of("line string"), in_python("line string")
@@ -67,6 +68,7 @@ def test_split_in_python_and_by_spark_gives_the_same(spark) -> None:
     assert run_batch(parts[0].merge(*parts[1:]), rows, spark=spark) == expected
 
 
+@pytest.mark.long
 def test_filters_in_python_and_by_spark_keep_the_same_rows(spark) -> None:
     native, python = stream_of(FIELDS), in_python(FIELDS)
     for number, (inputs, function) in enumerate(FILTERS):

@@ -48,6 +48,7 @@ def test_places_of_mysql_are_in_the_order_of_file_position_and_row(spark) -> Non
     assert len({row[2] for row in found}) == 4
 
 
+@pytest.mark.long
 def test_a_struct_brings_its_columns(spark) -> None:
     row = "struct<id:bigint,name:string>"
     stream = stream_of(f"value struct<before:{row},after:{row},op:string,source:struct<lsn:bigint,db:string>>")

@@ -138,6 +138,7 @@ def test_no_more_is_read_than_the_leaders_process_should_work_on(
     copy.close()
 
 
+@pytest.mark.long
 def test_times_at_the_ends_of_64_bits_are_right_or_as_far_as_positions_go(spark: SparkSession, tmp_path: Path) -> None:
     """In each form; no sum of a time and a length, a gap or a delay wraps or fails."""
     made = TridentTopology("bounds").new_stream("rows", RowsSpout("k string, n long"))
@@ -162,6 +163,7 @@ def test_times_at_the_ends_of_64_bits_are_right_or_as_far_as_positions_go(spark:
     assert here["first"] == ["{'k': 'high'}", "{'k': 'low'}", "{'k': 'zero'}"]
 
 
+@pytest.mark.long
 def test_windows_that_keep_rows_take_times_at_the_ends_of_64_bits(spark: SparkSession) -> None:
     made = TridentTopology("bounds").new_stream("rows", RowsSpout("k string, n long"))
     stream = made.select("k", "n", expr("timestamp_micros(n) as at")).with_watermark("at", "1 minute")

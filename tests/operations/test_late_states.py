@@ -369,6 +369,7 @@ def test_a_topology_may_be_started_again_with_more_fields(start, tmp_path: Path)
     assert {tuple(row.values()) for row in plain.to_pylist()} == people
 
 
+@pytest.mark.long
 def test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch(start, tmp_path: Path) -> None:  # noqa: F811
     """Also where nothing else of the topology has anything to do for an empty batch."""
     topology = TridentTopology("rows_of_none")

@@ -37,6 +37,7 @@ def processed(start: Any, made: TridentTopology) -> Any:  # noqa: F811
     return query
 
 
+@pytest.mark.long
 def test_late_changes_do_not_count_before_and_behind_a_merge_and_the_sequence_stays(start) -> None:  # noqa: F811
     query = processed(start, topology(BATCHES[:2]))
     query.stop()  # merges

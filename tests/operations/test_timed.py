@@ -125,6 +125,7 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> 
         yield started
 
 
+@pytest.mark.long
 def test_exactly_once_over_crashes(start: Starter, tmp_path: Path, rng: random.Random) -> None:
     """States that are merged in between; then a coordinator that hangs behind a decision, and wakes up deposed."""
     lefts, rights = batches_of(rng, 4), batches_of(rng, 4)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from tests.chaos.oracle import Table
-from tests.long_cases import sample
 from tests.operations.window_oracle import event_marks, sessions, windows
 from tests.running.test_local_copies import uses  # noqa: F401 (a fixture)
 from tests.streams.stream_helpers import stream_of, topology_of
@@ -571,7 +570,8 @@ def random_batches(rng: Any, count: int) -> list:
     return [*batches, [(12 * count + 200, "end", 0)]]
 
 
-@pytest.mark.parametrize("form", sample(["driver", "pass", "tables"], "driver"))
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["driver", "pass", "tables"])
 def test_exactly_once_over_crashes(
     start: Starter,
     tmp_path: Path,
@@ -617,6 +617,7 @@ def test_a_combiner_of_the_users_has_one_job(start: Starter, tmp_path: Path, rng
     )
 
 
+@pytest.mark.long
 def test_sessions_are_those_of_spark(start: Starter, spark: Any, tmp_path: Path, rng: Any) -> None:
     """F.session_window over all rows at once, where no row is late; rows a gap apart meet."""
     times = [rng.choice([0, 10, 20, 31, 50]) + rng.randrange(3) for _ in range(12)] + [100, 110]

@@ -178,7 +178,7 @@ def fired(rows: list[tuple]) -> Counter:
 
 
 def test_every_kind_of_window_gives_what_the_oracle_gives(spark: SparkSession, rng: random.Random) -> None:
-    turns_count = 3
+    turns_count = 2
     clock = [30 + 6 * n + rng.randrange(-9, 9) for n in range(turns_count)]
     ticks = iter([second * SECOND for second in clock])
     batches = [a_batch(rng, 10 * n - 20) for n in range(turns_count)]
@@ -351,6 +351,7 @@ class _Changing:
     def close(self) -> None: ...
 
 
+@pytest.mark.long
 def test_what_a_failed_attempt_of_an_opaque_source_held_is_in_no_window(start: Starter, tmp_path: Path) -> None:
     # The first attempt of every transaction fails behind its windows; the second one's second attempt is empty.
     for number in (1, 3, 4):

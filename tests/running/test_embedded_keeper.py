@@ -37,6 +37,7 @@ def kept_server(folder: Path) -> Iterator[tuple[ZooKeeper, list[str]]]:
         EmbeddedZooKeeper.stop(folder)
 
 
+@pytest.mark.long
 def test_a_supervisor_that_is_killed_is_replaced_and_the_session_lives_on(tmp_path: Path) -> None:
     with kept_server(tmp_path / "server") as (zk, told):
         before, session = EmbeddedZooKeeper.status(tmp_path / "server"), zk.session_id

@@ -184,6 +184,7 @@ def test_streams_that_meet_each_have_a_slot(new_group: Any) -> None:
         assert (len(found["ones"]), len(found["out"])) == (4, 8)
 
 
+@pytest.mark.long
 def test_attempts_in_flight_have_their_own_rows_and_folders(new_group: Any) -> None:
     group = new_group(two_states)
     expected = {txid: group.anew(txid, group.slots({"rows": rows_of(txid)})) for txid in (1, 2)}
@@ -194,6 +195,7 @@ def test_attempts_in_flight_have_their_own_rows_and_folders(new_group: Any) -> N
     assert {txid: found[txid] for txid in expected} == expected
 
 
+@pytest.mark.long
 def test_a_failed_attempt_leaves_nothing_to_the_next(new_group: Any, tmp_path: Path) -> None:
     def minds(n: int | None) -> int:
         if n == 2:
@@ -334,6 +336,7 @@ def test_a_plan_follows_functions_that_are_registered_again(spark: Any, new_grou
     assert len(plans) == 2, "it is made again where a function is another one, and only there"
 
 
+@pytest.mark.long
 def test_a_plan_follows_the_database_that_names_are_looked_up_in(spark: Any, new_group: Any) -> None:
     def build(topology: TridentTopology) -> None:
         stream(topology).each(F.expr("of_catalog(n)"), "m").partition_persist(DeltaAppend("out"))
@@ -503,6 +506,7 @@ def test_a_row_that_cannot_be_parsed_names_its_own_file(spark: Any, new_group: A
     assert kept == anew and "bad.csv" in kept
 
 
+@pytest.mark.long
 def test_a_file_that_is_gone_fails_the_attempt(spark: Any, new_group: Any, tmp_path: Path) -> None:
     group = new_group(lines)
     for name in ("a", "b"):

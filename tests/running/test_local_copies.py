@@ -173,9 +173,10 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
     assert bool(read_tables) != local_copies
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows_max", "form", "keep_plans"),
-    sample([(1000, "driver", True), (0, "pass", True), (0, "pass", False)], (1000, "driver", True)),
+    [(1000, "driver", True), (0, "pass", True), (0, "pass", False)],
 )
 def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypatch, rows_max, form, keep_plans):  # noqa: F811
     forms: list[set[str]] = []
@@ -432,7 +433,8 @@ class Texts:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("rows_max", sample([1000, 0], 1000), ids=["driver", "pass"])
+@pytest.mark.long
+@pytest.mark.parametrize("rows_max", [1000, 0], ids=["driver", "pass"])
 def test_texts_that_are_not_utf_8_are_left_to_spark(start, tmp_path, monkeypatch, rows_max):  # noqa: F811
     """Arrow and Python would not read them: in the driver, on workers, in a copy."""
     monkeypatch.setattr("trident.running.late_in_driver.ROWS_MAX", rows_max)

@@ -136,6 +136,7 @@ def _commands_tell_it(world: World, count: int, third: dict[str, Any]) -> None:
     assert "has no batch group 'x'" in world.command("history", "past", "--group", "x", code=2)
 
 
+@pytest.mark.long
 def test_without_history_there_is_no_table_and_one_manifest(world: World, spark: Any) -> None:
     world.add(3)
     topology = TridentTopology("past")

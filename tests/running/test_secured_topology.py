@@ -250,6 +250,7 @@ def test_a_pickled_config_has_no_secrets() -> None:
     assert (arrived.zookeeper_auth, arrived.http_token, arrived.max_attempts) == (None, None, 3)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_the_embedded_server_gets_no_credential(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIDENT_ZOOKEEPER_AUTH", f"digest:user:{DIGEST_PASSWORD}")

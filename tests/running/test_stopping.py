@@ -180,6 +180,7 @@ def test_a_stop_ends_when_the_status_cannot_be_written_either(
     assert not storage.exists(asked[0])
 
 
+@pytest.mark.long
 def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Starter, monkeypatch: Any) -> None:
     monkeypatch.setattr("trident.running.all_available._TAKE_OVER_SECS", -3.0)
     monkeypatch.setattr("trident.running.all_available._UNREADY_SECS", 0.5)
@@ -259,6 +260,7 @@ def plain(folder: Path) -> dict[str, int]:
     return dict(zip(table["word"].to_pylist(), table["n"].to_pylist()))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gives_up_soon")
 def test_a_table_that_stays_behind_is_said_in_a_line(start: Starter, armed: Any, caplog: Any) -> None:
     armed("compact.merge:hang")
@@ -304,6 +306,7 @@ def test_queries_that_have_ended_are_forgotten(monkeypatch: Any) -> None:
     assert running._queries == {("tuples", "of", "other"): [other]} and running.all_running() == [other]
 
 
+@pytest.mark.long
 def test_a_with_block_stops_the_query_and_lets_exceptions_through(start: Starter) -> None:
     with pytest.raises(KeyError), start(counted(1)) as query:
         query.process_all_available(WAIT_SECS)
@@ -377,6 +380,7 @@ def test_a_tuple_topology_leaves_behind_a_hook_that_does_not_return(
         query.process_all_available()
 
 
+@pytest.mark.long
 def test_a_tuple_query_is_a_context_manager_and_shows_itself(spark: Any, tmp_path: Path) -> None:
     spout = Texts()
     with tuples(spout).start(spark, warehouse=str(tmp_path)) as query:

@@ -56,6 +56,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_rehearsal_leaves_nothing_behind(spark: SparkSession, folder: Path, zk_server: str, zk_root: str) -> None:
     """With the tables of a topology that has run, and before there are any."""
     warehouse, caught = folder / "warehouse", []

@@ -259,6 +259,7 @@ def test_a_column_of_pyspark_in_front_of_one_of_these_says_what_to_write(spark):
     assert plain(build(F.col("n") + P.col("i"))) == plain(P.col("n") + P.col("i"))
 
 
+@pytest.mark.long
 def test_streams_take_them_wherever_they_take_columns(spark):
     from trident.streams.run_batch import run_batch
 

@@ -135,6 +135,7 @@ def test_a_failed_task_is_cleaned_up_and_its_own_failure_is_told(spark, tmp_path
     assert "{n: 13}" in str(caught.value) and notes(log)[1:] == ["cleanup f"]
 
 
+@pytest.mark.long
 def test_aggregators_are_prepared_wherever_they_run(spark, tmp_path) -> None:
     log = tmp_path / "log"
     numbers, rows = stream_of("k long, n long"), [(n % 2, n) for n in range(10)]
@@ -148,6 +149,7 @@ def test_aggregators_are_prepared_wherever_they_run(spark, tmp_path) -> None:
         assert prepared >= 2 and found.count(f"cleanup {name}") == prepared
 
 
+@pytest.mark.long
 def test_the_links_of_a_chain_are_prepared_each_for_itself(spark, tmp_path) -> None:
     log = tmp_path / "log"
     adds, last = Adds(log, "adds"), Folds(log, "last", fails="prepare")

@@ -50,7 +50,9 @@ def printed(daemon: str, worker: str, family: int) -> str:
         return running.communicate(timeout=30)[1].decode()
 
 
-@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET], ids=["unix", "tcp"])
+@pytest.mark.parametrize(
+    "family", [socket.AF_UNIX, pytest.param(socket.AF_INET, marks=pytest.mark.long)], ids=["unix", "tcp"]
+)
 def test_a_closed_socket_is_not_the_users_to_read_about(family):
     assert printed(OURS, "pyspark.worker", family) == ""
     assert "BrokenPipeError" in printed("pyspark.daemon", "pyspark.worker", family)

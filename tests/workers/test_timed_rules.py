@@ -22,7 +22,7 @@ from trident.workers.reports import ERROR, find_report
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.none() | st.integers(0, 60)), max_size=6)
-EXAMPLES = 25 * max(int(os.environ.get("TRIDENT_RANDOM", "1")), 1)
+EXAMPLES = 12 * max(int(os.environ.get("TRIDENT_RANDOM", "1")), 1)
 BATCHES = st.lists(st.tuples(ROWS, st.booleans()), max_size=7)
 
 

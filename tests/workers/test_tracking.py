@@ -272,7 +272,7 @@ def stream_of(operation: Callable[[Stream], Stream]) -> Stream:
     return operation(TridentTopology("t").new_stream("s", Messages("text string")))
 
 
-OFTEN = ("each", "flat_map", "a filter by Spark between", "complete", "branches that meet")
+OFTEN = ("each", "flat_map", "branches that meet")
 
 
 @pytest.mark.parametrize("name", sample(OPERATIONS, *OFTEN))

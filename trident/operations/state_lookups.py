@@ -189,7 +189,7 @@ class CombineStoredOp(Operation):
     def _combined(self, stored: "Column", value: "Column", kind: DataType) -> "Column":
         if not (isinstance(kind, DecimalType) and kind.precision == _DIGITS and self.aggregator.native_name == "sum"):
             return self.aggregator.combine_columns(stored, value)
-        # With more than six digits behind the point Spark's sum of two such decimals is rounded; of 37 digits it is exact.
+        # With more than six digits behind the point Spark rounds the sum of two such decimals, but not of 37 digits.
         narrow = DecimalType(_DIGITS - 1, kind.scale) if kind.scale > _KEPT_SCALE else kind
         exact = F.try_add(stored.try_cast(narrow), value.try_cast(narrow))
         text = f"{self.aggregator!r}: the stored {self.value!r} and the batch's have no exact sum of {_DIGITS} digits"

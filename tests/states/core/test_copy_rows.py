@@ -122,7 +122,7 @@ def test_a_position_is_an_integer_or_an_instant_of_keys_or_values():
         RowCodec(table("k string, v bigint", ["a"], [1]).schema, ["k"]).position_by("k")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.text(), st.one_of(st.none(), st.text())), min_size=2, max_size=6))
 def test_keys_of_two_columns_do_not_run_together(pairs):
     rows = table("a string, b string, v bigint", [a for a, _ in pairs], [b for _, b in pairs], [0] * len(pairs))

@@ -163,7 +163,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     done = threading.Event()
 
     def write() -> None:
-        for index in range(150):
+        for index in range(60):
             descriptor(schema_json=schema + " " * (100_000 if index % 2 else 10)).save(tmp_path)
         done.set()
 

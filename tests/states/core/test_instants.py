@@ -60,13 +60,14 @@ def test_values_are_in_utc_also_within_others() -> None:
     assert python_values(pa.array(MICROS, pa.timestamp("us"))) == [at.replace(tzinfo=None) for at in (EARLIER, LATER)]
 
 
-@pytest.mark.parametrize("aggregator", [Sum(), Fold()])
+@pytest.mark.parametrize("aggregator", [pytest.param(Sum(), marks=pytest.mark.long), Fold()])
 def test_a_group_per_instant(berlin, spark, aggregator) -> None:
     rows = [(EARLIER, 1), (LATER, 2), (EARLIER, 4)]
     counted = stream_of("at timestamp, n long").group_by("at").aggregate("n", aggregator, "n long")
     assert sorted(n for _, n in run_batch(counted, rows, spark=spark, partitions=2)) == [2, 5]
 
 
+@pytest.mark.long
 def test_the_later_one_is_greater(berlin, spark) -> None:
     stream, rows = stream_of("at timestamp, n long"), [(A_BIT_EARLIER, 1), (LATER, 2)]
     for made in (

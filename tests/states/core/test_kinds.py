@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,6 +89,8 @@ OF_STATES = {"binding", "descriptor", "part", "state", "state_kind", "table"}
 
 def compared(source: str) -> Iterator[int]:
     """Lines that compare the name of a state's kind with texts."""
+    if not re.search(r"\.kind\b|\bstate_kind\b", source):
+        return
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Compare):
             continue

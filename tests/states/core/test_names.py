@@ -165,7 +165,7 @@ def test_every_nasty_name_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(NASTY_FOR))
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(name=st.text(max_size=120) | st.text(string.ascii_letters + string.digits + "_-./`", min_size=1, max_size=12))
 @example("a\n")
 def test_a_name_that_is_taken_is_a_plain_one(kind: str, name: str) -> None:
@@ -454,7 +454,7 @@ def test_a_path_that_leads_out_of_its_folder_is_refused(path: Any) -> None:
 PARTS = st.lists(st.sampled_from(["..", ".", "", "a", "b c", "/", "\\"]), max_size=6)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(path=st.text(max_size=30) | PARTS.map("/".join))
 def test_a_path_that_is_taken_stays_below_its_folder(path: str) -> None:
     try:
@@ -554,6 +554,7 @@ def test_a_column_that_delta_refuses_is_refused_before_anything_runs(name: str) 
         plan(with_columns([name]).graph)
 
 
+@pytest.mark.long
 def test_columns_with_any_other_name_are_quoted(spark: Any, zk_server: str, zk_root: str, tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     with starter(spark, zk_server, zk_root, tmp_path / "inner") as start:

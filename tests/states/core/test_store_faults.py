@@ -25,12 +25,17 @@ from trident.states.core.store_problems import told_by_a_store
 from trident.states.delta.log_commit import EntryMayBeLost, draft_of, publish_draft, remove_draft, write_draft
 
 DATA = bytes(range(256)) * 1000
-PASSING = [LOSE_REQUEST, LOSE_ANSWER, CUT_BODY, CUT_ANSWER, (503, "SlowDown"), (500, "InternalError")]
+PASSING: list[Fault] = [LOSE_REQUEST, LOSE_ANSWER, CUT_BODY, CUT_ANSWER, (503, "SlowDown"), (500, "InternalError")]
 REFUSALS = [
     ((403, "AccessDenied"), "the store refuses this process"),
     ((403, "RequestTimeTooSkewed"), "clock is too far from the store's"),
     ((404, "NoSuchBucket"), "the bucket does not exist"),
 ]
+
+
+def some(faults: list[Fault], *kept: Fault) -> list[Any]:
+    """Those that are not kept are long."""
+    return [fault if fault in kept else pytest.param(fault, marks=pytest.mark.long) for fault in faults]
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, timeout_secs: float, retry_secs: float) -> None:
@@ -197,7 +202,7 @@ def test_a_large_file_is_sent_in_parts_and_is_what_was_written(proxy: Proxy, roo
 
 
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize("fault", PASSING, ids=str)
+@pytest.mark.parametrize("fault", some(PASSING, LOSE_ANSWER, CUT_ANSWER), ids=str)
 @pytest.mark.parametrize("method", ["POST", "PUT"], ids=["begin", "part"])
 def test_the_begin_of_a_large_file_and_its_parts_are_sent_again(
     proxy: Proxy, root: str, fault: Fault, method: str
@@ -213,11 +218,12 @@ def test_the_begin_of_a_large_file_and_its_parts_are_sent_again(
     assert not proxy.planned[method] and is_whole(f"{root}/a")
 
 
-NOT_COMPLETED = [LOSE_REQUEST, CUT_BODY, (503, "SlowDown"), (500, "InternalError"), (200, "InternalError")]
+IN_AN_ANSWER: Fault = (200, "InternalError")
+NOT_COMPLETED: list[Fault] = [LOSE_REQUEST, CUT_BODY, (503, "SlowDown"), (500, "InternalError"), IN_AN_ANSWER]
 
 
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize("fault", NOT_COMPLETED, ids=str)
+@pytest.mark.parametrize("fault", some(NOT_COMPLETED, LOSE_REQUEST, IN_AN_ANSWER), ids=str)
 def test_a_completion_of_a_large_file_that_fails_is_sent_again(proxy: Proxy, root: str, fault: Fault) -> None:
     proxy.plan("POST", None, fault)
     write_large(f"{root}/a")
@@ -263,7 +269,9 @@ def test_a_large_file_whose_completion_is_refused_is_not_there(proxy: Proxy, roo
 # --- deletions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [(403, "AccessDenied"), (500, "InternalError")], ids=str)
+@pytest.mark.parametrize(
+    "fault", [(403, "AccessDenied"), pytest.param((500, "InternalError"), marks=pytest.mark.long)], ids=str
+)
 def test_a_deletion_that_is_refused_fails_and_a_later_one_deletes(
     monkeypatch: pytest.MonkeyPatch, proxy: Proxy, root: str, fault: tuple[int, str]
 ) -> None:
@@ -316,6 +324,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     storage.configure("s3a://silent", {})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("in_parts")
 def test_a_store_that_is_silent_is_given_up_by_every_call(silent: str) -> None:
     calls: list[Callable[[], object]] = [

@@ -165,6 +165,7 @@ def test_delta_rs_reads_every_value_as_it_was(table) -> None:
     assert not differences(utc(found), expected(rows, schema), schema)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("files", ["a file a row", pytest.param("one file", marks=MORE)])
 def test_a_row_is_found_by_its_values(spark, table, tmp_path, files: str) -> None:
     """Files that cannot have a value are skipped, by their partition's text or their statistics; none that can."""

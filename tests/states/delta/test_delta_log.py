@@ -139,7 +139,11 @@ def test_our_commits_and_a_log_drop_are_ours(engine, table):
     ("operation", "statement"),
     [
         ("UPDATE", "UPDATE delta.`{}` SET id = 99 WHERE id = 10"),
-        ("SET TBLPROPERTIES", "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('delta.appendOnly' = 'true')"),
+        pytest.param(
+            "SET TBLPROPERTIES",
+            "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('delta.appendOnly' = 'true')",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             "MERGE",
             "MERGE INTO delta.`{}` t USING (SELECT 10L id) s ON t.id = s.id WHEN MATCHED THEN DELETE",
@@ -155,6 +159,7 @@ def test_a_change_by_others_is_named(spark, table, operation, statement):
     assert "trident" not in read_commit(table, 3).control
 
 
+@pytest.mark.long
 def test_comments_and_harmless_properties_of_others_may_stay(spark, table):
     """C2: a comment on a table halted its topology."""
     for statement in (

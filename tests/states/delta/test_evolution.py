@@ -149,6 +149,7 @@ def test_columns_that_are_added_and_left_out_again_are_null_where_they_were_not_
     assert rows(group, "users")[3] == (4, "di", "d@x", None) and rows(group, "users", 3)[1:] == expected[1:]
 
 
+@pytest.mark.long
 def test_adding_again_does_nothing_and_conflicts_are_tried_again(spark, engine, tmp_path):
     group = Group(spark, engine, tmp_path, append())
     group.publish(1, {"lines": [("one",)]})
@@ -215,6 +216,7 @@ def test_a_log_of_parts_is_not_taken_for_one_of_whole_values_nor_the_other_way(e
 # --- who changed the schema ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_crash_right_after_is_no_foreign_change_and_decided_rows_fit_still(spark, engine, tmp_path):
     group = Group(spark, engine, tmp_path, append())
     path = str(tmp_path / "lines")
@@ -251,6 +253,7 @@ def test_a_crash_right_after_is_no_foreign_change_and_decided_rows_fit_still(spa
     assert not columns_only_added(path, commit.version, schema_hash), "not known any more: halt"
 
 
+@pytest.mark.long
 def test_a_start_with_further_columns_after_any_crash_finds_what_was_decided_and_goes_on(spark, engine, tmp_path):
     """The committer itself: others add a column under a decided batch, we add one at the next start, which dies."""
     narrow = [group_helpers.append_binding()]

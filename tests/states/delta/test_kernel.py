@@ -202,6 +202,7 @@ def test_a_log_entry_has_no_checksum_file_beside_it(engine, table):
     assert [name for name in log_names(table.path) if name.startswith(".")] == []
 
 
+@pytest.mark.long
 def test_any_folder_name_can_hold_a_table_and_a_file(spark, engine, tmp_path):
     names = ["with space", "per%cent", "a+b=c&d", "König-刘备", "#hash?", "a%20b"]
     path = str(tmp_path / "a table, 刘备 #1")
@@ -213,6 +214,7 @@ def test_any_folder_name_can_hold_a_table_and_a_file(spark, engine, tmp_path):
     assert sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist()) == list(range(len(names)))
 
 
+@pytest.mark.long
 def test_partition_values_are_read_back_also_null_and_odd_ones(spark, engine, tmp_path):
     path = str(tmp_path / "t")
     table = engine.create_table(path, SCHEMA, ["word"], {}, {}, "trident/tests")
@@ -225,6 +227,7 @@ def test_partition_values_are_read_back_also_null_and_odd_ones(spark, engine, tm
     assert {file.partition_values["word"] for file in engine.live_files(snapshot)} == set(values)
 
 
+@pytest.mark.long
 def test_statistics_let_spark_skip_files_and_count_without_reading(spark, engine, table):
     snapshot = table
     for txid in range(1, 5):
@@ -239,6 +242,7 @@ def test_statistics_let_spark_skip_files_and_count_without_reading(spark, engine
     assert data.count() == 8
 
 
+@pytest.mark.long
 def test_the_committer_is_named_in_the_history(spark, engine, table):
     commit(engine, table, 1, [1])
     history = spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`").collect()
@@ -270,6 +274,7 @@ def test_dropping_nothing_commits_nothing(engine, table):
     assert engine.load(table.path).version == 1
 
 
+@pytest.mark.long
 def test_nullable_columns_are_added_and_commits_go_on(spark, engine, table):
     wider = json.loads(SCHEMA)
     wider["fields"].append({"name": "extra", "type": "double", "nullable": True, "metadata": {}})
@@ -302,6 +307,7 @@ def test_any_other_change_of_schema_is_refused(engine, table, change):
     assert engine.load(table.path).version == 0
 
 
+@pytest.mark.long
 def test_a_table_made_by_spark_is_adopted(spark, engine, tmp_path):
     path = str(tmp_path / "t")
     spark.range(3).selectExpr("id", "cast(id as string) word").write.format("delta").save(path)
@@ -369,6 +375,7 @@ def test_a_table_that_forgets_transaction_ids_is_refused(spark, engine, table):
 # --- maintenance -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_maintenance_writes_a_checkpoint_that_every_reader_takes(spark, engine, table):
     snapshot = table
     for txid in range(1, 6):

@@ -32,6 +32,7 @@ def tuples(folder: Path) -> set[tuple]:
     return {(row["word"], row["n"], row["_txid"]) for row in rows(folder)}
 
 
+@pytest.mark.long
 def test_each_row_has_its_transaction(start, spark, tmp_path):
     faults.arm("publish.table:do_then_fail:2,manifest.write:do_then_fail:1")  # an attempt that is replayed counts once
     query = start.run(topology(DeltaAppend("words", ["n"], txid_column="_txid")))

@@ -264,6 +264,7 @@ def test_of_a_torn_newest_entry_only_its_transactions_are_written_again(engine, 
     assert txids(tmp_path) == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_table_of_others_in_its_place_is_left_alone(engine: KernelEngine, tmp_path: Path) -> None:
     group = made(engine, tmp_path, txids=2)
     deltalake.write_deltalake(str(tmp_path / TABLE), pa.table({"n": [1]}))
@@ -279,6 +280,7 @@ def test_a_table_of_others_in_its_place_is_left_alone(engine: KernelEngine, tmp_
     assert max(recorded_transactions(tmp_path, "top", "g").rows) == 44
 
 
+@pytest.mark.long
 def test_the_table_is_written_anew_without_what_is_past_its_retention(engine, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(recorder_module, "FILES_MAX", 4)
     group = made(engine, tmp_path, txids=5)
@@ -463,6 +465,7 @@ def test_a_failure_is_told_and_tried_again(engine: KernelEngine, tmp_path: Path,
     assert "transactions are not recorded in top__g__transactions yet" in caplog.text
 
 
+@pytest.mark.long
 def test_who_looks_again_and_again_reads_each_file_of_the_table_once(
     engine: KernelEngine, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -157,6 +157,7 @@ def test_a_group_is_found_together_without_states_that_began_later(tmp_path):
     assert group_as_of(Place(tmp_path), "top", "g", 6)["counts"].plain.version == 2  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_the_rows_of_the_versions_are_those_of_the_transaction(spark, tmp_path):
     """Real tables, committed to by Kernel and by native MERGEs; the truth is folded from the rows in Python."""
     group = Group(spark, KernelEngine(spark), tmp_path, keyed(), append())

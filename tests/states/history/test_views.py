@@ -213,6 +213,7 @@ def check_lines(group: Group, view: trident.View) -> None:
         view.lines("pandas")
 
 
+@pytest.mark.long
 def test_a_view_is_one_transaction_of_all_tables_and_is_found_at_once(group, tmp_path):
     counts, totals = made = compactors(group)
     views = recorded(group, made)
@@ -236,6 +237,7 @@ def test_a_view_is_one_transaction_of_all_tables_and_is_found_at_once(group, tmp
     check_lines(group, view)
 
 
+@pytest.mark.long
 def test_a_log_that_begins_behind_the_last_merge_has_no_view_yet(group, tmp_path):
     """O6: as of a fork that began between two MERGEs, whose tables have no earlier versions."""
     made = compactors(group)
@@ -255,6 +257,7 @@ def test_a_log_that_begins_behind_the_last_merge_has_no_view_yet(group, tmp_path
     check(group, trident.view(tmp_path, "top"))
 
 
+@pytest.mark.long
 def test_the_views_table_has_a_row_for_each_table_of_each_view(group, tmp_path):
     made = compactors(group)
     for txid in (1, 2):
@@ -275,7 +278,7 @@ def test_the_views_table_has_a_row_for_each_table_of_each_view(group, tmp_path):
 @pytest.mark.parametrize(
     "fault",
     [
-        "compact.view:do_then_fail:1",
+        pytest.param("compact.view:do_then_fail:1", marks=pytest.mark.long),
         "compact.view:fail_before:2",
         pytest.param("compact.settle:fail_before:2", marks=pytest.mark.long),
     ],
@@ -304,6 +307,7 @@ def test_a_record_that_failed_is_written_by_the_next_try(group, tmp_path, fault)
     assert rows.num_rows == 3
 
 
+@pytest.mark.long
 def test_old_views_leave_their_table(group, tmp_path, monkeypatch):
     monkeypatch.setattr("trident.states.history.view_record._VIEWS_KEPT", 2)
     monkeypatch.setattr("trident.states.history.view_record._VIEWS_MORE", 2)

@@ -159,13 +159,14 @@ def test_delta_s_own_merge_goes_on_from_adopted_rows(spark: SparkSession, engine
 # --- a start that is killed, and other writers ---------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "commit, outcome",
     [
         (2, "do_then_fail"),
-        pytest.param(1, "do_then_fail", marks=pytest.mark.long),
-        pytest.param(2, "fail_before", marks=pytest.mark.long),
-        pytest.param(3, "do_then_fail", marks=pytest.mark.long),
+        (1, "do_then_fail"),
+        (2, "fail_before"),
+        (3, "do_then_fail"),
     ],
 )
 def test_an_adoption_that_is_killed_runs_again(
@@ -205,6 +206,7 @@ def test_an_adoption_that_is_killed_holds_where_the_next_start_does_not_ask_for_
     assert not old.exists()
 
 
+@pytest.mark.long
 def test_a_table_of_others_is_refused_and_can_still_be_adopted(engine: KernelEngine, old: Path) -> None:
     """By a start without adopt=True: no log is made, which would keep a start with it from taking the table over."""
     for _ in range(2):
@@ -230,6 +232,7 @@ def test_a_table_in_a_store_is_refused_by_name() -> None:
         adopt(None, Place("s3a://bucket/counts"), binding, spec, control, "app", "engine")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_job_that_still_writes_is_found(engine: KernelEngine, old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the adoption its commit makes that fail, and be tried again; after it the topology halts."""
     group, check = adopting(engine, old.parent), engine.enable_control
@@ -368,6 +371,7 @@ def test_a_table_of_which_not_all_is_understood_is_refused_and_left_as_it_was(
     assert not (tmp_path / "counts__log").exists() and not (tmp_path / "_trident").exists()
 
 
+@pytest.mark.long
 def test_the_old_table_s_own_settings_stay(spark: SparkSession, engine: KernelEngine, tmp_path: Path) -> None:
     logged({**COUNT, "metadata": {"comment": "so many"}}, WORD, delta__logRetentionDuration="interval 7 days")(
         spark, tmp_path / "counts"

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.long_cases import sample
 from tests.simulator.compaction import Compaction
 from tests.simulator.search import DEEP, Action, Violation, explore
 from trident.states.keyed.compaction import (
@@ -69,7 +70,9 @@ def test_compaction_is_exact_in_every_interleaving_of_a_tiny_world(name):
     explore(TINY[name])
 
 
-@pytest.mark.parametrize("name", {**SMALL, **(WIDE if DEEP else {})})
+@pytest.mark.parametrize(
+    "name", sample({**SMALL, **(WIDE if DEEP else {})}, "log-first", "new-keys-only", "reader-empty-batches")
+)
 def test_compaction_is_exact_in_every_interleaving(name, record_property):
     seen = explore({**SMALL, **WIDE}[name])
     record_property("states", seen.states)

@@ -60,7 +60,7 @@ def publish_words(group, txids):
 # --- what a MERGE does -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("both", ["native", "delta"], indirect=True)
+@pytest.mark.parametrize("both", ["native", pytest.param("delta", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.usefixtures("both")
 def test_merges_exactly_the_advanced_transactions_and_no_published_one_above(counts):
     publish_words(counts, range(1, 6))
@@ -201,6 +201,7 @@ def test_what_a_merge_wrote_is_on_disk_before_the_log_drops_it(merged, monkeypat
     assert len(wanted) >= 3 and wanted <= set(at_the_drop)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("both")
 def test_a_merge_that_fails_in_the_middle_leaves_table_and_log_alone(merged):
     merged.publish(7, {"counts": [("the", 2**63 - 1), ("b", 1)]})  # the sum does not fit a bigint
@@ -286,6 +287,7 @@ def test_a_drop_that_loses_against_a_publish_is_done_on_top_of_it(merged):
     assert (control(merged).txid, control(merged).floor) == (7, 5)
 
 
+@pytest.mark.long
 def test_publishing_and_dropping_at_once_loses_nothing(merged):
     merging = compactor_of(merged, snapshot_retention_txids=0)
     errors: list[BaseException] = []

@@ -332,6 +332,7 @@ def test_a_worker_that_is_killed_or_has_too_large_a_merge_leaves_it_to_spark(mer
         monkeypatch.setattr(merge_files, "_LOG_BYTES_MAX", 10)
 
 
+@pytest.mark.long
 def test_the_worker_takes_no_module_from_the_folder_that_the_user_works_in(merged, tmp_path, monkeypatch) -> None:
     work = tmp_path / "work"
     work.mkdir()
@@ -386,6 +387,7 @@ def test_the_worker_is_niced_has_nothing_of_spark_open_and_ends_with_its_parent(
 # --- when ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_large_table_is_merged_when_its_log_is_worth_it_or_at_the_latest_when_it_is_overdue(
     merged, monkeypatch
 ) -> None:

@@ -300,6 +300,7 @@ def test_workers_of_one_host_share_a_copy_and_none_waits_for_one_that_hangs(grou
     assert values(sent, asked) == group.expected("counts", 2)
 
 
+@pytest.mark.long
 def test_a_copy_that_takes_longer_than_a_task_waits_comes_up_behind_the_task(group, tmp_path, workers):
     """Spark ends a Python worker whose task has failed, and with it the thread that fills the copy."""
     leader = told(group)
@@ -339,6 +340,7 @@ def test_a_worker_leaves_many_rows_to_a_process_and_the_copy_as_it_was(group, tm
     assert copies(tmp_path) == before, "it was built again"
 
 
+@pytest.mark.long
 def test_one_process_brings_a_copy_up_and_tells_why_it_cannot(group):
     publish(group, 1)
     whole = told(group).as_of(["counts"], 1)["counts"]
@@ -356,6 +358,7 @@ def test_one_process_brings_a_copy_up_and_tells_why_it_cannot(group):
     assert not bringer._failure.exists()
 
 
+@pytest.mark.long
 def test_the_process_that_brings_a_copy_up_ends_with_the_executor(group, monkeypatch):
     publish(group, 1)
     sent = told(group).as_of(["counts"], 1)["counts"]
@@ -400,6 +403,7 @@ def test_a_folder_that_others_may_write_to_is_not_taken_and_one_that_they_may_re
     assert above.stat().st_mode & 0o777 == (0o700 if taken else mode)
 
 
+@pytest.mark.long
 def test_the_folder_is_deleted_in_use(group, tmp_path, workers, rng, monkeypatch):
     monkeypatch.setattr(state_copy, "_OFF_SECS_MAX", 0.0)  # so that each transaction tries again
     leader, worker = told(group), workers()

@@ -119,7 +119,7 @@ KEYS = st.lists(st.tuples(*map(st.sampled_from, VALUES.values())), min_size=0, m
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_any_key_of_any_type_has_the_value_that_spark_reads(all_types, data):
     group, oracle = all_types
     name = data.draw(st.sampled_from(["sums", "last"]))
@@ -377,6 +377,7 @@ def test_a_number_that_is_no_transactions_is_refused(merged, spark, txid):
             read()
 
 
+@pytest.mark.long
 def test_no_jvm_is_needed(merged):
     code = f"""
 import trident

@@ -328,6 +328,7 @@ def test_lookups_are_exact_while_the_tables_move_on_and_load_neither_anew(spark,
         base(group, [("a",)], 2, pins["s"])
 
 
+@pytest.mark.long
 def test_reads_ask_for_the_wanted_keys_only_a_lookup_moves_neither_table_nor_log_and_is_fixed(
     spark, engine, tmp_path, monkeypatch
 ):
@@ -359,6 +360,7 @@ def test_reads_ask_for_the_wanted_keys_only_a_lookup_moves_neither_table_nor_log
     assert as_map(group.bindings["s"], frame) == {("a",): ("2",), ("b",): ("1",), ("c",): ("2",)}
 
 
+@pytest.mark.long
 def test_a_folder_whose_name_is_a_pattern_to_spark_is_read_all_the_same(spark, engine, tmp_path):
     group = users((spark, engine, tmp_path / "w[1]{a,b}*"))
     for txid in (1, 2, 3):
@@ -374,6 +376,7 @@ def test_a_combiner_of_a_script_is_known_for_the_states_own(monkeypatch):
     assert type(log_merge.require_combiner(state, mine())) is mine
 
 
+@pytest.mark.long
 def test_a_lookup_needs_the_combiner_only_where_there_is_one(spark, engine, tmp_path):
     group = users((spark, engine, tmp_path), keyed("p", "k string, v string", ("k",), Concat()), append())
     for txid in (1, 2):

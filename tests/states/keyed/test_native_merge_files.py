@@ -189,7 +189,7 @@ def states(draw: st.DrawFn) -> tuple[RowMerge, Any]:
     return RowMerge(schema, tuple(keys), aggregator), st.tuples(*row)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_log_is_merged_into_files_of_key_ranges_as_a_fold_in_python_does(tmp_path_factory, data) -> None:
     merge, row = data.draw(states())

@@ -32,7 +32,7 @@ from trident.states.keyed.merge_rows import RowMerge
 from trident.states.keyed.reading import read_state
 
 # Longer: TRIDENT_SEQUENCES=20000.
-HISTORIES = int(os.environ.get("TRIDENT_SEQUENCES", "300"))
+HISTORIES = int(os.environ.get("TRIDENT_SEQUENCES", "150"))
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,8 @@ def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
     assert {row["k"] for row in table} == set(keys), "the rows of deleted keys hold them deleted"
 
 
-@pytest.mark.parametrize("way", ["by files", pytest.param("by Spark", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["by files", "by Spark"])
 def test_every_reader_and_both_merges_forget_a_deleted_key_at_the_same_transaction(
     spark, engine, tmp_path, rng, monkeypatch, way
 ):

@@ -166,7 +166,7 @@ def fold(batches):
 batch = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=5)
 failures = st.lists(st.sampled_from(WHERE), max_size=3)
 run_often = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

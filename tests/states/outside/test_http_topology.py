@@ -75,6 +75,7 @@ def test_each_row_is_sent_behind_its_transaction_and_once_whatever_is_lost(
     assert len(incarnations) == 1 and {asked.key.split("-")[1] for asked in server.asked} == {"1", "2", "4"}
 
 
+@pytest.mark.long
 def test_one_that_is_away_is_shown_and_a_refused_row_is_a_dead_letter(start, server: Server, tmp_path: Path) -> None:
     away = [True]
     server.answers = lambda asked: (

@@ -294,6 +294,7 @@ def test_what_a_topic_cannot_take_is_told_before_anything_starts(kafka, state, m
         replace(state, bootstrap="127.0.0.1:1").check_store(ROWS)
 
 
+@pytest.mark.long
 def test_a_topic_that_has_grown_is_refused_until_its_user_says_so(kafka, state) -> None:
     """Its keys would be in other partitions than before, so that their order is lost."""
     state.take_over("top", "inc", 1)
@@ -337,6 +338,7 @@ def test_a_topic_that_was_made_anew_has_no_marks(kafka, state) -> None:
 # --- transactions that the cluster loses
 
 
+@pytest.mark.long
 def test_a_topic_that_is_made_anew_amid_a_run_gets_nothing_more(kafka, state, monkeypatch) -> None:
     state.take_over("top", "inc", 1)
     state.publish(part(1), rows("a1"))
@@ -362,6 +364,7 @@ def test_a_topic_that_is_made_anew_amid_a_run_gets_nothing_more(kafka, state, mo
     assert values(kafka, state.topic) == [b"a3", b"a4"]
 
 
+@pytest.mark.long
 def test_a_log_that_ends_before_what_it_had_gets_nothing_more(kafka, state, monkeypatch) -> None:
     """A late answer alone is waited for: of marks behind a commit, of ends behind an election."""
     two, told = replace(state, partitions=2), kafka_way.Way.ends
@@ -456,6 +459,7 @@ def test_the_marks_of_another_state_are_refused(kafka, state) -> None:
     assert values(kafka, state.topic) == [b"a1", b"a2"]
 
 
+@pytest.mark.long
 def test_states_of_one_group_and_other_topics_do_not_fence_each_other(kafka, state, monkeypatch) -> None:
     """Two topologies may have one group: their transactional ids are their own."""
     mine = replace(state, group="g-" + state.topic)
@@ -476,7 +480,8 @@ def test_states_of_one_group_and_other_topics_do_not_fence_each_other(kafka, sta
     assert asked == [False] * 4, "a producer that was made ahead was fenced"
 
 
-@pytest.mark.parametrize("moment", ["it sends more", pytest.param("its rows fail", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("moment", ["it sends more", "its rows fail"])
 def test_a_fence_with_messages_still_queued_is_no_refusal(kafka, state, monkeypatch, moment: str) -> None:
     """The client gives thousands up at once, and raises its fatal error meanwhile, out of any of its calls."""
     slow = replace(state, config={"linger.ms": 5000, "batch.size": 10_000_000, "batch.num.messages": 100_000})
@@ -500,6 +505,7 @@ def test_a_fence_with_messages_still_queued_is_no_refusal(kafka, state, monkeypa
     assert values(kafka, state.topic) == []
 
 
+@pytest.mark.long
 def test_a_transaction_that_is_open_for_too_long_says_so(kafka, state) -> None:
     """It is tried again and again: status shows the setting to raise."""
     short = replace(state, config={"transaction.timeout.ms": 1000})  # below the time-out of a message by default
@@ -526,6 +532,7 @@ def test_a_transaction_that_is_open_for_too_long_says_so(kafka, state) -> None:
     assert values(kafka, state.topic) == [b"a1", b"b1"]
 
 
+@pytest.mark.long
 def test_without_a_right_to_write_nothing_starts_and_no_text_has_the_password(kafka, state, monkeypatch) -> None:
     from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
@@ -565,6 +572,7 @@ def test_without_a_right_to_write_nothing_starts_and_no_text_has_the_password(ka
 # --- what a process keeps
 
 
+@pytest.mark.long
 def test_a_process_keeps_one_producer_for_each_part_and_none_once_it_lets_go(kafka, state) -> None:
     def threads() -> int:
         return len(os.listdir("/proc/self/task"))
@@ -611,6 +619,7 @@ def test_a_take_over_waits_for_a_producer_that_is_being_made(kafka, state, monke
 # --- errors
 
 
+@pytest.mark.long
 def test_a_broker_that_falls_silent_is_away(kafka, state, monkeypatch) -> None:
     state.take_over("top", "inc", 1)
     for name in ("_TRANSPORT", "_DESTROY_BROKER", "NOT_ENOUGH_REPLICAS"):

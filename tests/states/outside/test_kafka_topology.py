@@ -38,6 +38,7 @@ def topology(kafka: KafkaBroker, topic: str) -> TridentTopology:
     return made
 
 
+@pytest.mark.long
 def test_tables_a_log_and_a_changelog_have_each_row_once(
     spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, kafka, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_tables_a_log_and_a_changelog_have_each_row_once(
     }
 
 
+@pytest.mark.long
 def test_deleted_keys_are_tombstones_and_the_status_says_how_far_it_is(
     spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, kafka, topic
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_late_request_of_one_transaction_ends_no_other(kafka, topic, case: Cas
     run_all(kafka, topic, [case], None)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_times")
 def test_a_call_that_the_client_never_returns_from_is_given_up(kafka, topic, wire, monkeypatch) -> None:
     """The connection is cut before the first message: to put the mark after that, the client waits for ever."""

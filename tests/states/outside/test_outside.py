@@ -156,6 +156,7 @@ class Forgetful(LedgerState):
         return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.long
 def test_marks_that_a_store_forgets_are_written_again_also_without_rows(engine, tmp_path, monkeypatch) -> None:
     """Not with each transaction; and neither one that fails nor a coordinator that was replaced is in the way."""
     state = Forgetful(str(tmp_path / "ledger.db"))
@@ -260,6 +261,7 @@ def test_a_part_that_was_never_written_is_closed_by_a_take_over(engine, ledger, 
     assert ledger.words() == []
 
 
+@pytest.mark.long
 def test_another_life_is_refused_however_often_it_starts(engine, ledger, tmp_path: Path) -> None:
     """ZooKeeper was wiped, or a copy of the topology writes to the same store: each start has a greater epoch."""
     ours = Group(engine, place(tmp_path / "w"), [bound(ledger)], epoch=3).open()
@@ -275,6 +277,7 @@ def test_another_life_is_refused_however_often_it_starts(engine, ledger, tmp_pat
     Group(engine, place(tmp_path / "w"), [bound(ledger)], epoch=4, record=ours.record).open()
 
 
+@pytest.mark.long
 def test_a_reset_begins_anew_and_keeps_the_rows(engine, ledger, tmp_path: Path) -> None:
     Group(engine, place(tmp_path / "w"), [bound(ledger)]).open().commit(1, ["a"])
     old = Group(engine, place(tmp_path / "v"), [bound(ledger)], epoch=1)
@@ -293,6 +296,7 @@ def test_a_reset_begins_anew_and_keeps_the_rows(engine, ledger, tmp_path: Path) 
 # --- whole topologies
 
 
+@pytest.mark.long
 def test_one_that_is_away_holds_the_group_up_says_so_and_loses_nothing(start, ledger, tmp_path: Path) -> None:
     """More tries than a refusal may have: the topology neither stops nor goes on."""
     away = Path(f"{ledger.path}.away")
@@ -364,6 +368,7 @@ def test_a_committer_spout_is_told_behind_them(start, ledger, tmp_path: Path) ->
     assert source.read("committed_txid") == 2 and ledger.words() == ["a", "b", "c", "d"]
 
 
+@pytest.mark.long
 def test_a_store_is_looked_at_before_any_znode(start, ledger, zk) -> None:
     made = TridentTopology("words")
     made.new_stream("numbers", FixedBatchSpout("n long", [[(1,)]])).partition_persist(ledger)

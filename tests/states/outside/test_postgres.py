@@ -413,6 +413,7 @@ def test_a_row_that_the_table_refuses_is_a_refusal_and_nothing_of_its_part_is_wr
     assert stored(server) == ["a"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("checks_soon")
 def test_a_server_that_is_stopped_is_away_and_a_slow_one_is_waited_for(server, state) -> None:
     with connection_to(server.url, "a test", "no") as connection:
@@ -428,6 +429,7 @@ def test_a_server_that_is_stopped_is_away_and_a_slow_one_is_waited_for(server, s
 # --- the map
 
 
+@pytest.mark.long
 def test_a_map_keeps_what_is_put_and_refuses_an_older_epoch(server) -> None:
     store = PostgresMap(server.url, "counts")
     keys = [("a", 1), ("b" * 10_000,), (None, "\0")]

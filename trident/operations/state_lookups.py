@@ -188,7 +188,8 @@ class CombineStoredOp(Operation):
 
     def _combined(self, stored: "Column", value: "Column", kind: DataType) -> "Column":
         if not (isinstance(kind, DecimalType) and kind.precision == _DIGITS and self.aggregator.native_name == "sum"):
-            return self.aggregator.combine_columns(stored, value)
+            combined: Column = self.aggregator.combine_columns(stored, value)
+            return combined
         # With more than six digits behind the point Spark rounds the sum of two such decimals, but not of 37 digits.
         narrow = DecimalType(_DIGITS - 1, kind.scale) if kind.scale > _KEPT_SCALE else kind
         exact = F.try_add(stored.try_cast(narrow), value.try_cast(narrow))

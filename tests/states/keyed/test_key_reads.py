@@ -118,6 +118,7 @@ def _unique(rows, width):
 KEYS = st.lists(st.tuples(*map(st.sampled_from, VALUES.values())), min_size=0, max_size=3)
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=20)
 def test_any_key_of_any_type_has_the_value_that_spark_reads(all_types, data):

@@ -91,6 +91,7 @@ def test_it_listens_on_the_loopback_interface_only(served: Path) -> None:
     assert address in ("0100007F", "0000000000000000FFFF00000100007F")
 
 
+@pytest.mark.long
 def test_a_killed_server_is_started_again_for_connected_clients_with_its_data(served: Path) -> None:
     with connected(hosts(served), session_secs=SESSION_SECS) as zk:
         zk.multi([Create(zk.path("kept"), b"value")])
@@ -131,6 +132,7 @@ def listening(port: int) -> socket.socket:
 def test_a_server_whose_port_another_process_listens_at_waits_for_it(served: Path) -> None:
     before = endpoint(served)
     with connected(hosts(served), session_secs=SESSION_SECS) as zk:
+        zk.multi([Create(zk.path("before"), b"value")])
         session_number = zk.session_number
         # Stopped, so that its next server does not have the port first.
         os.kill(before.supervisor_pid, signal.SIGSTOP)
@@ -141,6 +143,7 @@ def test_a_server_whose_port_another_process_listens_at_waits_for_it(served: Pat
             said = f"another process has its port {before.port}"
             assert eventually(lambda: said in (served / "server.out").read_text(), RESTART_SECS)
         assert zk.wait_connected(session_number, timeout_secs=RESTART_SECS)
+        assert zk.get(zk.path("before"))[0] == b"value"
     assert endpoint(served).port == before.port
 
 

@@ -562,7 +562,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Event], list[CoordinatorState], list]:
     return events, states, told
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(runs())
 def test_in_any_run_each_attempt_is_begun_once_and_successes_come_in_order(run):
     _, states, commands = run
@@ -578,7 +578,7 @@ def test_in_any_run_each_attempt_is_begun_once_and_successes_come_in_order(run):
     assert first_tries == sorted(first_tries)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(runs(), st.data())
 def test_in_any_run_a_late_or_repeated_report_changes_nothing(run, data):
     events, states, _ = run
@@ -595,7 +595,7 @@ def test_in_any_run_a_late_or_repeated_report_changes_nothing(run, data):
                 assert step(final, report(attempt)) == (final, ())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(runs())
 def test_in_any_run_an_illegal_transition_raises_and_changes_nothing(run):
     _, states, _ = run

@@ -73,8 +73,7 @@ def driver_of(zk: Any, record: GroupRecord, around: Surroundings, explain: Any =
     return GroupDriver(store, around, around, around, around, Limits(max_spout_pending=PENDING), None, explain)
 
 
-@pytest.mark.parametrize("waits_in", ["process", "prepare"])
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("fails", "waits_in"), [(False, "prepare"), (True, "process")])
 def test_the_first_transaction_after_a_take_over_is_alone_until_it_has_advanced(
     zk: Any, fails: bool, waits_in: str
 ) -> None:

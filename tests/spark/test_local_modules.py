@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.long_cases import sample
 from tests.streams.stream_helpers import ATTEMPT, raised, run_pass, stream_of
 from trident.coordinators.errors import ClusterProblem, UserFunctionError
 from trident.testing import run_batch
@@ -32,7 +33,7 @@ def test_workers_know_a_folder_of_sys_path_and_a_module_that_was_reloaded(
     assert found == [("new 1",)]
 
 
-@pytest.mark.parametrize("missing", ["the module", "what is in it"])
+@pytest.mark.parametrize("missing", sample(["the module", "what is in it"], "the module"))
 def test_a_module_that_a_worker_cannot_import_is_named_and_fails_each_attempt_alike(
     spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:

@@ -208,6 +208,7 @@ def test_a_spout_whose_source_is_away_for_a_moment_is_asked_again(start, tmp_pat
     assert query.is_active and spout.told == [("ack", 1)]
 
 
+@pytest.mark.long
 def test_messages_that_time_out_come_again(start, tmp_path: Path) -> None:
     class ForgetsOnce(FailsOnce):
         def execute(self, tuple) -> None:
@@ -335,6 +336,7 @@ def test_stop_cancels_a_round_that_takes_long_and_tells_the_spout_nothing(start,
     assert (spout.told, spout.closed) == ([], 1)
 
 
+@pytest.mark.long
 def test_what_a_round_kept_in_spark_is_freed(start, spark: SparkSession, tmp_path: Path) -> None:
     def kept() -> int:
         return spark.sparkContext._jsc.sc().getPersistentRDDs().size()

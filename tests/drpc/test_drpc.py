@@ -282,7 +282,7 @@ def test_a_memory_map_keeps_two_transactions() -> None:
 
 # --- a topology that runs ---------------------------------------------------------------------
 
-BATCHES = 3
+BATCHES = 2
 BATCH = [("a",), ("a",), ("b",)]
 
 
@@ -353,6 +353,7 @@ def test_a_request_sees_one_transaction_while_batches_commit(query: TopologyQuer
     assert len(seen) > 1, "batches ran beside the requests"
 
 
+@pytest.mark.long
 def test_it_sees_nothing_of_a_transaction_that_is_published_and_has_not_advanced(served: Any, tmp_path: Path) -> None:
     start, _, _ = served
     topology = TridentTopology("hanging")
@@ -407,6 +408,7 @@ def test_functions_over_keys_static_states_and_nothing(query: TopologyQuery) -> 
     assert query.drpc_functions["same"] == "a bigint, at timestamp"
 
 
+@pytest.mark.long
 def test_requests_run_side_by_side(query: TopologyQuery, tmp_path: Path) -> None:
     """The slow one ends only after the quick ones have: one after the other they would not end in time."""
     may_end = tmp_path / "may_end"

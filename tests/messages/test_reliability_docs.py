@@ -38,6 +38,7 @@ def test_10_names(own_zookeeper: None, capsys: pytest.CaptureFixture[str]) -> No
     assert "the spout heard: ack(msg1), ack(other), fail(other)" in out
 
 
+@pytest.mark.long
 def test_the_page_is_true(own_zookeeper: None) -> None:
     failed, ran = doctest.testfile(str(PAGE), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert failed == 0

@@ -66,7 +66,10 @@ def test_the_window_is_read_without_a_spark_job(warehouse: Path) -> None:
     assert known(settled) == {"at the edge", "passed", "given up"} and attempts == {"tried": 2}
 
 
-@pytest.mark.parametrize("partitions", [[], ["outcome"]], ids=["by pyarrow", "by Spark"])
+@pytest.mark.parametrize(
+    "partitions",
+    [pytest.param([], id="by pyarrow"), pytest.param(["outcome"], id="by Spark", marks=pytest.mark.long)],
+)
 def test_a_host_whose_clock_was_ahead_makes_its_successors_forget_nothing(
     spark: SparkSession, tmp_path: Path, partitions: list[str]
 ) -> None:

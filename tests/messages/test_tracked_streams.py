@@ -333,6 +333,7 @@ def test_dead_letters_of_before_a_reset_are_the_older_ones(
     assert LetterBox(config.warehouse_place(), "words").letters(1)[-1].message == '"new"'
 
 
+@pytest.mark.long
 def test_dead_letters_are_listed_and_tried_again(start, table, counts, zk_server, zk_root, tmp_path: Path) -> None:
     from trident.commands.dead_letters import dead_letters, replay
 

@@ -87,6 +87,7 @@ def test_a_listener_hears_of_start_takeover_progress_and_end(start: Start) -> No
         start(word_count("heard", [[("a b",)]]), listeners=[Hears])
 
 
+@pytest.mark.long
 def test_a_listener_hears_of_failures_and_of_the_error_that_ends_it(start: Start) -> None:
     """And the records in the log of a failed attempt name it."""
     lines: list[dict[str, Any]] = []

@@ -134,7 +134,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("source", sample([Letters, Parts], Parts))
+@pytest.mark.parametrize("source", [Letters, Parts])
+@pytest.mark.long
 def test_what_lies_between_two_offsets_comes_once_over_failures_and_a_restart(start, source, folder, warehouse):
     spout = DataSourceSpout(source, {"folder": folder})
     assert isinstance(spout, TridentSpout) and spout.output_schema.names == ["n", "word"]

@@ -176,6 +176,7 @@ def test_random_runs_lose_and_double_nothing(tmp_path: Path, rng: random.Random,
 # --- on the whole framework ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_topologies_are_fed_over_failures(spark, zk_server: str, zk_root: str, tmp_path: Path) -> None:
     batches, rows_ = FeederBatchSpout("n long"), FeederCommitterBatchSpout("n long")
 

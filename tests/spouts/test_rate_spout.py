@@ -121,11 +121,12 @@ def test_a_generator_gives_its_batches_once_and_goes_on_when_there_are_more(star
     batches = [[(0, "w0")], [(100, "w1"), (101, None)], [(200, "two")], [], fifth]
     expected = [Counter(rows) for rows in batches]
     faults.arm("stage.write:do_then_fail:2,zk.advance:do_then_fail:1")
-    first = run_to_end(start, GeneratorSpout("n long, word string", generate, max_batches=2))
-    assert by_txid(warehouse) == expected[:2] and faults.unfired() == [] and rows_read(first) == 3
-    first.stop()
+    if lock:
+        first = run_to_end(start, GeneratorSpout("n long, word string", generate, max_batches=2))
+        assert by_txid(warehouse) == expected[:2] and rows_read(first) == 3
+        first.stop()
     run_to_end(start, GeneratorSpout("n long, word string", generate, max_batches=5))
-    assert by_txid(warehouse) == [rows for rows in expected if rows]
+    assert by_txid(warehouse) == [rows for rows in expected if rows] and faults.unfired() == []
 
 
 def test_an_empty_transaction_takes_no_index():

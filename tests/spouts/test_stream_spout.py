@@ -66,6 +66,14 @@ def lines(spark, tmp_path: Path) -> Lines:
     return Lines(spark, tmp_path)
 
 
+def test_a_batch_is_one_transaction_over_a_failure_and_a_crash_before_sparks_commit(start, lines, warehouse):
+    lines.put(["a", "b"], ["c"])
+    faults.arm("stage.write:do_then_fail:2,stream.return:fail_before:2")
+    run_to_end(start, lines.spout(), max_spout_pending=3)
+    assert faults.unfired() == [] and by_txid(warehouse) == lines.expected
+
+
+@pytest.mark.long
 def test_each_batch_is_one_transaction_over_failures_restarts_and_crashes_before_sparks_commit(start, lines, warehouse):
     spout = lines.spout()
     assert isinstance(spout, TridentSpout) and spout.kind is SpoutKind.TRANSACTIONAL

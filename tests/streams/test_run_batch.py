@@ -145,6 +145,7 @@ def test_a_reducer_of_users_goes_on_from_the_rows_that_are_given(spark) -> None:
     assert sorted(looked, key=str) == [("a", 2), ("a", 2), ("b", None), ("dddd", None)]
 
 
+@pytest.mark.long
 def test_open_windows_go_on_from_the_rows_that_are_given(spark) -> None:
     numbers = stream_of("n long")
     windows = numbers.tumbling_window(3, name="threes").rows().project("n")

@@ -112,6 +112,7 @@ def table(spark, tmp_path_factory) -> Table:
 FIRST = Counter((n, "a b/ü=1%") for n in range(10) if n != 3)
 
 
+@pytest.mark.long
 def test_the_table_and_then_each_version_come_once_over_failures_restarts_and_optimize(start, table, warehouse):
     spout = DeltaSpout(table.path)
     assert isinstance(spout, TridentSpout) and spout.output_schema.names == ["n", "p"]
@@ -130,7 +131,6 @@ def test_the_table_and_then_each_version_come_once_over_failures_restarts_and_op
     assert out(warehouse) == expected and by_txid(warehouse)[-1] == Counter([(13, "a b/ü=1%"), (14, "a b/ü=1%")])
 
 
-@pytest.mark.long
 def test_batches_are_cut_by_files_and_are_the_same_for_a_fresh_process(spark, tmp_path):
     table = Table(spark, tmp_path / "t")
     expected = table.add(*range(4), files=4)
@@ -394,6 +394,7 @@ def test_impossible_arguments_and_foreign_metadata_are_refused(tmp_path):
     assert differences(one, one, exactly=True) == [] and differences(one, other, exactly=False)[-1] != "a new c"
 
 
+@pytest.mark.long
 def test_a_table_with_checkpoints_of_the_second_kind_is_read_on_any_thread(spark, tmp_path):
     properties = "'delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '2'"
     table = Table(spark, tmp_path / "t", f"TBLPROPERTIES ({properties})")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from tests.long_cases import sample
 from tests.spouts.kafka.kafka_mock import METADATA, MockCluster
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators.errors import BrokersAway, SourceError, TopicGone
@@ -75,7 +76,7 @@ def test_nothing_waits_is_an_answer_of_all_leaders_where_all_there_is_was_asked_
     assert not stream.is_ready(2)
 
 
-@pytest.mark.parametrize("kind", [KafkaSpout, OpaqueKafkaSpout])
+@pytest.mark.parametrize("kind", sample([KafkaSpout, OpaqueKafkaSpout], KafkaSpout))
 def test_a_leader_that_does_not_answer_leaves_its_partition_where_it_is(brokers, coordinate, kind) -> None:
     stream = coordinate(kind)
     one = stream.initialize_transaction(1, None, None)
@@ -93,7 +94,11 @@ def test_a_leader_that_does_not_answer_leaves_its_partition_where_it_is(brokers,
 
 
 @pytest.mark.parametrize(
-    ("gone", "start"), [(MockCluster.down, "latest"), (MockCluster.hang, {"t": {0: 10, 1: 10, 2: 10}})]
+    ("gone", "start"),
+    [
+        (MockCluster.down, "latest"),
+        pytest.param(MockCluster.hang, {"t": {0: 10, 1: 10, 2: 10}}, marks=pytest.mark.long),
+    ],
 )
 def test_no_stream_begins_while_a_leader_is_away(brokers, coordinate, gone, start) -> None:
     stream = coordinate(start=start)

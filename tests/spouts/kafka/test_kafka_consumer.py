@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from tests.long_cases import sample
 from tests.spouts.kafka.kafka_mock import FIND_COORDINATOR, MockCluster
 from trident.kafka.settings import KafkaSettings
 from trident.kafka.watched import Watched
@@ -107,7 +108,7 @@ def early(at: int) -> list[Message]:
     return [Message(at, KafkaError._PARTITION_EOF)]
 
 
-@pytest.mark.parametrize("lossy", [True, False])
+@pytest.mark.parametrize("lossy", sample([True, False], True))
 def test_an_early_end_is_believed_only_when_it_is_answered_again_and_the_leader_says_so(monkeypatch, lossy) -> None:
     monkeypatch.setattr(reader, "_SETTLE_SECS", 0.2)
     silent = Consumer([*log(0, 60), *early(60)], high=60)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kafka.record_batches import record_batches
+from tests.long_cases import sample
 from tests.servers.kafka_fixtures import KafkaBroker
 from tests.spouts.kafka.test_kafka_reader import as_the_driver_reads_it, offsets, read, reading
 from trident.coordinators.errors import MessagesExpired
@@ -36,7 +37,7 @@ def test_headers_come_as_they_were_sent_however_large_and_many(kafka: KafkaBroke
     assert found == HEADERS and rows[-1]["headers"] is None
 
 
-@pytest.mark.parametrize("kind", ["bytes", "text", "json", "debezium"])
+@pytest.mark.parametrize("kind", sample(["bytes", "text", "json", "debezium"], "text", "debezium"))
 def test_keys_and_values_may_be_null_or_empty(kafka: KafkaBroker, topic: str, kind: str) -> None:
     schema = "n long" if kind in ("json", "debezium") else None
     decoder = ValueFormat(kind, schema, None, None, None, "a KafkaSpout").decoder()
@@ -54,16 +55,21 @@ def test_keys_and_values_may_be_null_or_empty(kafka: KafkaBroker, topic: str, ki
 
 @pytest.mark.parametrize(
     ("ms", "micros"),
-    [
+    sample(
+        [
+            (-1, None),
+            (0, 0),
+            (-2, -2_000),
+            (-62_135_596_800_000, -62_135_596_800_000_000),
+            (MS_MAX, MS_MAX * 1_000),
+            (MS_MAX + 1, "letter"),
+            (2**63 - 1, "letter"),
+            (-(2**63), "letter"),
+        ],
         (-1, None),
-        (0, 0),
-        (-2, -2_000),
-        (-62_135_596_800_000, -62_135_596_800_000_000),
         (MS_MAX, MS_MAX * 1_000),
         (MS_MAX + 1, "letter"),
-        (2**63 - 1, "letter"),
-        (-(2**63), "letter"),
-    ],
+    ),
 )
 def test_any_timestamp_is_itself_or_a_dead_letter(kafka: KafkaBroker, topic: str, ms: int, micros: Any) -> None:
     kafka.create(topic)

@@ -96,6 +96,7 @@ def test_every_column_reaches_the_table_by_the_driver_and_by_tasks(
     assert [round(row.timestamp.timestamp() * 1000) for row in found[:5]] == [1_700_000_000_000 + at for at in range(5)]
 
 
+@pytest.mark.long
 def test_a_replay_has_exactly_the_offsets_that_were_written_down(start, kafka, topic, warehouse) -> None:
     kafka.create(topic, 2)
     kafka.put(topic, numbers(40), 0)
@@ -149,6 +150,7 @@ def test_a_killed_broker_holds_streams_up_and_uses_no_attempts(start, kafka, top
     assert Counter(rows(spark, emitted[0], spout)) == places(0, 0, 50)
 
 
+@pytest.mark.long
 def test_tls_and_a_password_reach_driver_and_tasks_and_stand_nowhere(
     start, kafka, topic, warehouse, monkeypatch, caplog
 ) -> None:

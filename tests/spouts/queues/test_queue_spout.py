@@ -573,20 +573,19 @@ while coordinator.is_ready(txid):
 """
 
 
-def test_a_process_killed_at_any_operation_of_the_queue_loses_and_doubles_nothing(tmp_path: Path) -> None:
+DEATHS = ["queue.hold:do_then_die:2", "queue.acknowledge:do_then_die:2"]
+OTHER_DEATHS = ["queue.take_over:do_then_die", "queue.take:do_then_die:2", "queue.acknowledge:do_then_die"]
+
+
+@pytest.mark.parametrize("deaths", [DEATHS, pytest.param(OTHER_DEATHS, marks=pytest.mark.long)], ids=["few", "others"])
+def test_a_process_killed_at_any_operation_of_the_queue_loses_and_doubles_nothing(
+    tmp_path: Path, deaths: list[str]
+) -> None:
     queue = SqliteQueue(tmp_path / "q.db")
     put = [f"m{number}" for number in range(40)]
     queue.put(put)
     (tmp_path / "program.py").write_text(PROGRAM)
-    deaths = [
-        "queue.take_over:do_then_die",
-        "queue.take:do_then_die:2",
-        "queue.hold:do_then_die:2",
-        "queue.acknowledge:do_then_die:2",
-        "queue.acknowledge:do_then_die",
-        "",
-    ]
-    for epoch, fault in enumerate(deaths, 1):
+    for epoch, fault in enumerate([*deaths, ""], 1):
         environment = {**os.environ, "TRIDENT_FAULTS": fault, "PYTHONPATH": str(ROOT)}
         life = subprocess.run(
             [sys.executable, str(tmp_path / "program.py"), str(tmp_path), str(epoch)],

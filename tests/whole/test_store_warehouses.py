@@ -21,6 +21,8 @@ from unittest.mock import MagicMock
 import pytest
 
 import trident
+from tests.chaos.oracle import Table
+from tests.chaos.store_mirror import Mirror
 from tests.repair.repair_helpers import znodes_below
 from tests.servers import store_servers
 from tests.servers.zk_fixtures import connected
@@ -145,6 +147,34 @@ def znodes(hosts: str, root: str) -> Iterator[tuple[str, bytes]]:
     with connected(hosts, root) as zk:
         for path, (value, _) in znodes_below(zk, root):
             yield path, value
+
+
+def test_a_topology_on_a_store_counts_everything_once_where_the_answer_to_a_commit_is_lost(
+    base: str, tmp_path: Path, zk_server: str, zk_root: str
+) -> None:
+    """The only one in `make test`; test_sweep.py has such faults in a store."""
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        (tmp_path / "in" / f"{number}.txt").write_text("a b\nb c\nc c\n" * 20)
+    given = settings_of(base)
+    key, secret = (given.pop(f"fs.s3a.{name}.key", "") for name in ("access", "secret"))
+    conf = json.dumps({f"spark.hadoop.{key}": value for key, value in given.items()})
+    own = {"PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": "delta.commit:do_then_fail:2"}
+    program = PROGRAM.partition("rows = {")[0] + "query.stop(compact=False)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), f"{base}/w", zk_server, zk_root, conf],
+        env={**os.environ, "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, **own},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = [value["count"] for value in trident.get(f"{base}/w", "counts", ["a", "b", "c"])]
+    assert counts == [40, 80, 120]
+    mirror = Mirror(f"{base}/w", tmp_path / "mirror")
+    mirror.bring()
+    lines = Counter(row["value"] for row in Table.read(mirror.path / "lines").rows())
+    assert lines == dict.fromkeys(["a b", "b c", "c c"], 40)
 
 
 @pytest.mark.skipif(not ALL, reason="make stores runs it (TRIDENT_STORES=all)")

@@ -108,7 +108,7 @@ def test_a_line_is_one_object_and_all_else_is_as_sparks_reader_has_it(spark, rng
     lines = [blank + text + after for text in TEXTS for blank, after in (("", ""), (" ", "\t "))] + BROKEN
     lines += [text + rng.choice(["", " "]) + after for text in TEXTS for after in AFTER]
     given = len(lines)
-    drawn = [changed(rng.choice(lines), rng) for _ in range(300)]
+    drawn = [changed(rng.choice(lines), rng) for _ in range(500)]
     # Spark's reader makes several rows of an array; Python's parser does not know single quotes.
     lines += [line for line in drawn if "'" not in line and not line.lstrip().startswith("[")]
     (tmp_path / "lines.json").write_text("\n".join(lines) + "\n")
@@ -125,7 +125,7 @@ def test_a_line_is_one_object_and_all_else_is_as_sparks_reader_has_it(spark, rng
     assert list(map(certain, found[given:])) == list(map(certain, expected[given:]))
     found = rows_of(spark, lines, {"mode": "DROPMALFORMED"})
     assert [repr(row) for row in found] == [repr(row) for row in expected if row[-1] is None]
-    assert sum(row[-1] is None for row in expected) > 25 and sum(is_followed(line) for line in lines) > 200
+    assert sum(row[-1] is None for row in expected) > 15 and sum(is_followed(line) for line in lines) > 200
 
 
 def test_more_than_one_object_fails_the_batch_and_names_the_file(spark) -> None:

@@ -363,18 +363,19 @@ def test_a_free_core_is_given_to_a_request_before_batches(spark: SparkSession, t
     first, second, third = (pools.of_batch(txid) for txid in (5, 6, 7))
     scheduler = context._jsc.sc().taskScheduler()
 
-    def has(sets: int) -> bool:
-        """Whether the scheduler knows so many sets of tasks: it chooses among those."""
-        return scheduler.rootPool().getSortedTaskSetQueue().size() == sets
+    def has(pool: str) -> bool:
+        """Whether the scheduler knows tasks of the pool: it chooses among those."""
+        found = scheduler.rootPool().getSchedulableByName(pool)
+        return found is not None and found.schedulableQueue().size() > 0
 
     with ThreadPoolExecutor(4) as threads:
         try:
             jobs = [threads.submit(job, first, "1"), threads.submit(job, second, "2")]
             assert eventually(lambda: runs(first) and runs(second), WAIT_SECS)
             jobs.append(threads.submit(job, third, "3"))
-            assert eventually(lambda: has(3), WAIT_SECS)
+            assert eventually(lambda: has(third), WAIT_SECS)
             jobs.append(threads.submit(job, pools.REQUESTS, "3"))
-            assert eventually(lambda: has(4), WAIT_SECS)
+            assert eventually(lambda: has(pools.REQUESTS), WAIT_SECS)
             (tmp_path / "1").touch()
             assert eventually(lambda: runs(third) or runs(pools.REQUESTS), WAIT_SECS)
             assert not runs(third), "the batch was first"

@@ -1,7 +1,7 @@
 # make venv    .venv with the package and its test dependencies (done by the others when needed)
 # make check   lint, format, order of imports, dead code, types: seconds; the first thing that make test does
 # make quick   check, the pure tests, and those near what has changed since a commit (SINCE=HEAD): at each save
-# make test    the tests, 15 to 20 minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
+# make test    the tests, about 10 minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
 # make long    the tests that make test leaves out because they take long: those that are marked so
 # make proof   all of the long targets below, one after the other, about ten hours; what has passed on this code is not run
 #              again; docs/proof.md is the record. SUITES="sweep fork" only these; ARGS="--minutes 40 --rotate" and others

@@ -125,6 +125,7 @@ def dangerous() -> list[Case]:
     """What `make test` runs on the disk: of the points that decide what is lost or doubled the worst moment of each."""
     of_map = (
         ("zk.begin", FIRST, LOST),
+        ("stage.write", FIRST, DIE),
         ("manifest.write", FIRST, HANG),
         ("zk.decide", FIRST, DIE),
         ("delta.commit", REPLAY, LOST),
@@ -133,6 +134,8 @@ def dangerous() -> list[Case]:
         ("resolve.stage", REPLAY, FAIL),
         ("zk.advance", FIRST, LOST),
         ("spout.success", FIRST, DIE),
+        ("clean.staged", FIRST, DIE),
+        ("zk.acquire", RECOVERY, DIE),
     )
     others = [Case("committer", "spout.commit", FIRST, DIE), Case("user-coded map", "zk.record", BIRTH, DIE)]
     return [*(Case("user-coded map", *case) for case in of_map), *others]

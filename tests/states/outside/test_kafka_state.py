@@ -495,14 +495,18 @@ def test_a_fence_with_messages_still_queued_is_no_refusal(kafka, state, monkeypa
         monkeypatch.setattr(kafka_state, "_PRODUCERS", mine)
         if moment == "its rows fail":
             raise StateAway("the rows cannot be read")
-        yield from rows(*(f"y{number}" for number in range(20_000)))
+        while True:  # until the client refuses one
+            yield from rows(*(f"y{number}" for number in range(1_000)))
 
+    flushed, flush = [], PartProducer._flush
+    monkeypatch.setattr(PartProducer, "_flush", lambda self: flushed.append(self) or flush(self))
     wanted = (
         pytest.raises(StaleEpoch) if moment == "it sends more" else pytest.raises(StateAway, match="cannot be read")
     )
     with wanted:
         slow.publish(part(1), many())
     assert values(kafka, state.topic) == []
+    assert not flushed, "behind a fatal error the client may keep its messages until they time out"
 
 
 @pytest.mark.long

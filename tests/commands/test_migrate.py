@@ -199,7 +199,8 @@ def options(config: TridentConfig) -> list[str]:
     return ["--warehouse", config.warehouse, "--zookeeper", config.zookeeper, *sets]
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["failed", "killed"])
+@pytest.mark.long
+@pytest.mark.parametrize("killed", [False, True], ids=["failed", "killed"])
 def test_a_command_that_ends_halfway_leaves_a_topology_that_begins_nowhere_until_it_runs_again(
     killed: bool,
     spark: SparkSession,

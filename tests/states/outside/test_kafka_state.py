@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,11 @@ def own_producers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process has kept is gone, as in another one."""
+    """What this process has kept is gone, as in another one.
+
+    A producer that is still being made in a thread would fence the other process's at any later moment.
+    """
+    wait(kafka_state._PRODUCERS._ahead.values())
     monkeypatch.setattr(kafka_state, "_PRODUCERS", PartProducers())
 
 
@@ -220,6 +225,7 @@ def test_marks_are_written_again_as_they_are_by_their_coordinator_alone(kafka, s
     mine = kafka_state._PRODUCERS
     another_process(monkeypatch)
     more.publish(part(2), rows("a2"))
+    wait(kafka_state._PRODUCERS._ahead.values())
     monkeypatch.setattr(kafka_state, "_PRODUCERS", mine)
     written, write = [], PartProducer.write
 

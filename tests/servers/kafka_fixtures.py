@@ -184,7 +184,7 @@ class KafkaBroker:
         assert producer.flush(60) == 0 and not failed, failed
 
     def put_in_transaction(self, topic: str, values: Sequence[Any], partition: int = 0, commit: bool = True) -> None:
-        """Appends values in one Kafka transaction, which is committed or aborted; both leave a control record.
+        """Appends values, or (key, value) pairs, in one Kafka transaction, committed or aborted: it leaves a control record.
 
         Returns once the control record is there: the broker answers before it has written it.
         """
@@ -192,8 +192,9 @@ class KafkaBroker:
         producer = self.producer(**{"transactional.id": uuid.uuid4().hex})
         producer.init_transactions(60)
         producer.begin_transaction()
-        for value in values:
-            producer.produce(topic, value=value, partition=partition)
+        for message in values:
+            key, value = message if isinstance(message, tuple) else (None, message)
+            producer.produce(topic, value=value, key=key, partition=partition)
         assert producer.flush(60) == 0
         if commit:
             producer.commit_transaction(60)

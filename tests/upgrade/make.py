@@ -15,10 +15,14 @@ The archive has two folders: ``rest``, where all was stopped, and the fork and t
 the same folder with more input, and each topology killed in the middle of a transaction. What both have in common
 takes no space.
 
-A release makes an archive of its own before its version is published: ``make_one("NAME")`` in a checkout of its tag,
-for NAME ``round-one-1.4`` and ``round-two-1.4`` (the name says which program). Commit the archive beside the others:
-tests/whole/test_upgrade.py finds it by its name. An archive is never made again. A program is changed only where
-public names change; a stored thing that no archive has yet gets a program and a kind of archive of its own.
+A release makes archives of its own before its version is published. In a checkout of its tag:
+
+    python -m tests.upgrade.make round-one-1.4
+    python -m tests.upgrade.make round-two-1.4
+
+(the beginning of the name says which program). Commit them beside the others: the tests find them by their names. An
+archive is never made again: it is what that version wrote. A program is changed only where public names change. A
+stored thing that no program has gets a program and a kind of archive of its own: the older archives do not have it.
 
 Making ``round-two`` needs a Kafka broker, as the tests of tests/kafka do. The broker's data stay outside: the archive
 has the topic's messages and the offsets of the state's group as JSON, which a test puts into a broker of its own.

@@ -184,7 +184,7 @@ class KafkaBroker:
         assert producer.flush(60) == 0 and not failed, failed
 
     def put_in_transaction(self, topic: str, values: Sequence[Any], partition: int = 0, commit: bool = True) -> None:
-        """Appends values, or (key, value) pairs, in one Kafka transaction, committed or aborted: it leaves a control record.
+        """Appends values, or (key, value) pairs, in one Kafka transaction, which leaves a control record in any case.
 
         Returns once the control record is there: the broker answers before it has written it.
         """

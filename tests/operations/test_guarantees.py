@@ -64,8 +64,8 @@ def test_the_page_shows_the_table() -> None:
 
 
 def test_the_spouts_and_states_of_the_pages_can_be_imported_and_are_of_the_kind_they_say() -> None:
-    spouts, *_ = tables_of("spouts.md", "Those that are there")
-    (states,) = tables_of("states.md", "Those that are there")
+    spouts, *_ = tables_of("spouts.md", "All spouts")
+    (states,) = tables_of("states.md", "All states")
     kinds = {name: kind for names, kind, _ in spouts[1:] for name in names.split(", ")}
     found = {name: getattr(trident, name, None) or getattr(trident.testing, name, None) for name in kinds}
     assert [name for name, spout in found.items() if spout is None] == []

@@ -50,7 +50,7 @@ OTHERS = set(
     # S3, Hadoop
     "AbortMultipartUpload ListMultipartUploads FileInfo "
     # Names that an example gives, or that the code puts together
-    "order_log orders_mended open_clicks fields_and_columns resolve_by_tables".split()
+    "order_log orders_fixed open_clicks fields_and_columns resolve_by_tables".split()
 )
 NOT_OURS = re.compile(r"(?:spark|delta|hadoop|hive|fs|dfs|log4j|kafka)\.[\w.]+|-D\S+|-XX\S+|/\S*\.(?:sh|jar)")
 

@@ -143,11 +143,11 @@ class ClusterProblem(EnvironmentProblem):
 
 
 class StorageProblem(EnvironmentProblem):
-    """A disk is full, or a folder can no longer be written; it touches nothing that was committed."""
+    """A disk is full, or a folder can no longer be written; committed data is not affected."""
 
 
 class StoreProblem(StorageProblem):
-    """The store of a warehouse refuses this process: no such bucket, no permission, a clock that is wrong."""
+    """The store of a warehouse refuses this process: no such bucket, no permission, a wrong clock."""
 
 
 class StoreUnreachable(StoreProblem):
@@ -155,7 +155,7 @@ class StoreUnreachable(StoreProblem):
 
 
 class SourceError(TridentError):
-    """The data of a source is missing, unreadable or not what was pinned.
+    """The data of a source is missing, unreadable, or differs from the batch's stored metadata.
 
     Attributes:
         fingerprint: of data that cannot be used as it is, and is the same whenever it is read: as of a BatchError. A
@@ -170,19 +170,19 @@ class MessagesExpired(SourceError):
 
 
 class LogCut(SourceError):
-    """The log of a Kafka partition ends before what was read, or planned, as after an unclean election of a leader."""
+    """The log of a Kafka partition ends before an offset that was read or planned, as after an unclean election."""
 
 
 class TopicGone(SourceError):
-    """A Kafka topic was deleted, or deleted and made again, or has fewer partitions than it had."""
+    """A Kafka topic was deleted, or deleted and recreated, or has fewer partitions than before."""
 
 
 class BrokersAway(SourceError):
-    """No Kafka broker answers, or the leader of a partition is away: it may be back soon."""
+    """No Kafka broker answers, or the leader of a partition is down: it may be back soon."""
 
 
 class BatchError(TridentError):
-    """An attempt at a batch failed before its decision; it is tried again.
+    """An attempt at a batch failed before its decision; it is retried.
 
     Attributes:
         attempt: "txid:attempt_id" of the attempt, when known.
@@ -230,11 +230,11 @@ class BatchTimeout(BatchError):
 
 
 class BatchOutOfMemory(BatchError):
-    """An executor, or a Python worker, ran out of memory; the next attempt is smaller where its source can."""
+    """An executor, or a Python worker, ran out of memory; the next attempt is smaller if its source allows it."""
 
 
 class AttemptCapReached(TridentError):
-    """One batch failed ``max_attempts`` times, or three times in one and the same way; the topology has stopped.
+    """One batch failed ``max_attempts`` times, or three times in the same way; the topology has stopped.
 
     Attributes:
         txid: the transaction that cannot be processed.
@@ -258,15 +258,15 @@ class WrongArguments(DrpcError, ValueError):
 
 
 class NotLeading(DrpcError):
-    """Requests are answered by the process that leads the topology, and this one does not."""
+    """Only the topology's leader answers requests, and this process is not the leader."""
 
 
 class DrpcTimeout(DrpcError, TimeoutError):
-    """A request was not answered in its time; its Spark jobs were cancelled."""
+    """A request was not answered in time; its Spark jobs were cancelled."""
 
 
 class CoordinationError(TridentError):
-    """Something about ZooKeeper, the fence or the topology's identity."""
+    """A failure of ZooKeeper, the fence or the topology's identity."""
 
 
 class ZooKeeperUnreachable(CoordinationError):
@@ -278,7 +278,7 @@ class ZooKeeperRefused(ZooKeeperUnreachable):
 
 
 class CorruptZnode(CoordinationError):
-    """A znode holds something that cannot be read as what it must be.
+    """A znode's content is not in the expected format.
 
     Attributes:
         path: the znode.
@@ -311,15 +311,15 @@ class StaleEpoch(CoordinationError):
 
 
 class StateAway(CoordinationError):
-    """A store outside of the warehouse does not answer; what is decided is published again, for as long as it takes."""
+    """A store outside of the warehouse does not answer; decided rows are published again, without limit."""
 
 
 class StateBehind(CoordinationError):
-    """A store outside of the warehouse lacks transactions that it had: it was put back, or failed over."""
+    """A store outside of the warehouse lacks transactions that it had: it was restored, or failed over."""
 
 
 class ForeignMarks(CoordinationError):
-    """A store outside of the warehouse has marks of another incarnation, and the state does not say ``adopt=True``."""
+    """A store outside of the warehouse has marks of another incarnation, and the state does not set ``adopt=True``."""
 
 
 class StaleState(CoordinationError):
@@ -331,7 +331,7 @@ class OutcomeUnknown(CoordinationError):
 
 
 class TableError(TridentError):
-    """Something about a Delta table."""
+    """A failure of a Delta table."""
 
 
 class SchemaMismatch(TableError):
@@ -347,11 +347,11 @@ class CommitConflict(TableError):
 
 
 class StagedFileMissing(TableError):
-    """A staged file is not there, or not of its size."""
+    """A staged file is missing, or has another size."""
 
 
 class TransactionNotKept(TableError):
-    """The manifest of a transaction is not kept, or no longer.
+    """The manifest of a transaction was never kept, or is no longer kept.
 
     Attributes:
         txid: the transaction that was asked for.
@@ -366,12 +366,12 @@ class TransactionNotKept(TableError):
 
 
 class OutboxDamaged(TableError):
-    """The record of an outbox, in the warehouse, is not as it was written."""
+    """The record of an outbox, in the warehouse, is damaged."""
 
 
 class Halted(TridentError):
-    """The coordinator has stopped because going on could lose or double data."""
+    """The coordinator has stopped because continuing could lose or double data."""
 
 
 class PositionLost(Halted, SourceError):
-    """A source's own record of its progress is lost, older than its transactions, or not as it was written."""
+    """A source's own record of its progress is lost, damaged, or older than its transactions."""

@@ -52,9 +52,9 @@ _NOT_TOPOLOGIES = ("states", "zookeeper")
 def _command(function: Callable[..., None]) -> Callable[..., None]:
     """Adds ``--set`` and ``--verbose``, and turns errors into messages and exit codes."""
 
-    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; may be given again.")
+    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; can be repeated.")
     @click.option("--settings", "settings_file", metavar="FILE", help="A TOML file of settings, as TRIDENT_SETTINGS.")
-    @click.option("--verbose", is_flag=True, help="Show the traceback of an error, and what Spark says of it.")
+    @click.option("--verbose", is_flag=True, help="Show the traceback of an error, and Spark's messages.")
     @functools.wraps(function)
     def command(*, settings: tuple[str, ...], settings_file: str | None, verbose: bool, **arguments: Any) -> None:
         if verbose:
@@ -107,9 +107,7 @@ def _users_frames(error: BaseException) -> str | None:
 _SHORT = ("warehouse", "zookeeper", "log_format")
 _warehouse_option = click.option("--warehouse", metavar="FOLDER", help="The warehouse folder, as --set warehouse=….")
 _zookeeper_option = click.option("--zookeeper", metavar="HOSTS", help="Where ZooKeeper is, as --set zookeeper=….")
-_force_option = click.option(
-    "--force", is_flag=True, help="Do not ask whether this is the ZooKeeper that the topology uses."
-)
+_force_option = click.option("--force", is_flag=True, help="Skip the check that this is the topology's own ZooKeeper.")
 
 
 def _name(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
@@ -141,10 +139,10 @@ def asked_spark_settings(config: TridentConfig) -> dict[str, str]:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trident-spark")
 def main() -> None:
-    """Exactly-once micro-batches on Spark: run topologies and look after them.
+    """Exactly-once micro-batches on Spark: run and manage topologies.
 
-    FILE is a Python file that makes a topology, NAME the name that it has there, TXID the number of a transaction.
-    `trident COMMAND --help` has the options of a command.
+    FILE is a Python file that defines a topology, NAME the topology's name, TXID the number of a transaction.
+    `trident COMMAND --help` shows the options of a command.
     """
 
 
@@ -152,7 +150,7 @@ def main() -> None:
 @click.argument("name")
 @_command
 def new(name: str, settings: tuple[str, ...]) -> None:
-    """Make the folder NAME with a small project: a topology, its test, a unit of systemd, a compose file."""
+    """Make the folder NAME with a small project: a topology, its test, a systemd unit, a compose file."""
     from trident.commands.new import new_project
 
     for path in new_project(name, Path.cwd()):
@@ -164,7 +162,7 @@ def new(name: str, settings: tuple[str, ...]) -> None:
 @click.argument("file", metavar="FILE[:NAME]")
 @_warehouse_option
 @_zookeeper_option
-@click.option("--conf", "conf", multiple=True, metavar="spark.KEY=VALUE", help="A Spark setting; may be given again.")
+@click.option("--conf", "conf", multiple=True, metavar="spark.KEY=VALUE", help="A Spark setting; can be repeated.")
 @click.option(
     "--log-format",
     type=click.Choice(["plain", "json"]),
@@ -174,7 +172,7 @@ def new(name: str, settings: tuple[str, ...]) -> None:
 def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Run the topology that FILE defines, until it is stopped or fails.
 
-    A first Ctrl-C or SIGTERM finishes what is decided and stops; a second aborts. While it starts, the first ends it.
+    A first Ctrl-C or SIGTERM finishes what is decided and stops; a second aborts. During the start, the first aborts.
     """
     given = _config(settings).with_spark_conf(conf)  # what is wrong here is told before the file is run
     if given.log_format == "json":
@@ -197,7 +195,7 @@ def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
 @main.command(short_help="Print or draw what FILE would do.")
 @click.argument("file", metavar="FILE[:NAME]")
 @click.option("--svg", metavar="OUT.svg", help="Draw it into this file; needs Graphviz.")
-@click.option("--dot", is_flag=True, help="Print it in the language of Graphviz.")
+@click.option("--dot", is_flag=True, help="Print it in Graphviz's language.")
 @_command
 def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> None:
     """Print what the topology in FILE would do, or draw it; nothing is started."""
@@ -219,7 +217,7 @@ def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> No
         click.echo(text)
 
 
-@main.command(short_help="Say how topologies are doing.")
+@main.command(short_help="Show the status of topologies.")
 @click.argument("name", required=False, callback=_name)
 @click.option("--json", "as_json", is_flag=True, help="The status as JSON, one object a line.")
 @_warehouse_option
@@ -227,8 +225,8 @@ def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> No
 def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
     """Print the status of topology NAME, or of all in the warehouse, and how old it is.
 
-    Exit code 0 when it runs or starts (as far as can be seen from here), 1 when it gave up or failed, 3 when it is
-    halted, 5 when it was stopped or its process is gone; of several the gravest. 2 when it is not known.
+    Exit code 0 when it runs or starts (as far as this host can see), 1 when it gave up or failed, 3 when it is halted,
+    5 when it was stopped or its process is gone; with several topologies, the most serious one. 2 when it is not known.
     """
     from trident.running.status import condition, format_status, read_status, topologies_with_status
 
@@ -255,9 +253,9 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
 @click.option("--dashboard", is_flag=True, help="A dashboard, for Grafana to import.")
 @_command
 def metrics(alerts: bool, dashboard: bool, settings: tuple[str, ...]) -> None:
-    """Print a file for the watching of topologies by Prometheus: alert rules (YAML), or a Grafana dashboard (JSON).
+    """Print a file for monitoring with Prometheus: alert rules (YAML), or a Grafana dashboard (JSON).
 
-    A topology that is started with a port (--set http=3774) has its metrics at /metrics.
+    A topology started with a port (--set http=3774) serves its metrics at /metrics.
     """
     from trident.watching.monitoring_files import ALERTS, DASHBOARD, monitoring_file
 
@@ -268,15 +266,15 @@ def metrics(alerts: bool, dashboard: bool, settings: tuple[str, ...]) -> None:
 
 @main.command(short_help="Open the live page for NAME's warehouse.")
 @click.argument("name", callback=_name)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Where to listen; a free one when not given.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port to listen on; a free one by default.")
 @click.option("--open", "open_", is_flag=True, help="Open it in the browser.")
 @_warehouse_option
 @_command
 def ui(name: str, port: int, open_: bool, settings: tuple[str, ...]) -> None:
-    """Show topology NAME in a browser of this machine, whether a process runs it or not; until Ctrl-C.
+    """Show topology NAME in a browser of this machine, running or not; until Ctrl-C.
 
-    It reads the warehouse alone. A topology that runs with the setting `http` has a page of its own at that address.
-    While it answers, every user of this machine can read it, unless the setting `http_token` is set.
+    It reads only the warehouse. A topology that runs with the setting `http` serves its own page at that address.
+    Every user of this machine can read the page, unless the setting `http_token` is set.
     """
     import threading
 
@@ -293,12 +291,12 @@ def ui(name: str, port: int, open_: bool, settings: tuple[str, ...]) -> None:
         click.echo("")
 
 
-@main.command(short_help="Say what the past transactions of NAME did.")
+@main.command(short_help="Show the past transactions of NAME.")
 @click.argument("name", callback=_name)
-@click.option("--txid", type=click.IntRange(min=1), help="Only this one, with all that is known of it.")
+@click.option("--txid", type=click.IntRange(min=1), help="Only this one, in full.")
 @click.option("--group", help="Only of this batch group.")
 @click.option(
-    "--last", type=click.IntRange(min=0), default=20, show_default=True, help="So many; 0: all that are kept."
+    "--last", type=click.IntRange(min=0), default=20, show_default=True, help="This many; 0: all that are kept."
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON, one transaction a line.")
 @_warehouse_option
@@ -306,9 +304,9 @@ def ui(name: str, port: int, open_: bool, settings: tuple[str, ...]) -> None:
 def history(
     name: str, txid: int | None, group: str | None, last: int, as_json: bool, settings: tuple[str, ...]
 ) -> None:
-    """Print the past transactions of topology NAME, which may be running: when, from where, what each changed.
+    """Print the past transactions of topology NAME, running or not: their times, sources and changes.
 
-    They are in the Delta table NAME__GROUP__transactions of the warehouse too, which any Delta reader can query.
+    Any Delta reader can query them in the warehouse's table NAME__GROUP__transactions, too.
     """
     from trident.commands import history as command
 
@@ -344,18 +342,18 @@ def skip(name: str, txid: int, group: str | None, force: bool, settings: tuple[s
     _say(admin.skip(name, txid, config=_config(settings), group=group, force=force))
 
 
-@main.command(short_help="Begin NAME again at txid 1.")
+@main.command(short_help="Start NAME over at txid 1.")
 @click.argument("name", callback=_name)
 @click.option("--drop-tables", is_flag=True, help="Delete the topology's tables too.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @_warehouse_option
 @_zookeeper_option
 @_force_option
 @_command
 def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[str, ...]) -> None:
-    """Forget the transactions of topology NAME: its next start begins again at txid 1.
+    """Delete the record of the transactions of topology NAME: its next start begins at txid 1.
 
-    Interrupted, run it again: it goes on.
+    If it is interrupted, run it again: it continues.
     """
     config = _config(settings)
     if not yes:
@@ -370,16 +368,16 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
     _say(admin.reset(name, drop_tables=drop_tables, config=config, force=force))
 
 
-@main.command(short_help="Go on where a query of Structured Streaming has stopped.")
+@main.command(short_help="Continue where a Structured Streaming query has stopped.")
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("--topology", "file", metavar="FILE[:NAME]", required=True, help="The topology that goes on.")
-@click.option("--again", is_flag=True, help="Begin at the start of the batch in doubt: it is read again.")
-@click.option("--skip", "skip_", is_flag=True, help="Begin behind the batch in doubt: the target has it.")
+@click.option("--topology", "file", metavar="FILE[:NAME]", required=True, help="The topology that continues.")
+@click.option("--again", is_flag=True, help="Begin with the batch in doubt: it is read again.")
+@click.option("--skip", "skip_", is_flag=True, help="Begin after the batch in doubt: the target has it.")
 @click.option(
-    "--target", "targets", multiple=True, metavar="TABLE", help="A Delta table that says if it has the batch."
+    "--target", "targets", multiple=True, metavar="TABLE", help="A Delta table that shows whether it has the batch."
 )
 @click.option("--app-id", metavar="ID", help="The txnAppId of the MERGEs into the targets.")
-@click.option("--without-state", is_flag=True, help="The state that Spark keeps for the query is not needed.")
+@click.option("--without-state", is_flag=True, help="Continue without the query's own state in Spark.")
 @_warehouse_option
 @_zookeeper_option
 @_force_option
@@ -395,10 +393,10 @@ def migrate(
     force: bool,
     settings: tuple[str, ...],
 ) -> None:
-    """Pin the first transaction of the topology in FILE behind the last batch of the query with this CHECKPOINT.
+    """Start the topology in FILE after the last batch of the query with this CHECKPOINT.
 
     Stop the query first. A batch that Spark has planned and not committed may be in the target, or not: --target and
-    --app-id look there, --again and --skip say it.
+    --app-id check that, --again and --skip decide it.
     """
     from trident.commands.migrate import InDoubt
     from trident.commands.migrate import migrate as run_migrate
@@ -414,14 +412,14 @@ def migrate(
 _source_option = click.option("--source", metavar="FOLDER", help="NAME's warehouse, as --set warehouse=….")
 
 
-@main.command("fork", short_help="Make a topology of its own as of a transaction of NAME.")
+@main.command("fork", short_help="Make a new topology as of a transaction of NAME.")
 @click.argument("name", callback=_name)
 @click.option("--at", multiple=True, required=True, metavar="TXID", help="Its last transaction; or GROUP=TXID of each.")
 @click.option("--as", "as_name", required=True, metavar="NAME2", callback=_name, help="The name of the fork.")
 @click.option("--warehouse", "target", required=True, metavar="FOLDER", help="The fork's own, new or empty.")
-@click.option("--until-kept", is_flag=True, help="No transaction begins behind the last batch that it is given.")
-@click.option("--copy", "may_copy", is_flag=True, help="Copy the data where a file cannot have a second name.")
-@click.option("--accept-acknowledging", is_flag=True, help="It may start with spouts that can change their sources.")
+@click.option("--until-kept", is_flag=True, help="Begin no transaction after the last batch of NAME.")
+@click.option("--copy", "may_copy", is_flag=True, help="Copy the data where hard links are not possible.")
+@click.option("--accept-acknowledging", is_flag=True, help="Allow spouts that can change their sources.")
 @_source_option
 @_zookeeper_option
 @_command
@@ -436,9 +434,9 @@ def fork_(
     source: str | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Make NAME2, a topology as NAME was behind transaction TXID, which then is given the same batches.
+    """Make NAME2, a topology as NAME was after transaction TXID, which then gets the same batches.
 
-    NAME is only read, and may run. Interrupted, run it again: it goes on.
+    NAME is only read, and may run. If it is interrupted, run it again: it continues.
     """
     from trident.commands.fork import fork_to
 
@@ -446,10 +444,10 @@ def fork_(
     _say(fork_to(name, at, as_name, target, _config(given), until_kept, may_copy, accept_acknowledging))
 
 
-@main.command("diff", short_help="Say where NAME and its fork NAME2 first part.")
+@main.command("diff", short_help="Show the first difference of NAME and its fork.")
 @click.argument("name", callback=_name)
 @click.argument("other", metavar="NAME2", callback=_name)
-@click.option("--txid", "txids", metavar="N[..M]", help="Compare these transactions; else all that both have.")
+@click.option("--txid", "txids", metavar="N[..M]", help="Compare these transactions; default: all common ones.")
 @click.option("--group", help="Their batch group, when they have several.")
 @click.option("--json", "as_json", is_flag=True, help="The comparison as JSON.")
 @click.option("--warehouse", "target", required=True, metavar="FOLDER", help="NAME2's warehouse.")
@@ -465,9 +463,9 @@ def diff_(
     source: str | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Compare NAME and NAME2 transaction by transaction: where they first part, in which table, key and values.
+    """Compare NAME and NAME2 transaction by transaction: the first difference, its table, key and values.
 
-    Exit code 1 when they differ, 6 when there is no transaction that could be compared.
+    Exit code 1 when they differ, 6 when there is no transaction to compare.
     """
     from trident.commands.fork import diff_of
 
@@ -478,19 +476,19 @@ def diff_(
         sys.exit(code)
 
 
-@main.command(short_help="Find contradictions in NAME, and mend them.")
+@main.command(short_help="Find contradictions in NAME, and repair them.")
 @click.argument("name", callback=_name)
 @_warehouse_option
 @_zookeeper_option
-@click.option("--undo-foreign", multiple=True, metavar="STATE", help="Take back what others did to its tables.")
-@click.option("--accept-foreign", multiple=True, metavar="STATE", help="Keep what others did to its table.")
-@click.option("--accept-unverified", multiple=True, metavar="STATE", help="Take its table as it is, unseen.")
-@click.option("--adopt-tables", is_flag=True, help="ZooKeeper is newer: go on from the older tables.")
-@click.option("--accept-loss", is_flag=True, help="With --adopt-tables: data that a source has forgotten is lost.")
-@click.option("--abandon-decision", is_flag=True, help="Give up a decided transaction that is not published anywhere.")
-@click.option("--accept-outside", multiple=True, metavar="STATE", help="Go on without what its store has lost.")
-@click.option("--clamp", multiple=True, metavar="STATE", help="Put the type's limit for its sums that do not fit.")
-@click.option("--apply", "apply_", is_flag=True, help="Do it; without this nothing is changed.")
+@click.option("--undo-foreign", multiple=True, metavar="STATE", help="Undo changes of others to its tables.")
+@click.option("--accept-foreign", multiple=True, metavar="STATE", help="Keep changes of others to its table.")
+@click.option("--accept-unverified", multiple=True, metavar="STATE", help="Accept its table without inspection.")
+@click.option("--adopt-tables", is_flag=True, help="ZooKeeper is newer: continue from the older tables.")
+@click.option("--accept-loss", is_flag=True, help="With --adopt-tables: lose data that a source no longer has.")
+@click.option("--abandon-decision", is_flag=True, help="Give up a decided transaction that no table has.")
+@click.option("--accept-outside", multiple=True, metavar="STATE", help="Continue without what its store has lost.")
+@click.option("--clamp", multiple=True, metavar="STATE", help="Use the type's limit for sums that overflow.")
+@click.option("--apply", "apply_", is_flag=True, help="Make the changes; without it nothing is changed.")
 @_command
 def repair(
     name: str,
@@ -505,7 +503,7 @@ def repair(
     apply_: bool,
     settings: tuple[str, ...],
 ) -> None:
-    """Say where ZooKeeper and the tables of topology NAME contradict each other, and repair it with --apply.
+    """Show where ZooKeeper and the tables of topology NAME contradict each other, and repair it with --apply.
 
     Exit code 3 while a contradiction is left.
     """
@@ -529,15 +527,15 @@ def repair(
         sys.exit(EXIT_HALT)
 
 
-@main.command(short_help="Take NAME back to an earlier transaction.")
+@main.command(short_help="Roll NAME back to an earlier transaction.")
 @click.argument("name", callback=_name)
 @_warehouse_option
 @_zookeeper_option
 @click.option("--to", "txid", type=int, required=True, metavar="N", help="The last transaction that stays.")
-@click.option("--group", metavar="GROUP", help="The batch group, where NAME has several.")
-@click.option("--leave", multiple=True, metavar="STATE", help="Leave a state outside of Delta as it is.")
-@click.option("--accept-loss", is_flag=True, help="Rows that sources were told to forget are lost.")
-@click.option("--apply", "apply_", is_flag=True, help="Do it; without this nothing is changed.")
+@click.option("--group", metavar="GROUP", help="The batch group, when NAME has several.")
+@click.option("--leave", multiple=True, metavar="STATE", help="Do not roll back this state outside of Delta.")
+@click.option("--accept-loss", is_flag=True, help="Lose rows that sources no longer have.")
+@click.option("--apply", "apply_", is_flag=True, help="Make the changes; without it nothing is changed.")
 @_command
 def rollback(
     name: str,
@@ -548,10 +546,10 @@ def rollback(
     apply_: bool,
     settings: tuple[str, ...],
 ) -> None:
-    """Take all Delta tables of topology NAME, its current transaction and its positions back to transaction N.
+    """Roll all Delta tables of topology NAME, its current transaction and its positions back to transaction N.
 
-    Nothing is deleted; attempts begin with new ids. Killed with --apply, run it again: it goes on. Exit code 2 when it
-    is refused.
+    Nothing is deleted; attempts begin with new ids. If it is killed with --apply, run it again: it continues. Exit code
+    2 when it is refused.
     """
     from trident.time_travel.rollback import roll_back
     from trident.time_travel.rollback_plan import Choices
@@ -564,22 +562,22 @@ def rollback(
         sys.exit(EXIT_BAD_INPUT)
 
 
-@main.command(short_help="Have a standby with new code take over NAME.")
+@main.command(short_help="Let a standby with new code take over NAME.")
 @click.argument("name", callback=_name)
 @_warehouse_option
 @_zookeeper_option
-@click.option("--to", metavar="HOST:PID", help="The standby; else the one whose code is not the leader's.")
+@click.option("--to", metavar="HOST:PID", help="The standby; default: the one with other code than the leader.")
 @click.option("--last", type=click.IntRange(min=1), default=5, help="Transactions of each group to rehearse: 5.")
-@click.option("--accept-changes", is_flag=True, help="Hand over although the new code gives other rows.")
-@click.option("--without-rehearsal", is_flag=True, help="Rehearse nothing: only look whether the code fits.")
+@click.option("--accept-changes", is_flag=True, help="Hand over although the new code's rows differ.")
+@click.option("--without-rehearsal", is_flag=True, help="Rehearse nothing: only check that the code fits.")
 @click.option("--only-rehearse", is_flag=True, help="Compare, and do not hand over.")
-@click.option("--stop-old", is_flag=True, help="The process that leads now ends; else it waits as a standby.")
+@click.option("--stop-old", is_flag=True, help="End the old leader; by default it waits as a standby.")
 @click.option(
     "--timeout",
     "timeout_secs",
     type=float,
     default=600.0,
-    help="Seconds for the rehearsal or the look; again for the take-over.",
+    help="Seconds for the rehearsal or the check; again for the takeover.",
 )
 @_command
 def handover(
@@ -593,10 +591,10 @@ def handover(
     timeout_secs: float,
     settings: tuple[str, ...],
 ) -> None:
-    """Have a standby run the last transactions of topology NAME again with its code, and lead if the rows are the same.
+    """Make a standby repeat the last transactions of topology NAME with its code, and lead if the rows are the same.
 
     Exit code 1 when they are not, or the code fails on them; 2 when it is refused; 6 when not everything could be
-    compared. The leader then leads on.
+    compared. The leader then stays leader.
     """
     from trident.commands.handover import Wish, hand_over
 
@@ -606,37 +604,37 @@ def handover(
         sys.exit(code)
 
 
-@main.command(short_help="Put a transaction of NAME into a folder, for tests.")
+@main.command(short_help="Save one transaction of NAME to a folder, for tests.")
 @click.argument("name", callback=_name)
 @click.option("--txid", type=click.IntRange(min=1), required=True, help="The transaction; it must be kept.")
 @click.option("--code", required=True, metavar="FILE[:NAME]", help="The file that defines the topology.")
-@click.option("--to", "folder", metavar="FOLDER", help="A new folder; NAME-TXID when not given.")
+@click.option("--to", "folder", metavar="FOLDER", help="A new folder; default: NAME-TXID.")
 @click.option("--group", help="Its batch group, when the topology has several.")
-@click.option("--state-rows", type=click.IntRange(min=0), default=10_000, help="Of larger states: the keys asked.")
+@click.option("--state-rows", type=click.IntRange(min=0), default=10_000, help="Of larger states only the keys read.")
 @_warehouse_option
 @_command
 def capture(
     name: str, txid: int, code: str, folder: str | None, group: str | None, state_rows: int, settings: tuple[str, ...]
 ) -> None:
-    """Write transaction TXID of topology NAME into a folder: its input, the states that it read, what it committed.
+    """Save transaction TXID of topology NAME to a folder: its input, the states that it read, its committed rows.
 
-    trident.testing.load_capture gives it to a test. The topology may run meanwhile; nothing of it changes.
+    trident.testing.load_capture loads it in a test. The topology may run, and does not change.
     """
     from trident.commands.capture import capture_to
 
     _say(capture_to(name, txid, code, _config(settings), folder, group, state_rows))
 
 
-@main.command(short_help="Say what this machine has, and a cluster's hosts.")
-@click.option("--cluster", is_flag=True, help="Start an application on the Spark master, and ask each host.")
-@click.option("--conf", "conf", multiple=True, metavar="spark.KEY=VALUE", help="A Spark setting; may be given again.")
+@main.command(short_help="Check this machine, and a cluster's hosts.")
+@click.option("--cluster", is_flag=True, help="Start an application on the Spark master, and check each host.")
+@click.option("--conf", "conf", multiple=True, metavar="spark.KEY=VALUE", help="A Spark setting; can be repeated.")
 @_warehouse_option
 @_zookeeper_option
 @_command
 def doctor(cluster: bool, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
-    """Say what this machine has of all that a topology needs, and with --cluster what each host of the cluster has.
+    """Check that this machine, and with --cluster each host of the cluster, has everything that a topology needs.
 
-    Of the rest it says what to do. Delta's jars are downloaded where they are not there yet; nothing else is changed.
+    It says how to get what is missing. It downloads Delta's jars if needed, and changes nothing else.
     Exit code 2 when something is missing.
     """
     from trident.commands.doctor import doctor as look
@@ -647,18 +645,18 @@ def doctor(cluster: bool, conf: tuple[str, ...], settings: tuple[str, ...]) -> N
         sys.exit(EXIT_BAD_INPUT)
 
 
-@main.group("dead-letters", short_help="List what was given up, or try it again.")
+@main.group("dead-letters", short_help="List dead letters, or retry them.")
 def dead_letters() -> None:
-    """Messages and requests that were given up, and skipped transactions: list them, or have messages tried again."""
+    """Messages and requests that were given up, and skipped transactions: list them, or retry messages."""
 
 
 @dead_letters.command("list", short_help="Show the dead letters of NAME.")
 @click.argument("name", callback=_name)
-@click.option("--json", "as_json", is_flag=True, help="All that is known, as JSON, one object a line.")
+@click.option("--json", "as_json", is_flag=True, help="In full, as JSON, one object a line.")
 @_warehouse_option
 @_command
 def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
-    """Show the dead letters of topology NAME, the oldest first; behind them those of each HttpState."""
+    """Show the dead letters of topology NAME, the oldest first; then those of each HttpState."""
     from trident.commands.dead_letters import dead_letters, refused_by_servers
 
     found: list[Any] = [*dead_letters(name, _config(settings)), *refused_by_servers(name, _config(settings))]
@@ -668,11 +666,11 @@ def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
         click.echo(f"{name} has no dead letter")
 
 
-@dead_letters.command("replay", short_help="Have messages of NAME tried again.")
+@dead_letters.command("replay", short_help="Retry messages of NAME.")
 @click.argument("name", callback=_name)
 @click.option("--stream", help="Only messages of this stream.")
-@click.option("--message", "messages", multiple=True, metavar="ID", help="Only this id, as listed; may be given again.")
-@click.option("--again", is_flag=True, help="Also those of which a replay was asked for already.")
+@click.option("--message", "messages", multiple=True, metavar="ID", help="Only this id, as listed; can be repeated.")
+@click.option("--again", is_flag=True, help="Also those that were replayed before.")
 @_warehouse_option
 @_zookeeper_option
 @_force_option
@@ -680,15 +678,15 @@ def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
 def replay_letters(
     name: str, stream: str | None, messages: tuple[str, ...], again: bool, force: bool, settings: tuple[str, ...]
 ) -> None:
-    """Have messages of topology NAME tried again, by the running topology or its next start."""
+    """Retry messages of topology NAME, in the running topology or at its next start."""
     from trident.commands.dead_letters import replay
 
     _say(replay(name, _config(settings), stream, messages, again, force=force))
 
 
-@main.group(short_help="Start, stop or look at the warehouse's server.")
+@main.group(short_help="Start, stop or check the warehouse's server.")
 def zookeeper() -> None:
-    """The warehouse's own ZooKeeper server, which topologies start when they need it."""
+    """The warehouse's embedded ZooKeeper server, which topologies start when they need it."""
 
 
 def _server_folder(settings: tuple[str, ...]) -> Place:
@@ -708,7 +706,7 @@ def _server_folder(settings: tuple[str, ...]) -> Place:
 @_warehouse_option
 @_command
 def start_server(settings: tuple[str, ...]) -> None:
-    """Start the server unless it runs; it ends by itself after ten idle minutes."""
+    """Start the server unless it runs; it stops after ten idle minutes."""
     from trident.coordinators.embedded import EmbeddedZooKeeper
 
     click.echo(f"running at {EmbeddedZooKeeper.ensure(_server_folder(settings))}")
@@ -724,11 +722,11 @@ def stop_server(settings: tuple[str, ...]) -> None:
     click.echo("stopped" if EmbeddedZooKeeper.stop(_server_folder(settings)) else "it was not running")
 
 
-@zookeeper.command("status", short_help="Say whether the server runs, and where.")
+@zookeeper.command("status", short_help="Show whether the server runs, and where.")
 @_warehouse_option
 @_command
 def server_status(settings: tuple[str, ...]) -> None:
-    """Say whether the server runs, and where. Exit code 5 when it does not run."""
+    """Show whether the server runs, and where. Exit code 5 when it does not run."""
     from trident.coordinators.embedded import EmbeddedZooKeeper
 
     folder = _server_folder(settings)

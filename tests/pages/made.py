@@ -46,7 +46,7 @@ def command_page(_: str) -> str:
         "",
         "Made from the command line by `python -m tests.pages`; a test compares them.",
         "`trident COMMAND --help` says the same, line by line. NAME is the name of a topology,",
-        "FILE a Python file that makes one, TXID the number of a transaction",
+        "FILE a Python file that defines one, TXID the number of a transaction",
         "([glossary](glossary.md)).",
         "",
         "| command | |",
@@ -55,7 +55,7 @@ def command_page(_: str) -> str:
     for name, command in commands():
         anchor = name.replace(" ", "-")
         lines.append(f"| [`{name}`](#{anchor}) | {command.get_short_help_str(200)} |")
-    lines += ["", "Every command takes these:", "", *_option_table(everywhere)]
+    lines += ["", "Options of every command:", "", *_option_table(everywhere)]
     lines += ["", "Exit codes: [operations](operations.md#a-service). Settings: [configuration](configuration.md)."]
     for name, command in commands():
         lines += ["", f"## {name}", "", *_about(name, command)]
@@ -141,10 +141,10 @@ def error_page(page: str) -> str:
     lines = [
         "# Errors",
         "",
-        "Every error says what was found, what was expected and what to do next. A program reads the same from its",
+        "Every error says what was found, what was expected and what to do next. A program finds the same in its",
         "attributes `found`, `expected` and `action`. All are subclasses of",
-        "`trident.errors.TridentError`. A command that ends with one has the exit code of the table;",
-        "[operations](operations.md#a-service) says what a service does then.",
+        "`trident.errors.TridentError`. A command that fails with one has the exit code in the table;",
+        "[operations](operations.md#a-service) says what a service then does.",
         "",
         "Made from the tree in `coordinators/errors.py` by `python -m tests.pages`, which keeps the last column.",
     ]

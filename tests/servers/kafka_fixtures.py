@@ -138,7 +138,7 @@ class KafkaBroker:
         settings = {key.replace("_", "."): value for key, value in config.items()}
         new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
         self.admin().create_topics([new])[topic].result(30)
-        self._until(lambda: len(self._partitions(topic)) == partitions)
+        self._until(lambda: self._answering(topic) == partitions)
         return topic
 
     def delete(self, topic: str) -> None:
@@ -149,7 +149,16 @@ class KafkaBroker:
         from confluent_kafka.admin import NewPartitions
 
         self.admin().create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
-        self._until(lambda: len(self._partitions(topic)) == partitions)
+        self._until(lambda: self._answering(topic) == partitions)
+
+    def _answering(self, topic: str) -> int:
+        """How many partitions say where they end: a broker names a leader in its metadata before that one leads."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return len(self.ends(topic))
+        except KafkaException:
+            return 0
 
     def _partitions(self, topic: str) -> Mapping[int, Any]:
         """Those that have a leader."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from collections.abc import AsyncIterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 from trident.commands.ui import stored_plan
 from trident.running.led_before import leaderships, part_of
 from trident.udf.signatures import UsersTraceback
+from trident.watching import live_page
 from trident.watching.events import Advanced, Began, Failed, LostLead, Terminated, TookOver, Waits
 from trident.watching.live_feed import FAILURES, TRANSACTIONS, LiveFeed, rates
-from trident.watching.live_stream import QUIET_SECS, UNREAD_SECS, LiveStream
+from trident.watching.live_page import live_stream
 from trident.watching.look_ups import shown_value
 from trident.watching.past_records import before, past_records
 from trident.watching.recent import Recent
@@ -122,72 +125,51 @@ def test_rates_where_more_than_are_kept_fall_into_ten_seconds() -> None:
     assert rates(records, 102.0)["groups"] == {"g": 40.0}
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def stream(
-    held: list[int], states: list[dict[str, Any]], clock: Clock
-) -> tuple[LiveStream, threading.Event, list[str]]:
-    ended, done = threading.Event(), []
-    ended.wait = lambda timeout=None: setattr(clock, "now", clock.now + (timeout or 0)) or ended.is_set()  # type: ignore[assignment,method-assign,func-returns-value]
-    made = LiveStream(
-        lambda seq: states[-1] | {"asked": seq}, ended, lambda: held[-1], lambda: done.append("done"), clock
-    )
-    return made, ended, done
+async def told(stream: AsyncIterator[bytes]) -> dict[str, Any]:
+    """The next state of a stream, whatever comes before it."""
+    while not (piece := await anext(stream)).startswith(b"event: live\ndata: "):
+        assert piece in (b"retry: 2000\n\n", b": nothing new\n\n")
+    return json.loads(piece.split(b"data: ")[1])
 
 
-def test_a_stream_says_what_is_new_and_now_and_then_that_nothing_is() -> None:
-    clock, states = Clock(), [{"seq": 4, "at": 1.0}]
-    made, ended, done = stream([0], states, clock)
-    assert next(made).startswith(b"retry:")
-    first = next(made)
-    assert first.startswith(b"event: live\ndata: ") and json.loads(first.split(b"data: ")[1])["asked"] == 0
-    second = next(made)
-    assert json.loads(second.split(b"data: ")[1])["asked"] == 4
-    states.append({"seq": 4, "at": 2.0})  # only later: nothing new
-    assert next(made) == b": nothing new\n\n" and clock.now >= QUIET_SECS
-    states.append({"seq": 5, "at": 3.0})
-    assert b'"seq": 5' in next(made)
-    ended.set()
-    rest = b"".join(made)
-    assert rest.endswith(b"event: ended\ndata: {}\n\n")
-    made.close()
-    made.close()
-    assert done == ["done"]
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, secs in {"TICK_SECS": 0.001, "QUIET_SECS": 0.02, "LOST_SECS": 0.1}.items():
+        monkeypatch.setattr(live_page, name, secs)
 
 
-def test_a_look_that_fails_ends_a_stream_only_where_it_goes_on_failing() -> None:
-    clock, states = Clock(), [{"seq": 4, "at": 1.0}]
-    made, _, _ = stream([0], states, clock)
-    assert next(made) and json.loads(next(made).split(b"data: ")[1])["seq"] == 4
-    states.append(None)  # type: ignore[arg-type]  # a look at it raises
-    assert next(made) == b": nothing new\n\n"
-    states.append({"seq": 5, "at": 2.0})
-    found = json.loads(next(made).split(b"data: ")[1])
-    assert (found["seq"], found["asked"]) == (5, 4)
-    states.append(None)  # type: ignore[arg-type]
-    began_at = clock.now
-    assert set(made) == {b": nothing new\n\n"}
-    assert UNREAD_SECS <= clock.now - began_at < 2 * UNREAD_SECS
+def test_a_stream_says_what_is_new_and_now_and_then_that_nothing_is(quick: None) -> None:
+    states, ended = [{"seq": 4, "at": 1.0}], threading.Event()
+
+    async def read() -> None:
+        stream = live_stream(lambda seq: states[-1] | {"asked": seq}, ended)
+        assert (await anext(stream)).startswith(b"retry:")
+        assert (await told(stream))["asked"] == 0 and (await told(stream))["asked"] == 4
+        states.append({"seq": 4, "at": 2.0})  # only later: nothing new
+        assert await anext(stream) == b": nothing new\n\n"
+        states.append({"seq": 5, "at": 3.0})
+        assert (await told(stream))["seq"] == 5
+        ended.set()
+        assert [piece async for piece in stream][-1] == b"event: ended\ndata: {}\n\n"
+
+    asyncio.run(read())
 
 
-def test_a_page_that_does_not_read_is_given_nothing_more_and_its_stream_ends() -> None:
-    clock, held = Clock(), [0]
-    made, _, _ = stream(held, [{"seq": 1, "at": 0}], clock)
-    next(made), next(made)
-    held.append(5000)
-    assert list(made) == []
-    assert clock.now >= UNREAD_SECS
+def test_a_look_that_fails_ends_a_stream_only_where_it_goes_on_failing(quick: None) -> None:
+    states: list[Any] = [{"seq": 4, "at": 1.0}]
 
+    async def read() -> None:
+        stream = live_stream(lambda seq: states[-1] | {"asked": seq}, threading.Event())
+        assert (await told(stream))["seq"] == 4
+        states.append(None)  # a look at it raises
+        assert await anext(stream) == b": nothing new\n\n"
+        states.append({"seq": 5, "at": 2.0})
+        found = await told(stream)
+        assert (found["seq"], found["asked"]) == (5, 4)
+        states.append(None)
+        assert {piece async for piece in stream} == {b": nothing new\n\n"}, "and it ends"
 
-def test_a_stream_that_never_began_frees_its_place() -> None:
-    made, _, done = stream([0], [{"seq": 1}], Clock())
-    made.close()
-    assert done == ["done"]
+    asyncio.run(read())
 
 
 def moment(secs: int) -> datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import math
@@ -18,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from werkzeug.test import EnvironBuilder
+from starlette.requests import Request
 
 from tests.servers.zk_fixtures import eventually
 from tests.watching.metric_helpers import NAMED, advanced, began, failed
@@ -460,11 +461,15 @@ def test_a_spout_that_counts_less_than_nothing_and_an_event_that_cannot_be_count
 def test_the_answer_has_the_form_that_is_asked_for() -> None:
     metrics = Metrics("t", Hangs(), 60)
     metrics.watch(began(1))
-    plain = metrics.route.answer(EnvironBuilder("/metrics").get_request())
-    assert plain.content_type.startswith("text/plain") and b"trident_attempts_total" in plain.data
-    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-    other = metrics.route.answer(EnvironBuilder("/metrics", headers=accept).get_request())
-    assert other.content_type.startswith("application/openmetrics-text") and other.data.endswith(b"# EOF\n")
+    plain = asked(metrics)
+    assert plain.headers["Content-Type"].startswith("text/plain") and b"trident_attempts_total" in plain.body
+    other = asked(metrics, (b"accept", b"application/openmetrics-text; version=1.0.0"))
+    assert other.headers["Content-Type"].startswith("application/openmetrics-text")
+    assert other.body.endswith(b"# EOF\n")
+
+
+def asked(metrics: Metrics, *headers: tuple[bytes, bytes]) -> Any:
+    return asyncio.run(metrics.route.endpoint(Request({"type": "http", "headers": list(headers)})))
 
 
 # --- OpenTelemetry --------------------------------------------------------------------------------

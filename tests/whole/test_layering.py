@@ -184,7 +184,7 @@ def source_files() -> list[str]:
 
 
 # The hosts of a cluster have PySpark and Arrow; the framework's other libraries are the driver's alone.
-DRIVER_ONLY = ("click", "delta", "kazoo", "msgspec", "psutil", "rich", "waitress", "werkzeug")
+DRIVER_ONLY = ("click", "delta", "kazoo", "msgspec", "psutil", "rich", "starlette", "uvicorn")
 RUN_BY_WORKERS = [
     *(f"trident.workers.{path.stem}" for path in sorted((ROOT / "trident" / "workers").glob("[a-z]*.py"))),
     "trident.spouts.files.parquet",

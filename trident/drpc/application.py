@@ -19,9 +19,8 @@ is too large), 503 (this process does not lead,
 enough requests run already, or states change faster than they can be read) or
 504 (not answered in time).
 
-A request holds its thread as long as it runs. Fewer may run than there are
-threads and no further one waits for its turn, so the routes that only tell
-something are answered whatever the functions do.
+Functions run in threads of their own, as many as requests may run; no further request waits for its turn. All else is
+answered by the thread of the loop, or in threads of the library, so whatever the functions do, ``/health`` is answered.
 
 Without a token every user of this machine is answered, with these limits:
 
@@ -35,24 +34,27 @@ Without a token every user of this machine is answered, with these limits:
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
 import math
 import re
-import threading
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes
 
 from pyspark.sql.types import StructType
-from werkzeug.exceptions import HTTPException
-from werkzeug.routing import Map, Rule
-from werkzeug.wrappers import Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
 
 from trident.config_kinds import is_loopback
+from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import (
     DrpcError,
     DrpcTimeout,
@@ -61,17 +63,27 @@ from trident.coordinators.errors import (
     UnknownFunction,
     WrongArguments,
 )
-from trident.drpc.limits import LET_IN
 from trident.drpc.requests import _AT_ONCE, TIMEOUT_SECS, Answer, find_plan
 from trident.drpc.values import as_json, read_json
 from trident.planning.requests import DrpcPlan
 
 log = logging.getLogger("trident.http")
+_BODY_BYTES_MAX = 1 << 20
+HEADER_BYTES_MAX = 256 << 10
+HEADERS_TOO_LARGE = f"the headers are too large; expected: less than {HEADER_BYTES_MAX} bytes"
+# Of requests that are read, and answers that are not sent: all together.
+HELD_BYTES_MAX = 64 << 20
+_PIECE_BYTES = 1 << 16
+# In the scope of a request: set to True where its client was let in; and how many bytes of it are held.
+LET_IN = "trident.let_in"
+_HELD = "trident.held_bytes"
+# These are answered without the token: they tell nothing.
+_OPEN = re.compile("/|/ui|/page/[^/]*|/health")
 # The rows of an answer, as JSON: it waits in memory until the client has read it.
 _ANSWER_BYTES_MAX = 8 << 20
 _DEPTH_MAX = 100
 _TIMEOUT_SECS_MAX = 300.0
-_RETRY_AFTER_SECS = 1
+_AGAIN = {"Retry-After": "1"}
 _JSON = "application/json; charset=utf-8"
 # RFC 9112 3.2: a name or an IPv6 address in brackets, and perhaps a port.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._~%!$&'()*+,;=-]*))(?::[0-9]*)?")
@@ -84,31 +96,6 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 )
 # Everybody is told these in full: nothing in them comes from the user's code or data.
 _TOLD = (UnknownFunction, WrongArguments, NotLeading, DrpcTimeout)
-_RULES = {
-    "functions": ("/drpc", "GET"),
-    "post": ("/drpc/<function>", "POST"),
-    "get": ("/drpc/<function>/<path:argument>", "GET"),
-    "health": ("/health", "GET"),
-}
-
-
-@dataclass(frozen=True)
-class Route:
-    """A further path at the port, beside those of requests.
-
-    Attributes:
-        rule: the path, as werkzeug's ``Rule`` has it: "/state/<name>".
-        answer: is called with the request and the rule's values; what it raises is answered as for requests.
-        method: of HTTP.
-        without_token: answered to everybody who may connect, as ``/health`` is: it must tell nothing.
-        threads: so many of its answers, which it counts itself, may take long; the server has as many more threads.
-    """
-
-    rule: str
-    answer: Callable[..., Response]
-    method: str = "GET"
-    without_token: bool = False
-    threads: int = 0
 
 
 class Answers(Protocol):
@@ -135,41 +122,81 @@ class AnswerTooLarge(AnswerNotWritable):
 
 
 class Application:
-    """The WSGI application: who may ask, the routes, and errors as answers.
+    """The ASGI application: who may ask, the routes, and errors as answers.
 
     Args:
-        routes: answered beside those of requests.
+        routes: answered beside those of requests; what they raise is answered as for requests.
     """
 
     def __init__(self, token: str | None, front: Answers, routes: Sequence[Route] = ()) -> None:
         self._token = token.encode() if token else None
         self._front = front
-        own = {name: getattr(self, f"_{name}") for name in _RULES}
-        self._answers: dict[str, Callable[..., Response]] = own | {route.rule: route.answer for route in routes}
-        self._open = {"health", *(route.rule for route in routes if route.without_token)}
-        rules = [Rule(rule, endpoint=name, methods=[method]) for name, (rule, method) in _RULES.items()]
-        rules += [Rule(route.rule, endpoint=route.rule, methods=[route.method]) for route in routes]
-        self._map = Map(rules, merge_slashes=False, strict_slashes=False)  # an argument may be a URL
-        self._slots = threading.Semaphore(_AT_ONCE)
+        own = [
+            Route("/drpc", self._functions),
+            Route("/drpc/{function}", self._post, methods=["POST"]),
+            Route("/drpc/{function}/{argument:path}", self._get),
+            Route("/health", self._health),
+        ]
+        self._router = Router([*own, *routes], redirect_slashes=False)
+        self._pool = DaemonPool(_AT_ONCE, "trident-http")
+        self._running = self._held = 0
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        request = Request(environ)
-        response = self._respond(request)
-        response.headers["Cache-Control"] = "no-store"
-        return response(environ, start_response)
-
-    def _respond(self, request: Request) -> Response:
-        values: Mapping[str, Any] = {}
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"], scope[_HELD], request = self, 0, Request(scope, receive)
         try:
             try:
-                endpoint, values = self._map.bind_to_environ(request.environ).match()
+                refusal = self._refused(request)
+                while refusal is not None and (await receive()).get("more_body"):
+                    pass  # answered before it has sent all, a client might not read the answer
+                await (refusal or self._router)(scope, *self._bounded(scope, receive, send))
+            except (ClientDisconnect, asyncio.CancelledError):
+                return  # no client waits for an answer
             except HTTPException as problem:
-                return self._refused(request, "") or _http_error(problem)
-            return self._refused(request, endpoint) or self._answers[endpoint](request, **values)
-        except HTTPException as problem:
-            return _http_error(problem)
-        except Exception as error:
-            return self._failed(error, values.get("function"))
+                await _error(problem.status_code, problem.detail, problem.headers)(scope, receive, send)
+            except Exception as error:
+                await self._failed(error, scope.get("path_params", {}).get("function"))(scope, receive, send)
+        finally:
+            self._held -= scope[_HELD]
+
+    def _bounded(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Both with their limits. An answer is sent in pieces, each when its client has read those before."""
+        started: list[Message] = []
+        read = 0
+
+        async def received() -> Message:
+            nonlocal read
+            message = await receive()
+            size = len(message.get("body", b""))
+            read += size
+            if read > _BODY_BYTES_MAX:
+                while message.get("more_body"):
+                    message = await receive()
+                raise HTTPException(413, f"the body is too large; expected: at most {_BODY_BYTES_MAX} bytes")
+            self._hold(scope, size)
+            return message
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                started.append(message)  # with the body: until then there may be a refusal
+                return
+            body = message.get("body", b"")
+            self._hold(scope, len(body))
+            while started:
+                await send(started.pop())
+            for start in range(0, len(body) or 1, _PIECE_BYTES):
+                more = message.get("more_body", False) or start + _PIECE_BYTES < len(body)
+                await send({**message, "body": body[start : start + _PIECE_BYTES], "more_body": more})
+            self._hold(scope, -len(body))
+
+        return received, sent
+
+    def _hold(self, scope: Scope, size: int) -> None:
+        """Counts bytes that wait in memory, until the end of the request at most."""
+        if size > 0 and self._held + size > HELD_BYTES_MAX:
+            found = f"too much waits to be read; found: {HELD_BYTES_MAX >> 20} MiB; expected: less"
+            raise HTTPException(503, found, _AGAIN)
+        self._held += size
+        scope[_HELD] += size
 
     def _failed(self, error: Exception, function: str | None) -> Response:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
@@ -187,8 +214,10 @@ class Application:
 
     # --- who may ask --------------------------------------------------------------------------
 
-    def _refused(self, request: Request, endpoint: str) -> Response | None:
-        given = request.environ.get("HTTP_HOST", "")
+    def _refused(self, request: Request) -> Response | None:
+        if sum(len(name) + len(value) for name, value in request.scope["headers"]) >= HEADER_BYTES_MAX:
+            return _error(431, HEADERS_TOO_LARGE)
+        given = request.headers.get("Host", "")
         host = _host(given)
         if host is None:
             return _error(
@@ -198,25 +227,24 @@ class Application:
             )
         if self._token is None:
             refusal = _refused_without_token(request, host)
-            request.environ[LET_IN] = refusal is None
+            request.scope[LET_IN] = refusal is None
             return refusal
-        if endpoint in self._open:
+        if _OPEN.fullmatch(request.scope["path"]):
             return None
         scheme, _, presented = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(presented.strip().encode(), self._token):
-            request.environ[LET_IN] = True
+            request.scope[LET_IN] = True
             return None
-        refusal = _error(401, "the request has no token, or another one; expected: Authorization: Bearer <http_token>")
-        refusal.headers["WWW-Authenticate"] = "Bearer"
-        return refusal
+        text = "the request has no token, or another one; expected: Authorization: Bearer <http_token>"
+        return _error(401, text, {"WWW-Authenticate": "Bearer"})
 
     # --- the routes ---------------------------------------------------------------------------
 
-    def _health(self, request: Request) -> Response:
+    async def _health(self, request: Request) -> Response:
         front = self._front
         return _json({"topology": front.name, "role": front.role}, 200 if front.is_leader else 503)
 
-    def _functions(self, request: Request) -> Response:
+    async def _functions(self, request: Request) -> Response:
         return _json(
             {
                 name: {
@@ -227,37 +255,46 @@ class Application:
             }
         )
 
-    def _get(self, request: Request, function: str, argument: str) -> Response:
+    async def _get(self, request: Request) -> Response:
         try:
             # In the argument, bytes that are not UTF-8 have been replaced.
-            request.environ["PATH_INFO"].encode("latin-1").decode()
+            unquote_to_bytes(request.scope["raw_path"]).decode()
         except UnicodeDecodeError as problem:
             raise WrongArguments("the path cannot be read", found=str(problem), expected="text in UTF-8") from None
-        return self._execute(request, function, [argument], {})
+        return await self._execute(request, lambda: request.path_params["argument"])
 
-    def _post(self, request: Request, function: str) -> Response:
-        given = _body(request)
-        if isinstance(given, dict):
-            return self._execute(request, function, [], given)
-        return self._execute(request, function, given if isinstance(given, list) else [given], {})
+    async def _post(self, request: Request) -> Response:
+        body = await request.body()
+        kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+        return await self._execute(request, lambda: _given(body, is_json))
 
-    def _execute(self, request: Request, function: str, args: list[Any], named: Mapping[str, Any]) -> Response:
-        timeout_secs = _timeout_secs(request)
-        result = find_plan(self._front.plans, function).result
-        # A request that waited here would hold one of the threads that /health needs.
-        if not self._slots.acquire(blocking=False):
-            return _busy()
+    async def _execute(self, request: Request, read: Callable[[], Any]) -> Response:
+        timeout_secs, function = _timeout_secs(request), request.path_params["function"]
+        plan = find_plan(self._front.plans, function)
+        if self._running >= _AT_ONCE:
+            found = f"{_AT_ONCE} that run; expected: fewer. Ask again, after the seconds that Retry-After says"
+            raise HTTPException(503, f"too many requests; found: {found}", _AGAIN)
+        self._running += 1
         try:
-            try:
-                answer = self._front.answer(function, args, named, timeout_secs)
-            except Exception as problem:
-                if isinstance(problem, TridentError) or not _is_of_values(problem):
-                    raise
-                raise _not_writable(function) from problem
-            about = {"function": function, "request_id": answer.request_id, "as_of": answer.as_of}
-            return _answered(function, about, answer, result)
+            answered = self._pool.submit(self._answered, function, plan.result, read, timeout_secs)
+            return Response(await asyncio.wrap_future(answered), media_type=_JSON)
         finally:
-            self._slots.release()
+            self._running -= 1
+
+    def _answered(self, function: str, result: StructType, read: Callable[[], Any], timeout_secs: float) -> bytes:
+        """The answer as JSON. In a thread, which may wait."""
+        given = read()
+        named = given if isinstance(given, dict) else {}
+        args = given if isinstance(given, list) else [] if isinstance(given, dict) else [given]
+        try:
+            answer = self._front.answer(function, args, named, timeout_secs)
+        except Exception as problem:
+            if isinstance(problem, TridentError) or not _is_of_values(problem):
+                raise
+            raise _not_writable(function) from problem
+        about = {"function": function, "request_id": answer.request_id, "as_of": answer.as_of}
+        return _written(function, about, answer, result)
 
 
 # --- what is asked ----------------------------------------------------------------------------
@@ -287,10 +324,10 @@ def _refused_without_token(request: Request, host: str) -> Response | None:
     )
 
 
-def _body(request: Request) -> Any:
+def _given(body: bytes, is_json: bool) -> Any:
     try:
-        text = request.get_data().decode()
-        given = read_json(text) if request.is_json else text
+        text = body.decode()
+        given = read_json(text) if is_json else text
         _check_json(given)
         return given
     except RecursionError:
@@ -318,7 +355,7 @@ def _check_json(given: Any, depth: int = 0) -> None:
 
 
 def _timeout_secs(request: Request) -> float:
-    given = request.args.get("timeout_secs")
+    given = request.query_params.get("timeout_secs")
     if given is None:
         return TIMEOUT_SECS
     try:
@@ -348,23 +385,19 @@ def _row_as_json(function: str, row: Sequence[Any], result: StructType) -> dict[
     return written
 
 
-def _answered(function: str, about: dict[str, Any], answer: Sequence[Any], result: StructType) -> Response:
-    """The answer row by row: never more of it in memory than an answer may have."""
-    rows: list[bytes] = []
-    size = 0
-    for row in answer:
-        rows.append((b", " if rows else b"") + _as_bytes(_row_as_json(function, row, result)))
-        size += len(rows[-1])
-        if size > _ANSWER_BYTES_MAX:
+def _written(function: str, about: dict[str, Any], answer: Sequence[Any], result: StructType) -> bytes:
+    """``{"function": …, "as_of": …, "rows": [ … ]}``, row by row: never more of it than an answer may have."""
+    written = bytearray(_as_bytes(about)[:-1] + b', "rows": [')
+    for number, row in enumerate(answer):
+        written += (b", " if number else b"") + _as_bytes(_row_as_json(function, row, result))
+        if len(written) > _ANSWER_BYTES_MAX:
             raise AnswerTooLarge(
                 f"the answer of function {function!r} is too large for HTTP",
-                found=f"more than {_ANSWER_BYTES_MAX} bytes of JSON in {len(rows)} of {len(answer)} rows",
+                found=f"more than {_ANSWER_BYTES_MAX} bytes of JSON in {number + 1} of {len(answer)} rows",
                 expected=f"at most {_ANSWER_BYTES_MAX} bytes",
                 action="ask for less at once, aggregate in the function, or read the state with trident.read",
             )
-    # {"function": …, "as_of": …, "rows": [ … ]}, in the pieces that there are: joined it would be there twice.
-    pieces = [_as_bytes(about)[:-1], b', "rows": [', *rows, b"]}\n"]
-    return Response(pieces, 200, content_type=_JSON)
+    return bytes(written + b"]}\n")
 
 
 def _is_of_values(problem: Exception) -> bool:
@@ -380,8 +413,8 @@ def _not_writable(function: str, where: str = "") -> AnswerNotWritable:
     )
 
 
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(_as_bytes(value) + b"\n", status, content_type=_JSON)
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(_as_bytes(value) + b"\n", status, headers, media_type=_JSON)
 
 
 def _as_bytes(value: Any) -> bytes:
@@ -389,22 +422,8 @@ def _as_bytes(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
 
 
-def _error(status: int, text: str) -> Response:
-    return _json({"error": text}, status)
-
-
-def _http_error(problem: HTTPException) -> Response:
-    return _error(problem.code or 500, problem.description or problem.name)
-
-
-def _busy() -> Response:
-    refusal = _error(
-        503,
-        f"too many requests; found: {_AT_ONCE} that run; expected: fewer. Ask again, after the seconds that "
-        "Retry-After says",
-    )
-    refusal.headers["Retry-After"] = str(_RETRY_AFTER_SECS)
-    return refusal
+def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    return _json({"error": text}, status, headers)
 
 
 def _first_line(error: Exception) -> str:

@@ -15,8 +15,9 @@ from trident.planning.graph import TopologyGraph
 from trident.planning.requests import drpc_plans
 
 if TYPE_CHECKING:
+    from starlette.routing import Route
+
     from trident.config import TridentConfig
-    from trident.drpc.application import Route
     from trident.drpc.http import HttpServer
 
 log = logging.getLogger("trident.drpc")

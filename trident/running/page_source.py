@@ -28,7 +28,8 @@ from trident.watching.recent import Recent
 from trident.watching.state_sizes import StateSizes
 
 if TYPE_CHECKING:
-    from trident.drpc.application import Route
+    from starlette.routing import Route
+
     from trident.running.reporting import Reporter
 
 log = logging.getLogger("trident.query")

@@ -17,34 +17,42 @@ An answer that changes seldom has an ETag: who asks again with ``If-None-Match``
 The page's own files tell nothing of the topology and need no token; all else does where there is one. A request that
 is posted must say so in a header that no page of another site can send, and come from this very address.
 
-A stream holds a thread. So there are few, in threads of their own; one too many is answered with 503, and its page asks
-for ``/state.json`` instead.
+Each page has a stream. So there are few; one too many is answered with 503, and its page asks for ``/state.json``
+instead.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import resources
 from typing import Any, Protocol
 
-from werkzeug.exceptions import HTTPException, abort
-from werkzeug.wrappers import Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from trident.coordinators.errors import ConfigError, FieldError, TableError, TopologyError, TridentError, WrongArguments
-from trident.drpc.application import Route
-from trident.drpc.limits import HELD_BYTES
 from trident.messages.letters import DeadLetter
 from trident.states.core.place import Place
-from trident.watching.live_stream import LiveStream
 from trident.watching.recent import Recent
 
+log = logging.getLogger("trident.watching")
 STREAMS = 8
+TICK_SECS = 0.25
+# A page that has nothing new to read is sent a line all the same, which finds out whether it is still there.
+QUIET_SECS = 5.0
+# A stream ends where all looks have failed for so long.
+LOST_SECS = 20.0
 LETTERS = 100
 HEADER = "X-Trident-Page"
 _LOOK_UPS = 2
@@ -115,7 +123,7 @@ class LivePage:
 
     def __init__(self, source: PageSource) -> None:
         self._source = source
-        self._streams = threading.BoundedSemaphore(STREAMS)
+        self._streams = 0
         self._look_ups = threading.BoundedSemaphore(_LOOK_UPS)
         # Things that move are looked at soon again, however long one look took.
         self._live = Recent(source.live, source.live_secs, rare_secs=max(2.0, 2 * source.live_secs))
@@ -132,49 +140,57 @@ class LivePage:
     def routes(self) -> tuple[Route, ...]:
         """The page's paths."""
         return (
-            Route("/", self._index, without_token=True),
-            Route("/ui", self._index, without_token=True),
-            Route("/page/<name>", self._file, without_token=True),
-            Route("/events", self._events, threads=STREAMS),
-            Route("/state.json", self._state, threads=1),
-            *(Route(path, self._one(recent), threads=1) for path, recent in self._slow.items()),
-            Route("/state/<name>", self._look_up, threads=_LOOK_UPS),
-            Route("/dead-letters/replay", self._replay, method="POST", threads=1),
+            Route("/", self._index),
+            Route("/ui", self._index),
+            Route("/page/{name}", self._file),
+            Route("/events", self._events),
+            Route("/state.json", self._state),
+            *(Route(path, self._one(recent)) for path, recent in self._slow.items()),
+            Route("/state/{name}", self._look_up),
+            Route("/dead-letters/replay", self._replay, methods=["POST"]),
         )
 
     # --- the page -----------------------------------------------------------------------------
 
     def _index(self, request: Request) -> Response:
-        return self._file(request, "index.html")
+        return self._file(request)
 
-    def _file(self, request: Request, name: str) -> Response:
+    def _file(self, request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
         if name not in _FILES:
-            abort(404, f"the page has no file {name[:100]!r}")
+            raise HTTPException(404, f"the page has no file {name[:100]!r}")
         data = (resources.files("trident.watching") / "page" / name).read_bytes()
         headers = {
             "Content-Security-Policy": _POLICY,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
         }
-        return Response(data, 200, headers, content_type=_FILES[name])
+        return Response(data, 200, headers, media_type=_FILES[name])
 
     # --- what it shows ------------------------------------------------------------------------
 
     def _state(self, request: Request) -> Response:
-        given = request.args.get("since", "0")
+        given = request.query_params.get("since", "0")
         if not (given.isascii() and given.isdigit() and len(given) < 16):
-            abort(400, f"since cannot be used; found: {given[:100]!r}; expected: a number that an answer had as seq")
+            expected = "expected: a number that an answer had as seq"
+            raise HTTPException(400, f"since cannot be used; found: {given[:100]!r}; {expected}")
         return _json(self._look(int(given)))
 
     def _look(self, sequence: int) -> dict[str, Any]:
         return {"at": time.time(), **self._live(), **self._source.since(sequence)}
 
-    def _events(self, request: Request) -> Response:
-        if not self._streams.acquire(blocking=False):
-            abort(503, f"too many streams; found: {STREAMS}; expected: fewer. Ask /state.json instead")
-        held: Callable[[], int] = request.environ.get(HELD_BYTES, lambda: 0)
-        stream = LiveStream(self._look, self._source.ended, held, self._streams.release)
-        return Response(stream, 200, content_type="text/event-stream; charset=utf-8")
+    async def _events(self, request: Request) -> Response:
+        if self._streams >= STREAMS:
+            raise HTTPException(503, f"too many streams; found: {STREAMS}; expected: fewer. Ask /state.json instead")
+        return StreamingResponse(self._counted(), media_type="text/event-stream; charset=utf-8")
+
+    async def _counted(self) -> AsyncIterator[bytes]:
+        self._streams += 1
+        try:
+            async for piece in live_stream(self._look, self._source.ended):
+                yield piece
+        finally:
+            self._streams -= 1
 
     def _one(self, recent: Recent[_Written]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
@@ -198,25 +214,34 @@ class LivePage:
 
     # --- what it does -------------------------------------------------------------------------
 
-    def _look_up(self, request: Request, name: str) -> Response:
+    def _look_up(self, request: Request) -> Response:
+        name = request.path_params["name"]
         if not self._look_ups.acquire(blocking=False):
             return _json({"error": f"{_LOOK_UPS} look-ups run already; ask again"}, 503)
         try:
-            return _told(lambda: self._source.look_up(name, request.args.getlist("key")))
+            return _told(lambda: self._source.look_up(name, request.query_params.getlist("key")))
         finally:
             self._look_ups.release()
 
-    def _replay(self, request: Request) -> Response:
+    async def _replay(self, request: Request) -> Response:
         _check_own_page(request)
         if self._source.read_only:
-            abort(403, f"this page only reads: {self._source.read_only}")
-        given = request.get_json(silent=True)
+            raise HTTPException(403, f"this page only reads: {self._source.read_only}")
+        try:
+            given = await request.json()
+        except ValueError:
+            given = None
+        return await run_in_threadpool(self._replayed, given)
+
+    def _replayed(self, given: Any) -> Response:
         if not isinstance(given, Mapping):
-            abort(400, 'the body cannot be read; expected: JSON, {"stream": text, "messages": [text], "again": false}')
+            expected = 'expected: JSON, {"stream": text, "messages": [text], "again": false}'
+            raise HTTPException(400, f"the body cannot be read; {expected}")
         stream, messages = given.get("stream"), given.get("messages", [])
         texts = isinstance(messages, list) and all(isinstance(one, str) for one in messages)
         if not (stream is None or isinstance(stream, str)) or not texts:
-            abort(400, "the body cannot be used; expected: a stream as text or null, messages as a list of texts")
+            expected = "expected: a stream as text or null, messages as a list of texts"
+            raise HTTPException(400, f"the body cannot be used; {expected}")
         done = _told(lambda: {"done": self._source.replay(stream, messages, given.get("again") is True)})
         self._slow["/dead-letters.json"].forget()
         return done
@@ -228,14 +253,15 @@ def _check_own_page(request: Request) -> None:
     A header of one's own is sent across sites only after a question that this server does not answer.
     """
     origin = request.headers.get("Origin")
-    host = request.environ.get("HTTP_HOST", "")
+    host = request.headers.get("Host", "")
     if HEADER not in request.headers:
-        abort(403, f"only the page itself, and programs, may ask this; expected: a header {HEADER}")
+        raise HTTPException(403, f"only the page itself, and programs, may ask this; expected: a header {HEADER}")
     if origin is not None and origin.partition("://")[2] != host:
-        expected = f"that of {host[:100]}"
-        abort(403, f"no page of another address may ask this; found: Origin: {origin[:100]}; expected: {expected}")
+        expected = f"expected: that of {host[:100]}"
+        found = f"found: Origin: {origin[:100]}; {expected}"
+        raise HTTPException(403, f"no page of another address may ask this; {found}")
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
-        abort(403, "no page of another address may ask this")
+        raise HTTPException(403, "no page of another address may ask this")
 
 
 def _letter(letter: DeadLetter) -> dict[str, Any]:
@@ -264,10 +290,11 @@ def _written(find: Callable[[], Any]) -> _Written:
 
 
 def _unless_known(request: Request, found: _Written) -> Response:
-    known = request.if_none_match.contains_weak(found.mark)
-    response = Response(status=304) if known else Response(found.text, 200, content_type=_JSON)
-    response.set_etag(found.mark)
-    return response
+    mark = f'"{found.mark}"'
+    known = [one.strip().removeprefix("W/") for one in request.headers.get("If-None-Match", "").split(",")]
+    if mark in known:
+        return Response(status_code=304, headers={"ETag": mark})
+    return Response(found.text, 200, {"ETag": mark}, media_type=_JSON)
 
 
 def _told(find: Callable[[], Any]) -> Response:
@@ -284,8 +311,46 @@ def _told(find: Callable[[], Any]) -> Response:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(_as_text(value), status, content_type=_JSON)
+    return Response(_as_text(value), status, media_type=_JSON)
 
 
 def _as_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, default=str) + "\n"
+
+
+async def live_stream(
+    look: Callable[[int], dict[str, Any]], ended: threading.Event, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[bytes]:
+    """Server-sent events: what is new, a few times a second, until the topology has ended. Goes on as its page reads.
+
+    Args:
+        look: gives the state of the page after a sequence number; "seq" in it is the next one. One that raises ends no
+            stream, unless all do for ``LOST_SECS``: then the page says that the connection is lost, and asks again.
+        ended: set when nothing more comes; a last state is sent then.
+    """
+    yield b"retry: 2000\n\n"
+    sequence, last, sent_at = 0, "", clock()
+    found_at = sent_at
+    while True:
+        ends, now = ended.is_set(), clock()
+        try:
+            state = await run_in_threadpool(look, sequence)
+        except Exception as error:  # a store does not answer, or another page's look takes long: the next one may not
+            log.debug("a page is not told what is new: %s", error)
+            if now >= found_at + LOST_SECS:
+                return
+            state = None
+        else:
+            found_at = now
+        # The time of a look alone is nothing new.
+        same = last if state is None else json.dumps({**state, "at": None}, ensure_ascii=True)
+        if state is not None and same != last:
+            last, sent_at, sequence = same, now, int(state["seq"])
+            yield f"event: live\ndata: {json.dumps(state, ensure_ascii=True, allow_nan=False)}\n\n".encode()
+        elif now >= sent_at + QUIET_SECS:
+            sent_at = now
+            yield b": nothing new\n\n"
+        if ends:
+            yield b"event: ended\ndata: {}\n\n"
+            return
+        await asyncio.sleep(TICK_SECS)

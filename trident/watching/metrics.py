@@ -6,10 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from prometheus_client.exposition import choose_encoder
-from werkzeug.wrappers import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from trident.coordinators.errors import Halted
-from trident.drpc.application import Route
 from trident.watching.collecting import Collecting, Observed
 from trident.watching.events import Event, Started, Terminated
 from trident.watching.instruments import Instruments
@@ -56,6 +57,6 @@ class Metrics:
         """``GET /metrics``: as Prometheus reads it, in the form that the request asks for."""
         return Route("/metrics", self._answer)
 
-    def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return Response(encode(self.instruments), 200, content_type=content_type)
+        return Response(encode(self.instruments), headers={"Content-Type": content_type})

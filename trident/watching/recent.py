@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from werkzeug.exceptions import abort
+from starlette.exceptions import HTTPException
 
 _WAIT_SECS = 1.0
 # A look that takes long is not made again at once: at most so large a share of the time goes to it, up to a bound.
@@ -43,10 +43,10 @@ class Recent(Generic[Found]):
         """Gives it.
 
         Raises:
-            werkzeug.exceptions.HTTPException: 503, an earlier request still looks for it.
+            HTTPException: 503, an earlier request still looks for it.
         """
         if not self._lock.acquire(timeout=_WAIT_SECS):
-            abort(503, "the answer to an earlier request is still being looked for; ask again")
+            raise HTTPException(503, "the answer to an earlier request is still being looked for; ask again")
         try:
             known = self._found
             if known is None or self._clock() >= known[0]:

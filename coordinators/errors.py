@@ -307,7 +307,7 @@ class Deposed(CoordinationError):
 
 
 class StaleEpoch(CoordinationError):
-    """A fenced map refused the write of an older coordinator; the writer must not go on."""
+    """A fenced map refused the write of an older coordinator; the writer must stop."""
 
 
 class StateAway(CoordinationError):

@@ -16,6 +16,26 @@ ROOT = Path(__file__).resolve().parents[2]
 FORBIDDEN = re.compile(r"\b(nobody|somebody|whoever|of before)\b", re.IGNORECASE)
 # Of the second names in the table of words, those that mean nothing else here.
 OTHER_NAMES = re.compile(r"\b(transaction id|vote|poison|journal|sink type)\b", re.IGNORECASE)
+# In the pages for users: words bent to another meaning, each with what a reader of the field expects.
+BENT = {
+    "behind": "after; lags",
+    "told": "notified, called, reported",
+    "asked": "requested, queried, called",
+    "beside": "next to, with, in the background",
+    "mend(?:s|ed)?": "fix, repair",
+    "lately": "recently",
+    "(?:go|goes|going|gone|went) on": "continue, resume",
+    "(?:bring|brings|brought) on": "catch up",
+    "hand(?:s|ed)? out": "deliver",
+    "look(?:s|ed)? at": "check, inspect, read",
+    "comes? to the same": "give the same",
+    "is said": "the actor says it",
+}
+# Tables of figures, pages made from docstrings, lists of what tests do; and pages with texts made from the code.
+NOT_FOR_USERS = re.compile("benchmarks|decisions/|faults|modules|proof|reference|/(configuration|drpc|metrics|page)[.]")
+CODE = r"^```.*?^```$|<!--.*?-->|`[^`\n]*`|\]\([^)]*\)"
+MEANT = r"\bbehind\s+(?:a|the)\s+(?:firewall|proxy|load\s+balancer)"  # a place in a network
+NO_PROSE = re.compile(f"{CODE}|{MEANT}", re.MULTILINE | re.DOTALL | re.IGNORECASE)
 # With a capital it begins a sentence; a question may.
 BEGINS = re.compile(r"\b(?:What|Whether)\b(?![^.?!|]*\?)")
 # Headings of pages name their subject ("What a batch is"); the rule itself names the words.
@@ -39,6 +59,21 @@ def forbidden(text: str, page: bool) -> Iterator[tuple[int, str]]:
         start = text.rfind("\n", 0, found.start()) + 1
         if not (page and re.match(r"#+ ", text[start:])):
             yield text.count("\n", 0, start) + 1, found.group()
+
+
+def bent(page: str) -> Iterator[tuple[int, str]]:
+    """The words of a page's prose that have another meaning than elsewhere, each with its line."""
+    prose = NO_PROSE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), page)
+    for found in re.finditer(rf"\b(?:{'|'.join(BENT)})\b".replace(" ", r"\s+"), prose, re.IGNORECASE):
+        yield prose.count("\n", 0, found.start()) + 1, " ".join(found.group().split())
+
+
+def test_no_page_for_users_bends_a_word() -> None:
+    pages = {name: text for name, text in texts() if name.endswith(".md") and name != "CONTRIBUTING.md"}
+    pages = {name: text for name, text in pages.items() if not NOT_FOR_USERS.search(name)}
+    assert len(pages) > 45 and "README.md" in pages
+    found = [f"{name}:{line}: {word}" for name, text in pages.items() for line, word in bent(text)]
+    assert not found, f"say it in words of the field ({BENT}):\n" + "\n".join(found)
 
 
 def test_no_text_has_a_forbidden_word() -> None:
@@ -68,3 +103,17 @@ def test_no_text_has_a_forbidden_word() -> None:
 )
 def test_the_look_finds_them(text: str, page: bool, words: list[str]) -> None:
     assert [word for _, word in forbidden(text, page)] == words
+
+
+@pytest.mark.parametrize(
+    "page, words",
+    [
+        ("It runs behind the decision.", ["behind"]),
+        ("one\nIt goes\non.", ["goes on"]),
+        ("The spout is told,\nand goes on.", ["told", "goes on"]),
+        ("```text\nbehind it\n```\n`behind` [x](behind.md)", []),
+        ("Behind a firewall fix the ports.", []),
+    ],
+)
+def test_the_look_finds_bent_words(page: str, words: list[str]) -> None:
+    assert [word for _, word in bent(page)] == words

@@ -197,13 +197,24 @@ class SimKazooClient:
         self._connection.seen = self._ensemble.zxid
 
     def _set_watch(self, path: str, watch: Callable[..., None] | None) -> None:
+        """A server that lags has the change still before it: it fires the watch once it has applied that."""
         if watch is None:
             return
+        assert self._connection is not None
         self._watches.append(watch)
-        self._ensemble.watch(path, lambda: self._world.later(self._faults.delay(), self._tell_watch, watch))
+        if self._ensemble.now(path) is not self._ensemble.at(path, self._connection.seen):
+            self._fire_later(watch)
+        else:
+            self._ensemble.watch(path, lambda: self._fire_later(watch))
 
-    def _tell_watch(self, watch: Callable[..., None]) -> None:
-        if watch in self._watches and self._connection is not None and not self._connection.cut:
+    def _fire_later(self, watch: Callable[..., None]) -> None:
+        self._world.later(self._faults.delay(), self._fire, watch, self._ensemble.zxid)
+
+    def _fire(self, watch: Callable[..., None], zxid: int) -> None:
+        """The client hears of a change before it can read anything older from the same server."""
+        connection = self._connection
+        if watch in self._watches and connection is not None and not connection.cut:
+            connection.seen = max(connection.seen, zxid)
             self._watches.remove(watch)
             self._process.spawn(watch, None)
 

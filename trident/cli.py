@@ -35,7 +35,7 @@ from trident.coordinators.errors import ConfigError, TopologyError, TridentError
 from trident.running import last_resort
 from trident.running.progress import make_display
 from trident.running.signals import sigterm_ends
-from trident.settings_file import VARIABLE as SETTINGS_FILE
+from trident.settings import VARIABLE as SETTINGS_FILE
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.core.store_problems import told_by_storage

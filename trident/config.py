@@ -13,8 +13,8 @@ is made from it (``python -m trident.config``).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from trident.config_kinds import (
@@ -34,8 +34,17 @@ from trident.config_kinds import (
     whole,
 )
 from trident.coordinators.errors import ConfigError, described
-from trident.settings import Settings, accepted, from_environment, named
-from trident.settings_file import ABOUT_SOURCES, SPARK_PREFIX, read_settings_file, spark_conf_of
+from trident.settings import (
+    ABOUT_SOURCES,
+    HIDDEN,
+    Given,
+    accepted,
+    from_environment,
+    from_file,
+    from_texts,
+    named,
+    spark_conf_of,
+)
 from trident.states.core import storage
 from trident.states.core.place import Place, warehouse_place
 
@@ -61,7 +70,7 @@ _SECTIONS = {
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class TridentConfig(Settings):
+class TridentConfig:
     """The settings of a topology; made once, never changed. Neither its repr nor its pickle has the secrets.
 
     A setting that is not given is taken from the environment
@@ -335,22 +344,64 @@ class TridentConfig(Settings):
     )
 
     def __init__(self, **settings: Any) -> None:
-        in_file, file = read_settings_file(os.environ)
-        single = spark_conf_of(os.environ)
-        others = {variable: value for variable, value in os.environ.items() if not variable.startswith(SPARK_PREFIX)}
-        sources = [
-            named(_FIELDS, in_file, file),
-            from_environment(_FIELDS, others),
-            {"spark_conf": (single, f"{SPARK_PREFIX}…")} if single else {},
+        given: Given = {}
+        for source in (
+            from_file(_FIELDS, os.environ),
+            from_environment(_FIELDS, os.environ),
+            spark_conf_of(os.environ),
             named(_FIELDS, settings, type(self).__name__),
-        ]
-        given: dict[str, tuple[Any, str]] = {}
-        for source in sources:
+        ):
             given = _added(given, source)
         self._fill(given)
 
-    def _with(self, given: Mapping[str, tuple[Any, str]]) -> TridentConfig:
-        return super()._with(_added({"spark_conf": (self.spark_conf, self.origin("spark_conf"))}, given))
+    def _fill(self, given: Given) -> None:
+        origins = {}
+        for name, setting in _FIELDS.items():
+            value, origins[name] = given.get(name, (setting.default, "default"))
+            object.__setattr__(self, name, accepted(setting, value, origins[name]) if name in given else value)
+        object.__setattr__(self, "_origins", origins)
+        self._check()
+
+    def replace(self, **settings: Any) -> TridentConfig:
+        """A copy with these settings instead; the environment is not read again."""
+        return self._with(named(_FIELDS, settings, type(self).__name__))
+
+    def with_overrides(self, assignments: Iterable[str]) -> TridentConfig:
+        """A copy with ``key=value`` texts on top, as ``--set`` gives them.
+
+        Raises:
+            ConfigError: a text is not of the form, or as in the constructor.
+        """
+        return self._with(from_texts(_FIELDS, assignments))
+
+    def _with(self, given: Given) -> TridentConfig:
+        copy = object.__new__(type(self))
+        copy._fill(_added({name: (getattr(self, name), self.origin(name)) for name in _FIELDS}, given))
+        return copy
+
+    def origin(self, name: str) -> str:
+        """Where the value of a setting comes from: "default", "TRIDENT_…", "TridentConfig" or "--set"."""
+        origins: dict[str, str] = vars(self)["_origins"]
+        return origins[name]
+
+    def shown(self) -> dict[str, Any]:
+        """Every setting as it may be shown: a secret that is given reads ``***``."""
+        values = {name: getattr(self, name) for name in _FIELDS}
+        return {name: HIDDEN if is_secret_setting(name) and value else value for name, value in values.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled, it has no secrets: a function that names its config takes it along to the executors."""
+        return {**vars(self), **{name: one.default for name, one in _FIELDS.items() if is_secret_setting(name)}}
+
+    def __copy__(self) -> TridentConfig:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TridentConfig:
+        return self
+
+    def __repr__(self) -> str:
+        given = [f"{name}={value!r}" for name, value in self.shown().items() if self.origin(name) != "default"]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def _check(self) -> None:
         if (self.zookeeper_sasl_username or self.zookeeper_sasl_password) and not self.zookeeper_sasl_mechanism:
@@ -453,9 +504,7 @@ class TridentConfig(Settings):
         return options
 
 
-def _added(
-    weaker: Mapping[str, tuple[Any, str]], stronger: Mapping[str, tuple[Any, str]]
-) -> dict[str, tuple[Any, str]]:
+def _added(weaker: Given, stronger: Given) -> Given:
     """Settings with their origins from two sources: the user of a topology adds Spark settings to its author's.
 
     ``spark.master`` is the setting ``spark_master``, and as strong as its source.
@@ -473,7 +522,7 @@ def _added(
     return together
 
 
-_FIELDS = TridentConfig._fields()
+_FIELDS = {setting.name: setting for setting in fields(TridentConfig)}
 
 
 def is_secret_setting(name: str) -> bool:

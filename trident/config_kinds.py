@@ -25,16 +25,20 @@ class Kind:
     """A type of setting: its description, and how a value becomes the stored one.
 
     Attributes:
-        expected: what an error says was expected.
-        read: takes a Python value or text, returns the value; raises ValueError
-            or TypeError for an impossible one.
+        wanted: what an error says was expected.
+        read: takes a Python value or text, returns the value; raises ValueError, TypeError, KeyError or
+            ArithmeticError for an impossible one.
         optional: None (and the text "none") is allowed.
     """
 
-    expected: str
+    wanted: str
     read: Callable[[Any], Any]
     optional: bool = False
     unit: str = ""
+
+    @property
+    def expected(self) -> str:
+        return f"{self.wanted}, or none" if self.optional else self.wanted
 
     def accept(self, value: Any) -> Any:
         if self.optional and (value is None or (isinstance(value, str) and value.strip().lower() == "none")):
@@ -46,33 +50,26 @@ def whole(minimum: int, *, optional: bool = False) -> Kind:
     """A whole number of at least ``minimum``."""
 
     def read(value: Any) -> int:
-        if isinstance(value, str):
-            value = int(value.strip().replace("_", ""))
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        number = int(value.strip().replace("_", "")) if isinstance(value, str) else value
+        if isinstance(number, bool) or not isinstance(number, int) or number < minimum:
             raise ValueError
-        return value
+        return number
 
-    return Kind(f"a whole number, at least {minimum}" + (", or none" if optional else ""), read, optional)
+    return Kind(f"a whole number, at least {minimum}", read, optional)
 
 
 def seconds(*, zero: bool, optional: bool = False) -> Kind:
     """A time in seconds; ``zero``: 0 is allowed."""
 
     def read(value: Any) -> float:
-        if isinstance(value, str):
-            value = float(value.strip())
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise ValueError
-        try:
-            value = float(value)
-        except OverflowError:
-            raise ValueError from None
-        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        number = float(value)
+        if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
             raise ValueError
-        return value
+        return number
 
-    expected = "a number of seconds, " + ("0 or more" if zero else "more than 0")
-    return Kind(expected + (", or none" if optional else ""), read, optional, unit="s")
+    return Kind("a number of seconds, " + ("0 or more" if zero else "more than 0"), read, optional, unit="s")
 
 
 def flag() -> Kind:
@@ -97,8 +94,7 @@ def choice(*allowed: str, optional: bool = False) -> Kind:
             raise ValueError
         return value
 
-    expected = "one of " + ", ".join(allowed) + (", or none" if optional and "none" not in allowed else "")
-    return Kind(expected, read, optional)
+    return Kind("one of " + ", ".join(allowed), read, optional)
 
 
 def text(*, optional: bool = False, pattern: str = r"(?s).*\S.*", expected: str = "text that is not empty") -> Kind:
@@ -111,7 +107,7 @@ def text(*, optional: bool = False, pattern: str = r"(?s).*\S.*", expected: str 
             raise ValueError
         return value
 
-    return Kind(expected + (", or none" if optional else ""), read, optional)
+    return Kind(expected, read, optional)
 
 
 def classes() -> Kind:
@@ -160,7 +156,7 @@ def is_loopback(host: str) -> bool:
 def path(*, optional: bool = False) -> Kind:
     """A file or folder; ``~`` is the user's home, since shells do not expand it behind ``=``."""
     plain = text(optional=optional, expected="a path")
-    return Kind(plain.expected, lambda value: os.path.expanduser(plain.read(value)), optional)
+    return Kind(plain.wanted, lambda value: os.path.expanduser(plain.read(value)), optional)
 
 
 def spark_conf() -> Kind:

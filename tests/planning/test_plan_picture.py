@@ -45,17 +45,17 @@ def test_a_plan_draws_itself_in_a_notebook_and_is_text_elsewhere(monkeypatch: py
     assert str(plan) == repr(plan) and str(plan).startswith("topology demo\n")
     picture = plan._repr_svg_()
     found = texts(drawn(picture))
-    for wanted in ("batch group asked", "filter(is_short)", "RowsSpout", "stream rows", "answers", "is read", "spout"):
+    for wanted in ("batch group asked", "filter(is_short)", "RowsSpout", "spout · stream rows", "answers", "is read"):
         assert wanted in found, found
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", ""), "nothing of another host"
     topology.new_stream("late", RowsSpout("x long")).partition_persist(DeltaAppend("late"))
     assert plan._repr_svg_() == picture, "it is the plan of that moment"
 
 
-def test_a_small_plan_runs_from_left_to_right_with_the_names_of_its_fields() -> None:
+def test_a_small_plan_runs_down_with_the_names_of_its_fields() -> None:
     root = drawn(small().plan()._repr_svg_())
-    left = [box[0] for box in boxes(root)]
-    assert left == sorted(set(left)) and len(left) == 4 and len({box[1] for box in boxes(root)}) == 1
+    tops = [box[1] for box in boxes(root)]
+    assert tops == sorted(set(tops)) and len(tops) == 4 and len({box[0] for box in boxes(root)}) == 1
     assert [text for text in texts(root) if text in ("line", "line, word")] == ["line", "line, word", "line, word"]
     assert "plan of topology small: RowsSpout to each(Split)" in root.get("aria-label", "")
 
@@ -79,7 +79,7 @@ def test_no_box_lies_on_another_one_and_no_arrow_passes_through_one(seed: int) -
             assert not any(left < x < right and top < y < bottom for left, top, right, bottom in places), points
         begin, end = points[0], points[-1]
         assert any(begin[0] == right or begin[1] == bottom for _, _, right, bottom in places)
-        assert any(end[0] == left or end[1] == top for left, top, _, _ in places)
+        assert any(end[0] == right or end[1] == top for _, top, right, _ in places)
 
 
 def some_plan(rng: random.Random) -> dict[str, Any]:

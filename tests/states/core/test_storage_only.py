@@ -49,7 +49,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/watching/monitoring_files.py": (1, "a file of the package"),
     "trident/planning/drawing.py": (1, "a drawing, where the user wants it"),
     "trident/running/executor_look.py": (2, _MACHINE),
-    "trident/settings_file.py": (1, "the user's file of settings, before anything else is known"),
+    "trident/settings.py": (1, "the user's file of settings, before anything else is known"),
     "trident/running/storage_failures.py": (5, _MACHINE),
     "trident/spark/class_archive.py": (9, _SESSION),
     "trident/spouts/files/line_numbers.py": (1, _SOURCE),

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "tests" / "planted"
 PAGE = ROOT / "docs" / "faults.md"
 # Of `make planted`: each bug, the seconds after which its tests had found it, and the tests.
-FOUND = PATCHES / "found.tsv"
+FOUND = PATCHES.parent / "proof" / "planted.tsv"
 COPIED = ("coordinators", "states", "trident", "java", "tests", "pyproject.toml")
 JAR = "trident/spark/kept-plans.jar"
 ALL = os.environ.get("TRIDENT_PLANTED") == "all"

@@ -13,7 +13,7 @@ from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.states.core.control import ControlRecord
 from trident.states.core.place import Place
-from trident.states.delta.history import TableCommit
+from trident.states.delta.delta_log import TableCommit
 
 WIPED_CAUSES = (
     "ZooKeeper was wiped, or restored from an older backup, or the topology was started with another ZooKeeper"

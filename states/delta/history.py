@@ -1,45 +1,22 @@
-"""The history of a Delta table, from its log entries.
+"""The history of a Delta table, from its log entries: what was *done* to it, where Kernel tells what it *is*.
 
-Pure Python on a local disk; no JVM, nothing is written. Kernel tells what a
-table *is*; this tells what was *done* to it, which is how a foreign change is
-found that keeps the control record (RESTORE and TRUNCATE do: docs/semantics.md 10).
+So a foreign change is found that keeps the control record (RESTORE and TRUNCATE do: docs/semantics.md 10).
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from trident.coordinators.errors import TableError
 from trident.coordinators.incarnation_ids import first_id
-from trident.states.core.storage import Signature
-from trident.states.delta.log_entries import (
-    TableCommit,
-    entry_signature,
-    metadata_at,
-    newest_version,
-    read_commit,
-    read_commits,
-    versions_of,
-)
+from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.core.storage import AnyPath, Signature
+from trident.states.delta.delta_log import DeltaLog, TableCommit
 from trident.states.delta.metadata_changes import harmful_change
-
-__all__ = [
-    "TableCommit",
-    "IsOurs",
-    "columns_only_added_since",
-    "commits_since",
-    "find_version_by_control",
-    "find_version_by_txn",
-    "foreign",
-    "newest_version",
-    "read_commit",
-    "unbroken",
-]
 
 IsOurs = Callable[[TableCommit], bool]
 """Recognises the commits of the topology that asks."""
@@ -48,17 +25,22 @@ IsOurs = Callable[[TableCommit], bool]
 _HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS"})
 
 
-def commits_since(path: str, version: int) -> list[TableCommit]:
+class LogCleaned(TableError):
+    """Entries of a log that are needed were cleaned up."""
+
+
+def commits_since(path: AnyPath, version: int) -> list[TableCommit]:
     """All commits after a table version, oldest first.
 
     Args:
         version: the last table version that is known.
 
     Raises:
-        TableError: an entry in between was cleaned up, so what happened cannot
-            be known; or the table's newest version is older than ``version``.
+        LogCleaned: an entry in between was cleaned up, so what happened cannot be known.
+        TableError: an entry cannot be read; or the table's newest version is older than ``version``.
     """
-    newest = newest_version(path)
+    log = DeltaLog(path)
+    newest = log.newest()
     if newest < version:
         raise TableError(
             f"table {path} is older than it was",
@@ -67,23 +49,37 @@ def commits_since(path: str, version: int) -> list[TableCommit]:
             action="it was restored from a copy or recreated",
         )
     try:
-        return [_judged(path, commit) for commit in read_commits(path, range(version + 1, newest + 1))]
+        return [_judged(log, commit) for commit in log.commits(version + 1, newest)]
     except TableError as error:
-        if any(entry_signature(path, each) is None for each in range(version + 1, newest + 1)):
-            raise TableError(
-                f"the log of table {path} was cleaned too far: its changes since version {version} are not known",
-                found=error.message,
-                expected=f"every log entry from {version + 1} to {newest}",
-                action="raise delta.logRetentionDuration",
-            ) from error
-        raise
+        if all(log.signature(each) is not None for each in range(version + 1, newest + 1)):
+            raise
+        raise LogCleaned(
+            f"the log of table {path} was cleaned too far: its changes since version {version} are not known",
+            found=error.message,
+            expected=f"every log entry from {version + 1} to {newest}",
+            action="raise delta.logRetentionDuration",
+        ) from error
 
 
-def _judged(path: str, commit: TableCommit) -> TableCommit:
-    if commit.metadata is None:
+def _judged(log: DeltaLog, commit: TableCommit) -> TableCommit:
+    before = None if commit.metadata is None else log.described(commit.version - 1)
+    if before is None or commit.metadata is None:
         return commit
-    before = metadata_at(path, commit.version - 1)
-    return commit if before is None else replace(commit, harm=harmful_change(before.metadata, commit.metadata))
+    return replace(commit, harm=harmful_change(before.metadata, commit.metadata))
+
+
+def control_at(path: AnyPath, version: int | None = None) -> ControlRecord | None:
+    """The control record that holds at a version, by default the newest; None where what is left of the log has none.
+
+    Raises:
+        TableError: there is no log, or an entry that is there cannot be read.
+        ForeignTable: the control record cannot be read.
+    """
+    for commit in DeltaLog(path).commits_down(version):
+        text = commit.domains.get(DOMAIN)
+        if text is not None:
+            return decode_control(path, text)
+    return None
 
 
 def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]) -> bool:
@@ -95,11 +91,12 @@ def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]
     Raises:
         TableError: the log cannot be read.
     """
-    after = metadata_at(path, version)
+    log = DeltaLog(path)
+    after = log.described(version)
     while after is not None:
         if was(after.metadata["schemaString"]):
             return True
-        before = metadata_at(path, after.since - 1)
+        before = log.described(after.since - 1)
         if before is None or harmful_change(before.metadata, after.metadata):
             return False
         after = before
@@ -125,15 +122,15 @@ def foreign(commit: TableCommit, is_ours: Callable[[TableCommit], bool]) -> str 
     name = commit.operation or "a commit without a name"
     by = f"{name} by {commit.engine_info or 'an unknown writer'}"
     # Nothing but metadata, whatever the writer calls that.
-    described = commit.metadata_changed and not (commit.added or commit.removes or commit.changes)
+    described = commit.metadata is not None and not (commit.added or commit.removes or commit.changes)
     if commit.operation not in _HARMLESS and not described:
         return by
-    harm = commit.harm if commit.metadata_changed else ""
+    harm = commit.harm if commit.metadata is not None else ""
     for changed, what in (
         (commit.data_change, "changed rows"),
         (harm, harm),
-        (commit.protocol_changed, "changed the table's features"),
-        (commit.control, f"changed the domain metadata {sorted(commit.control)}"),
+        (commit.protocol is not None, "changed the table's features"),
+        (commit.domains, f"changed the domain metadata {sorted(commit.domains)}"),
         (commit.txns, f"set transaction ids for {sorted(commit.txns)}"),
     ):
         if changed:
@@ -159,14 +156,7 @@ def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
     Raises:
         TableError: there is no log, or it cannot be read.
     """
-
-    def told(marks: _Marks) -> _Told | None:
-        for name, control, incarnation, epoch in marks.control:
-            if name == domain:
-                return _Told(control, (incarnation, epoch), incarnation and first_id(incarnation))
-        return None
-
-    return _find(path, txid, told)
+    return _find(path, txid, lambda marks: marks.control.get(domain))
 
 
 def find_version_by_txn(path: str, app: str, txn: int) -> int | None:
@@ -177,11 +167,11 @@ def find_version_by_txn(path: str, app: str, txn: int) -> int | None:
     :func:`find_version_by_control`.
     """
 
-    def told(marks: _Marks) -> _Told | None:
-        found = latest_of_app(dict(marks.txns), app)
-        return None if found is None else _Told(found[1], found[0], None)
+    def of_app(marks: _Marks) -> _Mark | None:
+        found = latest_of_app(marks.txns, app)
+        return None if found is None else _Mark(found[1], found[0], None)
 
-    return _find(path, txn, told)
+    return _find(path, txn, of_app)
 
 
 def latest_of_app(txns: Mapping[str, int], app: str) -> tuple[int, int] | None:
@@ -194,19 +184,7 @@ def latest_of_app(txns: Mapping[str, int], app: str) -> tuple[int, int] | None:
     return max(found, default=None)
 
 
-@dataclass(frozen=True)
-class _Marks:
-    """The remembered part of a log entry: small, unlike the entry.
-
-    Attributes:
-        control: domain, txid, incarnation, epoch.
-    """
-
-    control: tuple[tuple[str, int, str | None, int | None], ...]
-    txns: tuple[tuple[str, int], ...]
-
-
-class _Told(NamedTuple):
+class _Mark(NamedTuple):
     """A mark by which a version is looked for.
 
     Attributes:
@@ -219,35 +197,40 @@ class _Told(NamedTuple):
     life: Hashable
 
 
+class _Marks(NamedTuple):
+    """The remembered part of a log entry: small, unlike the entry.
+
+    Attributes:
+        control: by domain.
+    """
+
+    control: Mapping[str, _Mark]
+    txns: Mapping[str, int]
+
+
 @lru_cache(maxsize=100_000)
 def _marks(path: str, version: int, signature: Signature | None) -> _Marks:
     del signature  # part of the key only: a table made anew at the same path has other entries
-    commit = read_commit(path, version)
-    control = tuple(
-        (domain, value["txid"], value.get("incarnation"), value.get("epoch"))
-        for domain, value in commit.control.items()
-        if isinstance(value, dict) and isinstance(value.get("txid"), int)
-    )
-    return _Marks(control, tuple(commit.txns.items()))
+    commit, control = DeltaLog(path).commit(version), {}
+    for domain, value in commit.control.items():
+        if isinstance(value, dict) and isinstance(value.get("txid"), int):
+            incarnation = value.get("incarnation")
+            stretch = incarnation, value.get("epoch")
+            control[domain] = _Mark(value["txid"], stretch, incarnation and first_id(incarnation))
+    return _Marks(control, commit.txns)
 
 
-_marks_lock = threading.Lock()
-
-
-def _find(path: str, at_most: int, told: Callable[[_Marks], _Told | None]) -> int | None:
-    versions = unbroken(versions_of(path))
+def _find(path: str, at_most: int, mark_of: Callable[[_Marks], _Mark | None]) -> int | None:
+    log = DeltaLog(path)
+    versions = log.unbroken()
     if not versions:
         raise TableError(f"there is no Delta log at {path}")
     lowest, high = versions[0], versions[-1]
 
-    def in_force(version: int) -> _Told | None:
+    def in_force(version: int) -> _Mark | None:
         """The mark that holds at a version: its own, or of the newest entry before it."""
-        for each in range(version, lowest - 1, -1):
-            with _marks_lock:
-                found = told(_marks(path, each, entry_signature(path, each)))
-            if found is not None:
-                return found
-        return None
+        marks = (mark_of(_marks(path, each, log.signature(each))) for each in range(version, lowest - 1, -1))
+        return next((mark for mark in marks if mark is not None), None)
 
     newest = mark = in_force(high)
     while mark is not None and newest is not None and mark.life == newest.life:
@@ -263,7 +246,7 @@ def _find(path: str, at_most: int, told: Callable[[_Marks], _Told | None]) -> in
     return high if mark is None and lowest == 0 and high >= 0 else None
 
 
-def _first_of(in_force: Callable[[int], _Told | None], lowest: int, high: int, stretch: Hashable) -> int:
+def _first_of(in_force: Callable[[int], _Mark | None], lowest: int, high: int, stretch: Hashable) -> int:
     """The first version of the stretch that ``high`` is in."""
 
     def before(version: int) -> bool:
@@ -273,7 +256,7 @@ def _first_of(in_force: Callable[[int], _Told | None], lowest: int, high: int, s
     return _last_where(lowest, high, before) + 1 if before(lowest) else lowest
 
 
-def _value(mark: _Told | None) -> float:
+def _value(mark: _Mark | None) -> float:
     return -math.inf if mark is None else mark.value
 
 
@@ -283,11 +266,3 @@ def _last_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
-
-
-def unbroken(versions: list[int]) -> list[int]:
-    """The longest tail without a hole; entries below a hole belong to no readable version."""
-    start = len(versions) - 1
-    while start > 0 and versions[start - 1] == versions[start] - 1:
-        start -= 1
-    return versions[start:] if versions else []

@@ -7,17 +7,16 @@ reset, so they are no sign.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from trident.coordinators.errors import TableError
-from trident.states.core import storage
-from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.place import Place
 from trident.states.delta import halts
-from trident.states.delta.log_entries import as_text, entry_of, has_log, newest_version, read_commit
+from trident.states.delta.delta_log import has_log
+from trident.states.delta.history import control_at
 from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 
 
@@ -50,7 +49,7 @@ def _of_table(warehouse: Place, topology: str, descriptor: StateDescriptor) -> l
     if not has_log(path):
         return []
     try:
-        control = newest_control(path)
+        control = control_at(path)
     except TableError as error:
         return [
             IncarnationSign(descriptor.incarnation, f"table {path.name}, of which a log entry cannot be read: {error}")
@@ -63,22 +62,3 @@ def _of_table(warehouse: Place, topology: str, descriptor: StateDescriptor) -> l
 def _sign(table: str, control: ControlRecord) -> IncarnationSign:
     said = halts.attempt_text(control.txid, control.attempt_id)
     return IncarnationSign(control.incarnation, f"table {table} has {said} (incarnation {control.incarnation})")
-
-
-def newest_control(path: Place) -> ControlRecord | None:
-    """A table's control record by the newest log entry that has one; None where what is left of the log has none.
-
-    Raises:
-        TableError: a log entry that is there cannot be read.
-        ForeignTable: the control record cannot be read.
-    """
-    for version in range(newest_version(str(path)), -1, -1):
-        try:
-            control = read_commit(str(path), version).control.get(DOMAIN)
-        except TableError:
-            if storage.exists(entry_of(str(path), version)):
-                raise
-            return None  # cleaned up that far
-        if control is not None:
-            return decode_control(path, as_text(control) if isinstance(control, (str, Mapping)) else None)
-    return None

@@ -28,6 +28,7 @@ from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableErr
 from trident.states.core import storage
 from trident.states.core.staged import StagedFile
 from trident.states.core.storage import Signature
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel_errors import (
     CheckpointExists,
     CommitOutcomeUnknown,
@@ -56,7 +57,6 @@ from trident.states.delta.log_commit import (
     signature_in,
     write_draft,
 )
-from trident.states.delta.log_entries import domains_of, entry_signature
 from trident.states.delta.torn_entries import fsync_log_entries, set_torn_entries_aside
 from trident.states.delta.whole_files import require_whole_log
 
@@ -190,8 +190,8 @@ class TableSnapshot:
         if storage.local_path(self.path) is not None or storage.reached_path(self.path) is None:
             return {}
         try:
-            return domains_of(self.path, self.version)
-        except (TableError, KeyError, TypeError, AttributeError):  # Kernel says what is wrong with it
+            return DeltaLog(self.path).commit(self.version).domains
+        except TableError:  # Kernel says what is wrong with it
             return {}
 
     def txn_version(self, app: str) -> int | None:
@@ -304,11 +304,12 @@ class KernelEngine:
 
     def _set_torn_aside(self, path: str) -> None:
         version, signature = self._whole.get(path, (-1, None))
-        if signature and entry_signature(path, version) == signature and not entry_signature(path, version + 1):
+        log_of = DeltaLog(path)
+        if signature and log_of.signature(version) == signature and not log_of.signature(version + 1):
             return
         try:
             newest = set_torn_entries_aside(path)
-            if newest is not None and (signature := entry_signature(path, newest)) is not None:
+            if newest is not None and (signature := log_of.signature(newest)) is not None:
                 self._whole[path] = newest, signature
         except (OSError, TableError) as error:  # a read-only disk: then the table is read as it is
             log.warning("the log of table %s cannot be looked at: %s", path, error)
@@ -612,7 +613,7 @@ class KernelEngine:
         version, entry = self._durable.get(base.path, (-1, None))
         if (version, entry) == (base.version, base.entry) or base.entry is None:
             return
-        known = version if version < base.version and entry_signature(base.path, version) == entry else -1
+        known = version if version < base.version and DeltaLog(base.path).signature(version) == entry else -1
         fsync_log_entries(base.path, max(known + 1, base.version - _UNSETTLED), base.version)
         self._durable[base.path] = base.version, base.entry
 
@@ -789,7 +790,7 @@ class KernelEngine:
             rows = self._rows(snapshot._java.getScanBuilder().build().getScanFiles(self.java, True))
             try:
                 while rows.hasNext():
-                    found.append(live_file(self.row_text(rows.next())))
+                    found.append(live_file(json.loads(self.row_text(rows.next()))["add"]))
             finally:
                 rows.close()
             return found

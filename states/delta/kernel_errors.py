@@ -14,8 +14,9 @@ from pyspark.errors import PySparkException
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, TableError
+from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.delta_log import TableMissing as TableMissing
 from trident.states.delta.log_commit import EntryMayBeLost
-from trident.states.delta.log_entries import entry_signature
 
 COMMIT = faults.register("delta.commit", "one commit to a Delta table, with the flush of its log entry")
 
@@ -45,10 +46,6 @@ class CommitOutcomeUnknown(TableError):
 
     Never a failure: load the table again and compare its control record.
     """
-
-
-class TableMissing(TableError):
-    """There is no Delta table at the path."""
 
 
 class CheckpointExists(TableError):
@@ -126,7 +123,7 @@ def _drafted(path: str, version: int, call: Callable[[], Any]) -> Any:
     try:
         return guard(path, call)
     except TableError as error:
-        if isinstance(error, CommitConflict) or entry_signature(path, version) is None:
+        if isinstance(error, CommitConflict) or DeltaLog(path).signature(version) is None:
             raise
         # The writer that has the version has swept our draft away, while it was written.
         raise CommitConflict(

@@ -36,6 +36,7 @@ class LiveFile:
         stats: Delta's statistics as a dict, or None when the writer gave none.
         num_records: rows in the file, or None when unknown.
         modification_ms: milliseconds since the epoch.
+        has_vector: whether only some of the rows count (a deletion vector says which).
     """
 
     path: str
@@ -44,6 +45,7 @@ class LiveFile:
     stats: Mapping[str, object] | None
     num_records: int | None
     modification_ms: int
+    has_vector: bool = False
 
 
 def add_action(file: StagedFile) -> str:
@@ -217,9 +219,8 @@ def _lines(actions: Sequence[str]) -> bytes:
     return "".join(f"{action}\n" for action in actions).encode()
 
 
-def live_file(action: str) -> LiveFile:
-    """Read one ``add`` action, given as the JSON that Kernel prints."""
-    add = json.loads(action)["add"]
+def live_file(add: Mapping[str, Any]) -> LiveFile:
+    """Reads the body of an ``add`` action."""
     stats = json.loads(add["stats"]) if add.get("stats") else None
     return LiveFile(
         path=unquote(add["path"]),
@@ -228,6 +229,7 @@ def live_file(action: str) -> LiveFile:
         stats=stats,
         num_records=None if stats is None else stats.get("numRecords"),
         modification_ms=add["modificationTime"],
+        has_vector=add.get("deletionVector") is not None,
     )
 
 

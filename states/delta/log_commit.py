@@ -248,7 +248,7 @@ def _old_others(folder: Folder) -> list[str]:
 
 
 def signature_in(folder: Folder, version: int) -> Signature | None:
-    """As ``log_entries.entry_signature``, in a folder that is held."""
+    """As ``DeltaLog.signature``, in a folder that is held."""
     found = folder.stat(f"{version:020d}.json")
     return None if found is None else found.signature
 

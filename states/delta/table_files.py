@@ -22,7 +22,8 @@ from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TableError
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
-from trident.states.delta import history, log_entries
+from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog, TableCommit, Watched, follow
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.log_tables import LogTables
@@ -71,15 +72,15 @@ class TableFiles:
         self._app = app
         self.merged = None if app is None else snapshot.txn_version(app)
         self.files: dict[str, LiveFile] = {}
-        self._signature = log_entries.entry_signature(path, self.version)
+        self._log = DeltaLog(path)
+        self._signature = self._log.signature(self.version)
         if self._signature is None:  # a hole, or another file system
             raise NotFollowed(f"the log of table {path} has no entry for version {self.version}")
         since = None if above is None else history.find_version_by_control(path, DOMAIN, above)
         if since is None:
             self.files = {file.path: file for file in engine.live_files(snapshot)}
-            return
-        for version in range(since + 1, self.version + 1):
-            self._take_files(log_entries.read_commit(path, version))
+        else:
+            self.files = follow(map(self._whole, self._log.commits(since + 1, self.version)))
 
     def refresh(self) -> bool:
         """Goes on to the table's newest version.
@@ -89,24 +90,22 @@ class TableFiles:
 
         Raises: as the constructor.
         """
-        if log_entries.entry_signature(self.path, self.version) != self._signature:
-            return False
-        while (signature := log_entries.entry_signature(self.path, self.version + 1)) is not None:
-            commit = log_entries.read_commit(self.path, self.version + 1)
-            self._take_files(commit)
-            if DOMAIN in commit.control:
-                self.control = decode_control(self.path, log_entries.as_text(commit.control[DOMAIN]))
+        newer = self._log.since(Watched(self.path, self.version, self._signature))
+        for commit, signature in newer or ():
+            self.files = follow([self._whole(commit)], self.files)
+            if DOMAIN in commit.domains:
+                self.control = decode_control(self.path, commit.domains[DOMAIN])
             if self._app is not None:
                 self.merged = commit.txns.get(self._app, self.merged)
             if commit.metadata is not None:
                 self.schema_json = commit.metadata["schemaString"]
             self.version, self._signature = commit.version, signature
-        return True
+        return newer is not None
 
-    def _take_files(self, commit: log_entries.TableCommit) -> None:
-        if commit.deletion_vectors:
+    def _whole(self, commit: TableCommit) -> TableCommit:
+        if any(file.has_vector for file in commit.added):
             raise NotFollowed(f"table {self.path} has files of which only some rows count")
-        log_entries.follow(self.files, commit)
+        return commit
 
 
 def scan(spark: "SparkSession", root: str, schema_json: str, files: Sequence[LiveFile]) -> "DataFrame":

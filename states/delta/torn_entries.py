@@ -22,8 +22,8 @@ import uuid
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import Unreadable
 from trident.states.core import storage
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel_files import fsync_log_entry
-from trident.states.delta.log_entries import entry_of, versions_of
 from trident.states.delta.table_lock import table_lock
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def set_torn_entries_aside(path: str) -> int | None:
     for _ in range(_IN_A_ROW):
         if set_aside_torn_entry(path) is None:
             break
-    return max(versions_of(path), default=None) if storage.local_path(path) is not None else None
+    return max(DeltaLog(path).versions(), default=None) if storage.local_path(path) is not None else None
 
 
 def set_aside_torn_entry(path: str) -> str | None:
@@ -65,7 +65,7 @@ def set_aside_torn_entry(path: str) -> str | None:
         version = _newest_torn(path)
         if version is None:
             return None
-        log_folder, _, name = entry_of(path, version).rpartition("/")
+        log_folder, _, name = DeltaLog(path).entry(version).rpartition("/")
         aside = f".{name}.{uuid.uuid4().hex[:8]}.torn"
         with storage.hold(log_folder) as folder:
             folder.rename(name, aside)
@@ -94,11 +94,12 @@ def fsync_log_entries(path: str, first: int, last: int) -> None:
 
 
 def _newest_torn(path: str) -> int | None:
-    versions = versions_of(path)
+    log = DeltaLog(path)
+    versions = log.versions()
     if not versions:
         return None
     try:
-        data = storage.read(entry_of(path, versions[-1]))
+        data = storage.read(log.entry(versions[-1]))
     except FileNotFoundError:
         return None  # cleaned up meanwhile
     except Unreadable as error:

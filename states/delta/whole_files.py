@@ -17,7 +17,7 @@ from typing import Protocol
 
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
-from trident.states.delta.log_entries import CHECKPOINT, ENTRY
+from trident.states.delta.delta_log import DeltaLog, has_log
 
 
 class SizedFile(Protocol):
@@ -71,30 +71,23 @@ def require_whole_log(path: str, version: int | None = None) -> None:
     Args:
         version: the table version; None for the newest.
     """
-    root = storage.local_path(path)
-    if root is None:
+    if storage.local_path(path) is None:
         return
-    folder = storage.join(root, "_delta_log")
-    entries: dict[int, str] = {}
-    checkpoints: dict[int, list[str]] = {}
+    log = DeltaLog(path)
     try:
-        names = storage.list_names(folder)
-        if not names and not storage.is_folder(folder):
+        versions, checkpoints = log.listed()
+        if not (versions or checkpoints) and not has_log(path):
             return  # no table: Kernel and Spark say so
-        for name in names:
-            if match := ENTRY.fullmatch(name):
-                entries[int(match[1])] = f"{folder}/{name}"
-            elif match := CHECKPOINT.fullmatch(name):
-                checkpoints.setdefault(int(match[1]), []).append(f"{folder}/{name}")
-    except OSError:
+        last = max(versions, default=-1) if version is None else version
+        whole = (at for at in sorted(checkpoints, reverse=True) if at <= last and log.whole_checkpoint(checkpoints[at]))
+        begin = next(whole, -1)
+    except (OSError, TableError):
         return  # no table, or one of which its reader will say more
-    last = max(entries, default=-1) if version is None else version
-    begin = next((at for at in sorted(checkpoints, reverse=True) if at <= last and _filled(checkpoints[at])), -1)
     first = begin + 1
     if begin < 0 and any(at > last for at in checkpoints):
-        first = min(entries, default=0)  # cleaned up behind a later checkpoint: the version's reader says so
+        first = min(versions, default=0)  # cleaned up behind a later checkpoint: the version's reader says so
     for each in range(first, last + 1):
-        wrong = _wrong(entries.get(each))
+        wrong = _wrong(log.entry(each))
         if wrong is not None:
             raise TableError(
                 f"log entry {each} of table {path} is not what was written",
@@ -104,13 +97,9 @@ def require_whole_log(path: str, version: int | None = None) -> None:
             )
 
 
-def _filled(files: list[str]) -> bool:
-    return all(_wrong(file) is None for file in files)
-
-
-def _wrong(file: str | None) -> str | None:
+def _wrong(file: str) -> str | None:
     try:
-        found = None if file is None else storage.stat(file)
+        found = storage.stat(file)
     except OSError as error:
         return str(error)
     if found is None:

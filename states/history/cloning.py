@@ -9,7 +9,7 @@ removes (VACUUM, a log drop) loses that name alone: the clone keeps its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -18,9 +18,8 @@ from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, TableError
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.delta.checkpoints import newest_checkpoint
+from trident.states.delta.delta_log import DeltaLog, Facts, stored_adds
 from trident.states.delta.kernel_files import LiveFile, clone_entry, live_file
-from trident.states.delta.log_entries import entry_of, read_actions
 from trident.states.keyed.tables import ADOPTED
 
 LINK = faults.register("clone.file", "giving a data file a second name in a clone's folder, or copying it")
@@ -53,7 +52,7 @@ class LiveTable:
     @property
     def files(self) -> list[tuple[LiveFile, Mapping[str, Any]]]:
         """The live files, each with the body of its action."""
-        return [(live_file(json.dumps({"add": body})), body) for body in self.adds.values()]
+        return [(live_file(body), body) for body in self.adds.values()]
 
 
 def live_table(path: Place, version: int) -> LiveTable:
@@ -62,36 +61,12 @@ def live_table(path: Place, version: int) -> LiveTable:
     Raises:
         TableError: its log cannot be read back to that version, or its rows are more than the files that it names.
     """
-    protocol: Mapping[str, Any] = {}
-    metadata: Mapping[str, Any] = {}
-    adds: dict[str, Mapping[str, Any]] = {}
-    try:
-        for removed, kind, body in _actions(str(path), version):
-            if removed:  # by another writer, perhaps, which encodes other letters of the path
-                adds.pop(unquote(body["path"]), None)
-            elif kind == "add":
-                adds[unquote(body["path"])] = body
-            elif kind == "protocol":
-                protocol = body
-            elif kind == "metaData":
-                metadata = body
-    except (KeyError, TypeError, AttributeError) as error:
-        raise TableError(f"the log of table {path} is not as Delta's protocol says", found=repr(error)) from error
-    if not metadata or not protocol:
-        raise TableError(f"the log of table {path} does not say what the table is", found=f"version {version}")
-    _check_plain(path, protocol, adds.values())
-    return LiveTable(path, version, protocol, metadata, adds)
-
-
-def _actions(path: str, version: int) -> Iterator[tuple[bool, str, Mapping[str, Any]]]:
-    """(whether it removes a file, kind, body), in an order in which each counts against those before it."""
-    begin, checkpoint = newest_checkpoint(path, version)
-    yield from ((False, kind, body) for kind, body in checkpoint)
-    for each in range(begin + 1, version + 1):
-        actions = [pair for action in read_actions(path, each) for pair in action.items() if pair[1] is not None]
-        # A file may be removed and added again by one commit, with other statistics.
-        yield from ((True, kind, body) for kind, body in actions if kind == "remove")
-        yield from ((False, kind, body) for kind, body in actions if kind != "remove")
+    segment = DeltaLog(path).segment(version)
+    facts = Facts.of(None)
+    adds = stored_adds(facts.seen(segment.replay()))
+    found = facts.at(segment.table)
+    _check_plain(path, found["protocol"], adds.values())
+    return LiveTable(path, version, found["protocol"], found["metadata"], adds)
 
 
 def _check_plain(path: Place, protocol: Mapping[str, Any], adds: Iterable[Mapping[str, Any]]) -> None:
@@ -192,7 +167,7 @@ def make(clone: Clone, may_copy: bool, cost: Cloned) -> None:
         ConfigError: a file cannot have a second name there, and copying was not allowed.
         TableError: a file of the source is gone; or another table is there.
     """
-    entry = entry_of(str(clone.target), 0)
+    entry = DeltaLog(clone.target).entry(0)
     if storage.exists(entry):
         _check_own(clone)
         return
@@ -210,8 +185,7 @@ def make(clone: Clone, may_copy: bool, cost: Cloned) -> None:
 
 
 def _check_own(clone: Clone) -> None:
-    bodies = [action["metaData"] for action in read_actions(str(clone.target), 0) if action.get("metaData")]
-    found = bodies[0].get("id") if bodies else None
+    found = (DeltaLog(clone.target).commit(0).metadata or {}).get("id")
     if found != clone.table_id:
         raise TableError(
             f"another table is where a clone was to be made: {clone.target}",

@@ -25,8 +25,8 @@ from trident.coordinators.records import Decision
 from trident.coordinators.stored_json import Unreadable
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.place import AnyPath, Place
-from trident.states.delta.incarnations import newest_control
-from trident.states.delta.log_entries import has_log
+from trident.states.delta.delta_log import has_log
+from trident.states.delta.history import control_at
 from trident.states.delta.manifest import Manifest, ManifestStore, attempt_of
 from trident.states.history.publications import Publications
 from trident.states.history.published_entries import published_as
@@ -192,7 +192,7 @@ class KeptManifests:
             decision, manifest = found
             for folder in {table.path for table in manifest.tables if table.state_kind.has_table}:
                 table = self._warehouse / folder
-                control = newest_control(table) if has_log(table) else None
+                control = control_at(table) if has_log(table) else None
                 # Also of the incarnation behind a rollback to this very transaction.
                 if control is not None and control.is_of(decision):
                     return True

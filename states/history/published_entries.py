@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-from trident.coordinators.errors import ForeignTable, TableError
+from trident.coordinators.errors import TableError
 from trident.coordinators.records import Decision
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.place import Place
 from trident.states.core.side_by_side import AT_ONCE, side_by_side
-from trident.states.delta.log_entries import has_log, read_actions, versions_of
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.manifest import Manifest
 from trident.states.history.transaction_rows import PublishedAs
 
@@ -51,11 +50,12 @@ def _entries_down(path: Place, incarnation: str, txid: int) -> Iterator[_Entry]:
 
     Those of later incarnations are passed: behind a rollback their transactions have smaller numbers again.
     """
-    versions = versions_of(str(path)) if has_log(path) else []
+    log = DeltaLog(path)
+    versions = log.versions()
     step = 1 if path.is_local else AT_ONCE
     for end in range(len(versions), 0, -step):
         some = versions[max(end - step, 0) : end][::-1]
-        for entry in side_by_side([partial(_entry, path, version) for version in some]):
+        for entry in side_by_side([partial(_entry, log, version) for version in some]):
             if entry is None:
                 continue
             if entry[1].incarnation == incarnation and entry[1].txid < txid:
@@ -63,17 +63,14 @@ def _entries_down(path: Place, incarnation: str, txid: int) -> Iterator[_Entry]:
             yield entry
 
 
-def _entry(path: Place, version: int) -> _Entry | None:
+def _entry(log: DeltaLog, version: int) -> _Entry | None:
     """None for one without a control record, as of an OPTIMIZE, and for one that cannot be read."""
-    control: str | None = None
-    at: float | None = None
     try:
-        for action in read_actions(str(path), version):
-            said: Mapping[str, Any] = action.get("domainMetadata") or {}
-            if said.get("domain") == DOMAIN and not said.get("removed"):
-                control = said["configuration"]
-            timestamp = (action.get("commitInfo") or {}).get("timestamp")
-            at = timestamp / 1000.0 if isinstance(timestamp, (int, float)) else at
-        return None if control is None else (version, decode_control(path, control), at)
-    except (TableError, ForeignTable, KeyError, AttributeError, TypeError):
+        commit = log.commit(version)
+        control = commit.domains.get(DOMAIN)
+        if control is None:
+            return None
+        at = commit.info.get("timestamp")
+        return version, decode_control(log.path, control), at / 1000.0 if isinstance(at, (int, float)) else None
+    except TableError:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trident.coordinators.errors import ForeignTable, TableError
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored, shown
 from trident.states.core.place import Place
-from trident.states.delta.log_entries import as_text, has_log, read_commit, versions_of
+from trident.states.delta.delta_log import DeltaLog
 
 DOMAIN = "trident.transactions"
 _SCHEMA = 1
@@ -64,15 +64,16 @@ class RecordedUpTo:
 
 def owner_by_log(path: Place) -> tuple[str, str] | None:
     """Topology and batch group of a table of transactions, by the newest log entry that says so and can be read."""
+    log = DeltaLog(path)
     try:
-        versions = versions_of(str(path)) if has_log(path) else []
+        versions = log.versions()
     except TableError:
         return None
     for version in reversed(versions):
         try:
-            said = read_commit(str(path), version).control.get(DOMAIN)
-            if said is not None:
-                mark = RecordedUpTo.decode(path, as_text(said))
+            text = log.commit(version).domains.get(DOMAIN)
+            if text is not None:
+                mark = RecordedUpTo.decode(path, text)
                 return mark.topology, mark.group
         except TableError:
             continue

@@ -25,11 +25,9 @@ from trident.states.core.copy_rows import RowCodec
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
-from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot, TableCommit
 from trident.states.delta.file_rows import rows_of, wanted_rows
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_entries import TableCommit, read_commit, versions_of
-from trident.states.delta.log_tables import LogSnapshot, LogTables
 from trident.states.delta.partition_values import partition_texts
 from trident.states.history.versions import plain_as_of
 from trident.states.keyed.asked_keys import AskedKeys, asked_keys
@@ -81,7 +79,7 @@ def origins_of_rows(warehouse: Place, state: StateDescriptor, row: Mapping[str, 
         TableError: there is no such column; or only Spark can read the table.
     """
     path = warehouse / state.published_path
-    snapshot = LogTables().load(str(path))
+    snapshot = DeltaLog(path).at()
     # Of a partitioned table the values in question are in its log.
     problem = replace(snapshot, metadata={**snapshot.metadata, "partitionColumns": []}).why_not_rows
     if problem is not None:
@@ -189,8 +187,9 @@ class _AppendedRows:
 
     @cached_property
     def _commits(self) -> list[TableCommit]:
-        path = str(self._path)
-        return [read_commit(path, version) for version in history.unbroken(versions_of(path))]
+        log = DeltaLog(self._path)
+        versions = log.unbroken()
+        return list(log.commits(versions[0], versions[-1])) if versions else []
 
     @cached_property
     def _added_with(self) -> dict[str, TableCommit]:
@@ -233,7 +232,7 @@ def origins_of_key(warehouse: Place, state: StateDescriptor, key: AskedKeys) -> 
     Raises:
         TableError: only Spark can read the log.
     """
-    log = LogTables().load(str(warehouse / state.published_path))
+    log = DeltaLog(warehouse / state.published_path).at()
     control = own_control(state, log)
     if log.why_not_rows is not None:
         raise TableError(f"table {log.path} cannot be read without Spark", found=log.why_not_rows)
@@ -268,7 +267,7 @@ def _was_there(warehouse: Place, state: StateDescriptor, key: AskedKeys, txid: i
         return None
     if plain is None or plain.merged != txid:
         return None
-    table = LogTables().load_version(str(plain.path), plain.version)
+    table = DeltaLog(plain.path).at(plain.version)
     if table.why_not_rows is not None:
         return None
     if not state.keys:

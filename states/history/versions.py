@@ -12,18 +12,16 @@ being published is in some tables and not yet in others.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trident.coordinators.errors import ForeignTable, TableError
 from trident.coordinators.incarnation_ids import same_start
-from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group
 from trident.states.core.place import Place
 from trident.states.delta import history
-from trident.states.delta.checkpoints import newest_checkpoint
-from trident.states.delta.kernel_errors import TableMissing
-from trident.states.delta.log_entries import TableCommit, as_text, has_log, read_commit, versions_of
+from trident.states.delta.delta_log import DeltaLog, TableMissing, has_log
 from trident.states.keyed.compaction import SnapshotUnavailable
 
 
@@ -173,34 +171,27 @@ class _Log:
     """
 
     def __init__(self, path: Place) -> None:
-        self.path = path
-        self.versions = history.unbroken(versions_of(str(path))) if has_log(path) else []
+        self.path, self._log = path, DeltaLog(path)
+        self.versions = self._log.unbroken()
         if not self.versions:
             raise TableMissing(f"there is no Delta table at {path}")
 
     def has(self, version: int) -> bool:
         """Tells whether the log says what the table was at a version: from its beginning on, or from a checkpoint."""
         lowest = self.versions[0]
-        return lowest == 0 or newest_checkpoint(str(self.path), version)[0] >= lowest - 1
+        return lowest == 0 or self._log.segment(version).begin >= lowest - 1
 
     def control_at(self, version: int) -> ControlRecord | None:
         """The control record that holds at a version; None where the entries that are left up to it have none."""
-        for commit in self._commits_down(version):
-            control = commit.control.get(DOMAIN)
-            if control is not None:
-                return decode_control(self.path, as_text(control) if isinstance(control, (str, Mapping)) else None)
-        return None
+        return history.control_at(self.path, version)
 
     def merged_at(self, version: int, state: StateDescriptor) -> int:
         """P of a plain table at a version."""
-        for commit in self._commits_down(version):
+        for commit in self._log.commits_down(version):
             found = history.latest_of_app(commit.txns, state.merge_app_at_first)
             if found is not None:
                 return max(found[1], state.starts_at - 1)
         return state.starts_at - 1
-
-    def _commits_down(self, version: int) -> Iterator[TableCommit]:
-        return (read_commit(str(self.path), each) for each in range(version, self.versions[0] - 1, -1))
 
     def cleaned(self, txid: int) -> SnapshotUnavailable:
         """The error for a transaction that the log does not reach back to."""

@@ -24,9 +24,9 @@ from trident.states.core.descriptor import StateDescriptor, descriptors_of_group
 from trident.states.core.place import Place
 from trident.states.core.tables import PROPERTIES
 from trident.states.delta.beside import VIEWS
+from trident.states.delta.delta_log import DeltaLog, has_log
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_entries import has_log, newest_version
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
 from trident.states.history.versions import plain_as_of, published_as_of
@@ -171,7 +171,7 @@ class ViewRecorder:
             try:
                 version = self._published(path.name, txid)[0]
             except ForeignTable:  # its rows are of the incarnation before
-                version = newest_version(str(path))
+                version = DeltaLog(path).newest()
             except SnapshotUnavailable:
                 continue  # it had no rows yet
             tables[path.name] = ViewedTable(path.name, version)

@@ -25,8 +25,8 @@ from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.names import backquoted
 from trident.states.core.place import Place
 from trident.states.core.tables import PROPERTIES, UPTO_COLUMN, TableSpec, nullable_type
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
-from trident.states.delta.log_tables import LogSnapshot, LogTables
 from trident.states.keyed.tables import ADOPTED
 
 LOOK = faults.register("adopt.look", "reading the keys of a table that a keyed state takes over")
@@ -106,7 +106,7 @@ def adopt(
     known = snapshot.control(DOMAIN)
     if known is not None:
         return decode_control(path, known)  # the state's own, after a start that was killed; or another's
-    logged = LogTables().load(str(path))
+    logged = DeltaLog(path).at()
     if logged.version != snapshot.version:
         raise _written_meanwhile(path, logged.version, snapshot.version)
     _check_table(path, logged, merge_app)
@@ -124,9 +124,10 @@ def _check_table(path: Place, table: LogSnapshot, merge_app: str) -> None:
     found = [*_features(table.protocol), *_properties(table.metadata.get("configuration") or {})]
     if table.metadata.get("partitionColumns"):
         found.append(f"partition columns {table.metadata['partitionColumns']}")
-    if table.vectors:
+    vectors = sum(file.has_vector for file in table.files.values())
+    if vectors:
         found.append(
-            f"deletion vectors in {len(table.vectors)} files (REORG TABLE … APPLY (PURGE) writes them without, once "
+            f"deletion vectors in {vectors} files (REORG TABLE … APPLY (PURGE) writes them without, once "
             "delta.enableDeletionVectors is false)"
         )
     strange = next((name for name in table.files if name.startswith("/") or "://" in name or name[:5] == "file:"), None)

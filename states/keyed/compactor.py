@@ -21,8 +21,8 @@ from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import AnyPath, Place
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot, TxnAlreadyApplied
-from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.delta.table_lock import table_lock
 from trident.states.delta.torn_entries import fsync_log_entries
 from trident.states.keyed.compaction import (
@@ -356,12 +356,13 @@ class Compactor:
         root = storage.local_path(self.plain)
         if root is None:
             return
-        versions = [version for version in versions_of(self.plain) if version > self._settled][-_UNSETTLED:]
+        entries = DeltaLog(self.plain)
+        versions = [version for version in entries.versions() if version > self._settled][-_UNSETTLED:]
         if not versions:
             return
         try:
             for version in versions:
-                commit = read_commit(self.plain, version)
+                commit = entries.commit(version)
                 for file in (*commit.adds, *commit.changes):
                     with suppress(FileNotFoundError):  # merged again, and vacuumed
                         storage.flush(storage.join(root, file))

@@ -24,7 +24,8 @@ from trident.states.core.copyable import why_not_copied
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
 from trident.states.core.tables import CHANGE_FEED, UPTO_COLUMN
-from trident.states.delta import history, log_entries
+from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog, follow
 from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.staging import fsync_folders
@@ -235,7 +236,7 @@ class FileMerge:
         except BaseException:
             self._followed = None
             raise
-        seen = (self._followed.version, log_entries.entry_signature(self._plain, plain.version))
+        seen = (self._followed.version, DeltaLog(self._plain).signature(plain.version))
         if seen != (plain.version, plain.entry):
             raise _overtaken(self._plain, f"it is at version {self._followed.version}", f"version {plain.version}")
         return list(self._followed.files.values())
@@ -246,10 +247,7 @@ class FileMerge:
         if since is None:
             files = self._engine.live_files(self._engine.load_version(self._log, plan.log_version))
         else:
-            found: dict[str, LiveFile] = {}
-            for commit in log_entries.read_commits(self._log, range(since + 1, plan.log_version + 1)):
-                log_entries.follow(found, commit)
-            files = list(found.values())
+            files = list(follow(DeltaLog(self._log).commits(since + 1, plan.log_version)).values())
         return [file for file in files if greatest_txid(file) > plan.after and least_txid(file) <= plan.upto]
 
     def _drop_leftovers(self, state: StateDescriptor, version: int) -> None:
@@ -265,10 +263,8 @@ class FileMerge:
         old = [name for name in self._doubtful if _version_of(name) <= version][:_LOOKS]
         for name in old:
             with suppress(TableError):  # cleaned up: VACUUM knows
-                commit, folder = (
-                    log_entries.read_commit(self._plain, _version_of(name)),
-                    f"data/{state.incarnation}/{name}",
-                )
+                commit = DeltaLog(self._plain).commit(_version_of(name))
+                folder = f"data/{state.incarnation}/{name}"
                 ours = (f"{folder}/", f"{_change_folder(folder)}/")
                 if not any(path.startswith(ours) for path in (*commit.adds, *commit.changes)):
                     self._delete(folder)

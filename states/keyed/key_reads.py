@@ -22,9 +22,10 @@ from trident.states.core.place import Place
 from trident.states.core.plain_values import python_values
 from trident.states.core.storage import Signature
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
+from trident.states.delta.delta_log import LogSnapshot
 from trident.states.delta.file_rows import rows_of, wanted_rows
 from trident.states.delta.key_order import positions_in_order
-from trident.states.delta.log_tables import LogSnapshot, LogTables
+from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.asked_keys import AskedKeys, asked_keys
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.copy_combine import Uncombinable, arrow_schema, combine_of

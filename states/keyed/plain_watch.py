@@ -20,8 +20,8 @@ from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts, history
+from trident.states.delta.delta_log import DeltaLog, TableCommit, Watched, has_log
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
-from trident.states.delta.log_entries import Watched, entry_signature, has_log, versions_of
 from trident.states.keyed.tables import adopted_version, merged_upto, open_plain
 
 # A mark of a plain table holds P as its txid; there is no attempt in it.
@@ -40,7 +40,7 @@ class _Seen:
     starts_at: int
 
 
-def is_our_publish(commit: history.TableCommit, incarnation: str) -> bool:
+def is_our_publish(commit: TableCommit, incarnation: str) -> bool:
     """Tells whether a commit to a table with control records is one of our transactions, or a log drop."""
     value = commit.control.get(DOMAIN)
     engine = (commit.engine_info or "").split(" ")[-1]
@@ -48,7 +48,7 @@ def is_our_publish(commit: history.TableCommit, incarnation: str) -> bool:
     return own and engine.endswith(f"trident/{incarnation}")
 
 
-def is_our_merge(commit: history.TableCommit, state: StateDescriptor) -> bool:
+def is_our_merge(commit: TableCommit, state: StateDescriptor) -> bool:
     """Tells whether a commit is a compactor's MERGE of this state, or what made the table and its columns."""
     if isinstance(commit.control.get(DOMAIN), Mapping):
         return is_our_publish(commit, state.incarnation)
@@ -57,8 +57,8 @@ def is_our_merge(commit: history.TableCommit, state: StateDescriptor) -> bool:
     return (
         {key: marker.get(key) for key in wanted} == wanted
         and dict(commit.txns) == {state.merge_app: marker.get("upto")}
-        and not commit.metadata_changed
-        and not commit.control
+        and commit.metadata is None
+        and not commit.domains
     )
 
 
@@ -83,7 +83,7 @@ class PlainWatch:
         mark = marks.get(snapshot.table_id)
         if mark is None:
             # Never looked at: all that can still be seen of it must be ours, from the version on that made it so.
-            lowest = min(versions_of(str(path)), default=snapshot.version + 1)
+            lowest = min(DeltaLog(path).versions(), default=snapshot.version + 1)
             adopted = adopted_version(snapshot.schema_json)
             mark = TableMark(max(lowest - 1, adopted or 0), 0, _NO_ATTEMPT, "" if adopted is None else ACCEPTED)
         self._look(state, path, snapshot, mark, starts_at)
@@ -144,7 +144,7 @@ class PlainWatch:
         now = TableMark(snapshot.version, merged, _NO_ATTEMPT, mark.digest)
         self._seen[state.name] = (
             state,
-            _Seen(snapshot.table_id, now, entry_signature(str(path), snapshot.version), starts_at),
+            _Seen(snapshot.table_id, now, DeltaLog(path).signature(snapshot.version), starts_at),
         )
 
 
@@ -159,11 +159,9 @@ def check_commits(topology: str, state: str, path: Place, version: int, newest: 
     if newest == version:
         return
     try:
-        commits = history.commits_since(str(path), version)
-    except TableError as error:
-        if any(entry_signature(str(path), each) is None for each in range(version + 1, newest + 1)):
-            raise halts.log_cleaned(topology, state, path, version, newest) from error
-        raise
+        commits = history.commits_since(path, version)
+    except history.LogCleaned as error:
+        raise halts.log_cleaned(topology, state, path, version, newest) from error
     for commit in commits:
         reason = history.foreign(commit, is_ours)
         if reason:

@@ -17,7 +17,8 @@ from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.delta import history, log_entries
+from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog, follow
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.log_tables import LogTables
@@ -171,9 +172,7 @@ def _files_above(log: TableSnapshot, merged: int) -> list[LiveFile]:
         since = history.find_version_by_control(log.path, DOMAIN, merged)
         if since is None or log.version - since > _LOG_ENTRIES_MAX:
             raise NotFollowed(f"much was committed to {log.path} since transaction {merged}")
-        files: dict[str, LiveFile] = {}
-        for commit in log_entries.read_commits(log.path, range(since + 1, log.version + 1)):
-            log_entries.follow(files, commit)
+        files = follow(DeltaLog(log.path).commits(since + 1, log.version))
     except NotFollowed:
         raise
     except TableError as error:
@@ -195,7 +194,7 @@ def _require_plain_files(table: TableSnapshot) -> None:
 def _actions_in_checkpoint(path: str) -> int:
     """Counts how many actions the last checkpoint has: at least as many as there were files then; 0 without one."""
     try:
-        found = log_entries.last_checkpoint(path)
+        found = DeltaLog(path).last_checkpoint()
         return 0 if found is None else int(found["size"])
     except (OSError, ValueError, KeyError, TypeError):
         return _CHECKPOINT_ACTIONS_MAX + 1

@@ -40,7 +40,8 @@ from trident.states.core.local_copy import (
 from trident.states.core.place import Place
 from trident.states.core.sorted_runs import RUN_BYTES
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
-from trident.states.delta import history, log_entries
+from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.file_rows import rows_of
 from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.kernel_files import LiveFile
@@ -353,10 +354,10 @@ class StateCopy:
         else:
             self._log = TableFiles(self._engine, path, None, held.txid)
         at = history.find_version_by_control(path, DOMAIN, held.txid)
-        control = None if at is None else log_entries.read_commit(path, at).control.get(DOMAIN)
+        control = None if at is None else DeltaLog(path).commit(at).domains.get(DOMAIN)
         if control is None:
             return False
-        return commit_of(decode_control(path, log_entries.as_text(control))) == held.commit
+        return commit_of(decode_control(path, control)) == held.commit
 
     def _build_beside(self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int) -> None:
         """Builds the copy of a large table in a thread of its own; later transactions follow when it is there."""

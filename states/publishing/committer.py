@@ -19,8 +19,8 @@ from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import TableSpec
+from trident.states.delta.delta_log import unchanged as unchanged_tables
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.log_entries import unchanged as unchanged_tables
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable, Retention
 from trident.states.delta.staging import StagingTarget
 from trident.states.delta.told import Told

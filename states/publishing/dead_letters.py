@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from trident.states.core.control import DOMAIN
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.beside import DEAD_LETTERS, MESSAGES, SIDE_TABLES, BesideKind
-from trident.states.delta.log_entries import has_log, newest_version, read_commit
+from trident.states.delta.delta_log import DeltaLog, has_log
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
 
@@ -143,13 +144,11 @@ def _owner(path: Place) -> tuple[str, str] | None:
     """Topology and batch group of a table, by the newest commit that says so."""
     if not has_log(path):
         return None
-    for version in range(newest_version(str(path)), -1, -1):
-        try:
-            control = read_commit(str(path), version).control.get(DOMAIN)
-        except TableError:
-            return None  # cleaned up that far: no topology has written to it for long
-        if isinstance(control, Mapping):
-            return str(control.get("topology")), str(control.get("group"))
+    with suppress(TableError):  # cleaned up that far: no topology has written to it for long
+        for commit in DeltaLog(path).commits_down():
+            control = commit.control.get(DOMAIN)
+            if isinstance(control, Mapping):
+                return str(control.get("topology")), str(control.get("group"))
     return None
 
 

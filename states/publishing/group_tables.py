@@ -11,8 +11,8 @@ from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts
+from trident.states.delta.delta_log import DeltaLog, Watched
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
-from trident.states.delta.log_entries import Watched, metadata_at
 from trident.states.delta.metadata_changes import asks_of_writers
 from trident.states.keyed.plain_watch import PlainWatch, check_commits, is_our_publish
 
@@ -74,7 +74,7 @@ class GroupTables:
         """Raises Halted where a table asks of its writers what these do not do: no transaction is decided for it."""
         reason = self.engine.why_not_written(snapshot)
         if reason is not None:
-            described = metadata_at(str(path), snapshot.version)
+            described = DeltaLog(path).described(snapshot.version)
             asks = [] if described is None else asks_of_writers(described.metadata)
             raise halts.not_written(self.topology, path, snapshot.version, asks, reason)
 

@@ -15,9 +15,9 @@ from trident.states.core.names import other_owner
 from trident.states.core.place import Place
 from trident.states.core.tables import CHANGE_FEED, TableSpec
 from trident.states.delta import halts, history
+from trident.states.delta.delta_log import has_log
 from trident.states.delta.evolution import add_columns, enable_change_feed
 from trident.states.delta.kernel import TableMissing, TableSnapshot
-from trident.states.delta.log_entries import has_log
 from trident.states.keyed.adoption import adopt
 from trident.states.keyed.tables import ADOPTED, adopted_version
 from trident.states.publishing.dead_letters import kind_beside, same_name, tables_beside

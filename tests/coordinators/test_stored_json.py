@@ -24,7 +24,7 @@ from trident.messages.replays import ReplayRequests, request_replay
 from trident.running.status import GroupStatus, StatusWriter, TopologyStatus, format_status, read_status, status_path
 from trident.states.core.control import ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors, load_descriptor
-from trident.states.delta.log_entries import read_commit
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
 
 DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
@@ -219,7 +219,7 @@ def test_a_log_entry_that_cannot_be_read_is_said_with_its_table(what: str, tmp_p
     (tmp_path / "t/_delta_log").mkdir(parents=True)
     put(tmp_path / "t/_delta_log" / f"{0:020d}.json", what)
     with pytest.raises(TableError, match="log entry 0 of table .*/t "):
-        read_commit(str(tmp_path / "t"), 0)
+        DeltaLog(tmp_path / "t").commit(0)
 
 
 @pytest.mark.parametrize("what", ODD)

@@ -323,10 +323,11 @@ def simulated(world: World, clock: Any) -> Iterator[None]:
     def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
         return _version_as_of(lens().look(path), txid)
 
-    def read_commit(path: str, at: int) -> Any:
-        return SimpleNamespace(control={state_copy.DOMAIN: lens().look(path)[at].control})
+    def log_of(path: str) -> Any:
+        return SimpleNamespace(
+            commit=lambda at: SimpleNamespace(domains={state_copy.DOMAIN: lens().look(path)[at].control})
+        )
 
-    log = SimpleNamespace(read_commit=read_commit, as_text=lambda control: control)
     copies = {
         "LocalCopy": SimLocalCopy,
         "TableFiles": SimTableFiles,
@@ -334,7 +335,7 @@ def simulated(world: World, clock: Any) -> Iterator[None]:
         "new_folder": _new_folder,
         "storage": SimpleNamespace(list_names=lambda base: list(base.disk.copies)),
         "history": SimpleNamespace(find_version_by_control=find_version_by_control),
-        "log_entries": log,
+        "DeltaLog": log_of,
         "time": clock,
     }
     told = {

@@ -243,7 +243,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "a copy of another history is gone on with": (
         Edit(
             COPY + "_is_followed",
-            "return commit_of(decode_control(path, log_entries.as_text(control))) == held.commit",
+            "return commit_of(decode_control(path, control)) == held.commit",
             "return True",
         ),
     ),

@@ -34,9 +34,9 @@ from trident.coordinators.group_store import GroupStore
 from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.place import Place
-from trident.states.delta.incarnations import newest_control
+from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.history import control_at
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.compactor import Compactor
 from trident.time_travel.rollback import RolledBack, roll_back
@@ -105,8 +105,8 @@ def files(world: World) -> dict[str, set[str]]:
 def attempts(world: World) -> dict[int, list[int]]:
     """txid → the attempts that were published to the append table, in the order of its versions."""
     path, found = str(world.warehouse / "words"), dict[int, list[int]]()
-    for version in versions_of(path):
-        control: Any = read_commit(path, version).control.get("trident")
+    for version in DeltaLog(path).versions():
+        control: Any = DeltaLog(path).commit(version).control.get("trident")
         if control and control["attempt_id"] >= 0:
             of_txid = found.setdefault(control["txid"], [])
             if control["attempt_id"] not in of_txid[-1:]:
@@ -299,12 +299,12 @@ def test_what_is_gone_or_runs_is_refused(world: World) -> None:
 
 
 def test_the_next_incarnation_is_in_every_table_and_no_local_copy_outlives_it(world: World) -> None:
-    before = newest_control(Place(world.warehouse) / "words")
+    before = control_at(Place(world.warehouse) / "words")
     copies = world.warehouse / "_trident" / ".copies"
     (copies / "host-boot" / "counts").mkdir(parents=True)
     back(world, apply=True)
     assert not copies.exists()
-    found = {newest_control(Place(world.warehouse) / name).incarnation for name in TABLES}  # type: ignore[union-attr]
+    found = {control_at(Place(world.warehouse) / name).incarnation for name in TABLES}  # type: ignore[union-attr]
     assert before is not None and found == {f"{before.incarnation}-r1"}
 
 
@@ -415,6 +415,6 @@ def test_rows_that_the_log_dropped_since_the_rollback_began_come_back(world: Wor
 
 
 def control_now(world: World, table: str) -> ControlRecord:
-    control = newest_control(world.warehouse / table)
+    control = control_at(world.warehouse / table)
     assert control is not None
     return control

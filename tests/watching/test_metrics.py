@@ -321,7 +321,8 @@ def made_table(table: Path, entry: str) -> None:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """A warehouse with an empty table ``counts``."""
-    made_table(tmp_path / "counts", json.dumps({"metaData": {"schemaString": "{}"}}))
+    said = {"metaData": {"schemaString": "{}"}, "protocol": {"minReaderVersion": 1}}
+    made_table(tmp_path / "counts", json.dumps(said))
     return tmp_path
 
 

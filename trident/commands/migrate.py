@@ -20,7 +20,7 @@ from trident.spouts.checkpoint import Imports, SourceOffset, StreamCheckpoint
 from trident.spouts.contracts import Json, SpoutContext
 from trident.states.core import storage
 from trident.states.core.place import Place, named_place
-from trident.states.delta.log_tables import LogTables
+from trident.states.delta.delta_log import DeltaLog
 from trident.streams.topology import TridentTopology
 
 
@@ -164,7 +164,7 @@ def _last_done(found: StreamCheckpoint, doubt: InDoubt) -> tuple[int, str]:
 
 
 def _has_batch(target: str, app_id: str, batch: int) -> bool:
-    table = LogTables().load(str(named_place(target)))
+    table = DeltaLog(named_place(target)).at()
     version = table.txn_version(app_id)
     if version not in (batch - 1, batch):
         known = ", ".join(f"{app} at {txn}" for app, txn in sorted(table.txns.items())[:10]) or "none"

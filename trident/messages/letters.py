@@ -25,9 +25,9 @@ from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.names import STREAMS_FOLDER, check_name
 from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS, MESSAGES, BesideKind
+from trident.states.delta.delta_log import has_log
 from trident.states.delta.file_rows import rows_of
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_entries import has_log
 from trident.states.delta.log_tables import LogTables
 from trident.states.publishing.dead_letters import ENDS, LETTERS, tables_beside
 

@@ -21,11 +21,9 @@ import pyarrow.compute as pc
 from trident.spouts.contracts import SpoutContext
 from trident.states.core.place import Place
 from trident.states.delta.beside import MESSAGES
+from trident.states.delta.delta_log import DeltaLog, has_log
 from trident.states.delta.file_rows import rows_of
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_entries import has_log
-from trident.states.delta.log_tables import LogTables
-from trident.states.delta.whole_files import require_whole_log
 
 ACKED, FAILED, DEAD = "acked", "failed", "dead"
 _ENDS = pa.schema(
@@ -92,8 +90,7 @@ def settled_messages(
     settled = Settled(remember_secs)
     if not has_log(path):
         return settled, {}
-    require_whole_log(str(path))
-    table = LogTables().load(str(path))
+    table = DeltaLog(path).at()
     window = datetime.timedelta(seconds=remember_secs)
     if table.why_not_rows is None:
         rows = _rows(str(path), list(table.files.values()), window, bool(requests))

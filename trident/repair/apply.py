@@ -50,7 +50,7 @@ from trident.spark.session import make_session, spark_settings
 from trident.spark.stores import configure_by_session
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.place import Place
-from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_lock import table_lock
 from trident.states.keyed.compactor import Compactor
@@ -242,9 +242,8 @@ class _Repair:
             ) from error
         version = self._engine.load(path).version
         # A commit that came right behind it is looked at next time: it is after the mark.
-        while repaired_to(history.read_commit(path, version), self._facts.name) is None:
-            version -= 1
-        return version
+        made = (one for one in DeltaLog(path).commits_down(version) if repaired_to(one, self._facts.name) is not None)
+        return next(made).version
 
     def _write(self, step: WriteRecord) -> str:
         store = self._store(step.group, step.tx_ids)

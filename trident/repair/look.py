@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,18 +46,18 @@ from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import UPTO_COLUMN
 from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog, TableCommit
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
-from trident.states.delta.log_entries import entry_signature, metadata_at, read_actions, read_commit
 from trident.states.delta.manifest import Manifest, ManifestStore, groups_with_manifests
 from trident.states.delta.metadata_changes import asks_of_writers
 from trident.states.delta.staging import verify_staged
 from trident.states.keyed.fitting import Fitting
 from trident.states.keyed.log_watch import (
+    changes_by_others,
     merged_log_version,
     only_properties,
     repaired_to,
     start_of,
-    unbroken,
 )
 from trident.states.keyed.plain_watch import is_our_merge, is_our_publish
 from trident.states.keyed.tables import adopted_version, merged_upto
@@ -312,16 +313,12 @@ class _Look:
         """The control record before the present transaction's."""
         if control is None:
             return None
-        for each in range(version, -1, -1):
-            try:
-                value = read_commit(path, each).control.get(DOMAIN)
-            except TableError:
-                return None  # cleaned up
-            if isinstance(value, dict) and (value.get("txid"), value.get("attempt_id")) != (
-                control.txid,
-                control.attempt_id,
-            ):
-                return decode_control(path, json.dumps(value))
+        now = control.txid, control.attempt_id
+        with suppress(TableError):  # cleaned up
+            for commit in DeltaLog(path).commits_down(version):
+                value = commit.control.get(DOMAIN)
+                if isinstance(value, dict) and (value.get("txid"), value.get("attempt_id")) != now:
+                    return decode_control(path, commit.domains[DOMAIN])
         return None
 
     def _with_changes(
@@ -332,7 +329,7 @@ class _Look:
         control: ControlRecord,
         descriptor: StateDescriptor | None,
     ) -> TableFacts:
-        def ours(commit: history.TableCommit) -> bool:
+        def ours(commit: TableCommit) -> bool:
             if table.role == PLAIN and descriptor is not None:
                 return is_our_merge(commit, replace(descriptor, incarnation=control.incarnation))
             return is_our_publish(commit, control.incarnation)
@@ -342,34 +339,25 @@ class _Look:
         if since >= table.version:
             return table
         try:
-            commits = history.commits_since(str(path), since)
-        except TableError:
-            if all(entry_signature(str(path), each) is not None for each in range(since + 1, table.version + 1)):
-                raise
+            commits = history.commits_since(path, since)
+        except history.LogCleaned:
             return replace(table, unverified=True)
-        foreign: list[tuple[history.TableCommit, str]] = []
-        healed = False
-        for commit in commits:
-            taken_back = repaired_to(commit, self.topology)
-            if taken_back is not None:
-                foreign, healed = [pair for pair in foreign if pair[0].version not in taken_back], True
-            elif reason := history.foreign(commit, ours):
-                foreign.append((commit, reason))
-        table = replace(table, healed=healed)
+        foreign = changes_by_others(commits, self.topology, ours)
+        table = replace(table, healed=any(repaired_to(commit, self.topology) is not None for commit in commits))
         if not foreign:
             return table
         first = foreign[0][0].version
         later = [commit for commit in commits if commit.version > first and ours(commit)]
         return replace(
             table,
-            foreign=tuple(_change(path, commit, reason) for commit, reason in foreign),
+            foreign=tuple(_change(commit, reason) for commit, reason in foreign),
             # A log drop moves the floor only, and a RESTORE keeps that.
-            ours_after=any(commit.txns or commit.metadata_changed for commit in later),
+            ours_after=any(commit.txns or commit.metadata is not None for commit in later),
             odd_rows=self._odd_rows(path, table, descriptor) if table.role == PLAIN else "",
         )
 
     def _not_written(self, path: Place, snapshot: TableSnapshot) -> str:
-        described = metadata_at(str(path), snapshot.version)
+        described = DeltaLog(path).described(snapshot.version)
         asks = [] if described is None else asks_of_writers(described.metadata)
         reason = self.engine.why_not_written(snapshot)
         columns = [] if described is None else json.loads(described.metadata["schemaString"])["fields"]
@@ -388,7 +376,8 @@ class _Look:
             now = (table.merged, 0) if table.role == PLAIN else (control.txid, control.attempt_id)
             if now >= (mark.txid, mark.attempt_id):
                 return mark.version, 0
-        if not any(ours(read_commit(path, version)) for version in unbroken(path, table.version)):
+        log = DeltaLog(path)
+        if not any(ours(log.commit(version)) for version in log.unbroken(table.version)):
             return 0, 0  # our last commit is cleaned up: those after it cannot be known
         since, from_the_start = start_of(path, table.version, control.incarnation)
         return since, 0 if from_the_start else since + 1
@@ -421,10 +410,8 @@ def _is_there(root: Place, file: StagedFile) -> bool:
     return True
 
 
-def _change(path: Place, commit: history.TableCommit, reason: str) -> ForeignChange:
-    info: dict[str, Any] = next(
-        (a["commitInfo"] for a in read_actions(str(path), commit.version) if a.get("commitInfo")), {}
-    )
+def _change(commit: TableCommit, reason: str) -> ForeignChange:
+    info = commit.info
     known = [file.num_records for file in commit.added]
     rows = f"{sum(count or 0 for count in known)} rows in {len(known)} files added, {len(commit.removes)} files removed"
     user = info.get("userName") or info.get("userId")

@@ -45,7 +45,7 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.place import Place
 from trident.states.core.tables import PROPERTIES
-from trident.states.delta.log_entries import has_log
+from trident.states.delta.delta_log import has_log
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.keyed.frames import StoredFrames
 from trident.states.publishing.user_tasks import BatchInfo

@@ -20,9 +20,8 @@ from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.kinds import stored_kind
 from trident.states.core.place import Place
 from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot
 from trident.states.delta.kernel_files import LiveFile, is_plain
-from trident.states.delta.log_entries import read_commit, versions_of
-from trident.states.delta.log_tables import LogSnapshot, LogTables
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.keyed.tables import merged_upto
 from trident.states.publishing.dead_letters import tables_beside
@@ -152,7 +151,7 @@ class _Look:
         self, name: str, role: str, relative: str, state: StateDescriptor | None, txid: int, stays: bool
     ) -> TableFacts:
         path = str(self.warehouse / relative)
-        newest = LogTables().load(path)
+        newest = DeltaLog(path).at()
         control = control_of(newest)
         now = table_at(newest, control, state)
         unwritable = why_unwritable(newest)
@@ -163,7 +162,7 @@ class _Look:
         except TableError as error:
             return TableFacts(name, role, relative, now, unknown=error.message, unwritable=unwritable)
         if then is None:
-            oldest = min(versions_of(path), default=0)
+            oldest = min(DeltaLog(path).versions(), default=0)
             unknown = f"what is left of its log begins at version {oldest}, which has a later transaction"
             return TableFacts(name, role, relative, now, unknown=unknown, unwritable=unwritable)
         snapshot, of_then = then
@@ -185,7 +184,7 @@ class _Look:
             version = history.find_version_by_txn(path, state.merge_app_at_first, txid)
         else:
             version = history.find_version_by_control(path, DOMAIN, txid)
-        snapshot = None if version is None else LogTables().load_version(path, version)
+        snapshot = None if version is None else DeltaLog(path).at(version)
         control = None if snapshot is None or snapshot.control(DOMAIN) is None else control_of(snapshot)
         if snapshot is not None and control is not None and same_start(control.incarnation, now.incarnation):
             if state is None or merged_upto(state, snapshot, control.starts_at) <= max(txid, control.starts_at - 1):
@@ -194,11 +193,12 @@ class _Look:
 
     def _beginning(self, path: str, now: ControlRecord, txid: int) -> tuple[LogSnapshot, ControlRecord] | None:
         """The version with which a table that began behind a transaction began; None of a table that had begun."""
-        for version in versions_of(path):
-            text = read_commit(path, version).control.get(DOMAIN)
+        log = DeltaLog(path)
+        for version in log.versions():
+            text = log.commit(version).control.get(DOMAIN)
             if isinstance(text, Mapping) and same_start(str(text.get("incarnation")), now.incarnation):
                 began = text.get("attempt_id") == -1 and int(text.get("starts_at", 0)) > txid
-                snapshot = LogTables().load_version(path, version) if began else None
+                snapshot = log.at(version) if began else None
                 return None if snapshot is None else (snapshot, control_of(snapshot))
         return None
 
@@ -219,9 +219,9 @@ class _Look:
         for table in tables:
             if table.role == PLAIN or table.then is None:
                 continue
-            path = str(self.warehouse / table.path)
-            for version in versions_of(path):
-                control = read_commit(path, version).control.get(DOMAIN) if version > table.then.version else None
+            log = DeltaLog(self.warehouse / table.path)
+            for version in log.versions():
+                control = log.commit(version).control.get(DOMAIN) if version > table.then.version else None
                 if isinstance(control, Mapping):
                     each, attempt = int(control["txid"]), int(control["attempt_id"])
                     if each > txid and attempt >= 0:
@@ -235,7 +235,7 @@ def own_tables_beside(warehouse: Place, topology: str, incarnation: str) -> Iter
     Those of a life before a reset are kept by it, and are no part of this one: their transactions are others.
     """
     for path, group in tables_beside(warehouse, topology):
-        if same_start(control_of(LogTables().load(str(path))).incarnation, incarnation):
+        if same_start(control_of(DeltaLog(path).at()).incarnation, incarnation):
             yield path, group
 
 
@@ -258,7 +258,7 @@ def why_unwritable(snapshot: LogSnapshot) -> str:
     """Why this framework does not write log entries of a table itself; "" where it does."""
     if storage.reached_path(snapshot.path) is None:
         return "it is on a file system that Spark alone reads"
-    if snapshot.vectors:
+    if snapshot.has_vectors:
         return "it has files of which only some rows count (deletion vectors)"
     if not is_plain(snapshot.protocol, snapshot.schema_json):
         return "it has features of Delta whose log entries are left to Delta"

@@ -12,10 +12,9 @@ from trident.coordinators.records import TableMark, UnfinishedRollback
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.place import Place
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot, stored_adds
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
-from trident.states.delta.log_entries import read_commit
-from trident.states.delta.log_tables import LogSnapshot, LogTables
-from trident.states.delta.stored_adds import adds_at
+from trident.states.delta.log_tables import LogTables
 from trident.states.delta.table_lock import table_lock
 from trident.states.keyed.plain_watch import ACCEPTED
 from trident.states.keyed.tables import adopted_version, merged_upto
@@ -136,8 +135,9 @@ class TableCommits:
     def _commit(self, table: TableOf, snapshot: TableSnapshot) -> None:
         path, intent = snapshot.path, self._intent
         stays = table.group != intent.group
-        newest = self._logs.load_version(path, snapshot.version)
-        older = newest if stays else self._logs.load_version(path, self._wanted(table))
+        log = DeltaLog(path)
+        newest = log.at(snapshot.version)
+        older = newest if stays else log.at(self._wanted(table))
         now, then = (table_at(each, control_of(each), table.state) for each in (newest, older))
         if table.log_of is not None and not stays:
             now = replace(now, control=replace(now.control, floor=self._floor(table.log_of, now.control)))
@@ -150,12 +150,13 @@ class TableCommits:
                 action="it was another table when the rollback was begun: mend that, and run the command again",
             )
         last = None if stays else intent.last
+        adds = stored_adds(log.segment(older.version).replay()) if comes else {}
         control = control_after(table.role, now.control, then.control, last, intent.incarnation, self._epoch)
         note = {"topology": self._topology, "txid": intent.txid, "from": newest.version, "version": older.version}
         self._engine.take_back(
             snapshot,
             goes,
-            adds_at(path, older.version, [file.path for file in comes]),
+            [adds[file.path] for file in comes],
             {} if table.state is None else self._txns(table.state, newest, merged_after(then, last)),
             {DOMAIN: control.encode()},
             f"trident/{intent.incarnation}",
@@ -171,7 +172,7 @@ class TableCommits:
         path = str(self._warehouse / state.plain_path)
         if state.plain_path not in self._intent.tables:
             return min(now.floor, state.starts_at - 1)
-        plain = self._logs.load_version(path, self._intent.tables[state.plain_path])
+        plain = DeltaLog(path).at(self._intent.tables[state.plain_path])
         return min(now.floor, merged_upto(state, plain, now.starts_at))
 
     def _wanted(self, table: TableOf) -> int:
@@ -211,8 +212,8 @@ class TableCommits:
 
     def _version_of(self, path: str, newest: int) -> int:
         """The version that the rollback has made; others may have come behind it."""
-        for version in range(newest, -1, -1):
-            found = read_commit(path, version).control.get(DOMAIN)
+        for commit in DeltaLog(path).commits_down(newest):
+            found = commit.control.get(DOMAIN)
             if isinstance(found, Mapping) and found.get("incarnation") == self._intent.incarnation:
-                return version
+                return commit.version
         raise TableError(f"{path} has no commit of incarnation {self._intent.incarnation}")

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from trident.coordinators.errors import TridentError
 from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS
-from trident.states.delta.kernel_errors import TableMissing
-from trident.states.delta.table_totals import SizedTables, TableTotals
+from trident.states.delta.delta_log import TableMissing
+from trident.states.delta.log_tables import SizedTables, TableTotals
 from trident.watching.events import Advanced, Event, LostLead, Started, TookOver
 from trident.watching.facts import ADVANCES_KEPT, DiskFacts, Facts, GroupFacts, MemoryFacts, MergeFacts, TableFacts
 

@@ -10,9 +10,8 @@ from trident.coordinators.errors import ForeignTable, TableError
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.place import Place
-from trident.states.delta.kernel_errors import TableMissing
-from trident.states.delta.log_tables import LogTables
-from trident.states.delta.table_totals import SizedTables, TableTotals, totals_of
+from trident.states.delta.delta_log import TableMissing
+from trident.states.delta.log_tables import LogTables, SizedTables, TableTotals, totals_of
 from trident.states.keyed.tables import check_own, greatest_txid, merged_upto
 
 

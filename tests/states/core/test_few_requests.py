@@ -16,7 +16,7 @@ from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.core.side_by_side import AT_ONCE, side_by_side
 from trident.states.core.staged import StagedFile
-from trident.states.delta.log_entries import Watched, entry_of, entry_signature, unchanged
+from trident.states.delta.delta_log import DeltaLog, Watched, unchanged
 from trident.states.delta.manifest import ManifestStore
 from trident.states.delta.staging import verify_staged
 
@@ -77,16 +77,16 @@ def test_a_table_is_unchanged_only_while_its_newest_entry_is_the_one_that_was_se
 ) -> None:
     tables = [str(folder / name) for name in "abc"]
     for table in tables:
-        storage.create(entry_of(table, 4), b"{}")
-    seen = [Watched(table, 4, entry_signature(table, 4)) for table in tables]
+        storage.create(DeltaLog(table).entry(4), b"{}")
+    seen = [Watched(table, 4, DeltaLog(table).signature(4)) for table in tables]
     methods(proxy)
     proxy.rounds = [[("HEAD", f"/{name}/_delta_log/{version:020d}.json") for name in "abc" for version in (4, 5)]]
     assert unchanged(seen) == set(tables)
     assert methods(proxy) == ["HEAD"] * 6 and not proxy.waited_in_vain, "all of them at once, and nothing is listed"
-    storage.create(entry_of(tables[0], 5), b"another's commit")
-    storage.write(entry_of(tables[1], 4), b"the table was made anew")
+    storage.create(DeltaLog(tables[0]).entry(5), b"another's commit")
+    storage.write(DeltaLog(tables[1]).entry(4), b"the table was made anew")
     assert unchanged(seen) == {tables[2]}
-    storage.delete(entry_of(tables[2], 4))
+    storage.delete(DeltaLog(tables[2]).entry(4))
     assert unchanged(seen) == set()
     assert unchanged([Watched(tables[0], 5, None)]) == set(), "an entry that was not seen"
 

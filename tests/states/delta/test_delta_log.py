@@ -12,15 +12,8 @@ from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import TableError
 from trident.states.core.staged import StagedFile
-from trident.states.delta import history
-from trident.states.delta.history import (
-    TableCommit,
-    commits_since,
-    find_version_by_control,
-    find_version_by_txn,
-    foreign,
-    read_commit,
-)
+from trident.states.delta.delta_log import DeltaLog, TableCommit
+from trident.states.delta.history import commits_since, find_version_by_control, find_version_by_txn, foreign
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
@@ -76,13 +69,13 @@ def reasons(path: str, since: int = 2) -> list[str | None]:
 
 
 def test_our_commits_are_read_as_they_were_made(table):
-    made, first, second = [read_commit(table, version) for version in range(3)]
-    assert (made.operation, made.metadata_changed, made.protocol_changed) == ("CREATE TABLE", True, True)
+    made, first, second = [DeltaLog(table).commit(version) for version in range(3)]
+    assert made.operation == "CREATE TABLE" and made.metadata and made.protocol
     assert (made.adds, made.data_change) == ((), False)
     assert (first.version, first.operation, first.txns) == (1, "WRITE", {APP: 1})
     assert first.control == {"trident": {"incarnation": INCARNATION, "txid": 1}}
     assert first.engine_info.endswith(f"/trident/{INCARNATION}")
-    assert (first.metadata_changed, first.protocol_changed, first.data_change) == (False, False, True)
+    assert (first.metadata, first.protocol, first.data_change) == (None, None, True)
     assert (len(second.adds), second.removes) == (1, ())
     assert Path(table, second.adds[0]).exists()
     assert [commit.version for commit in commits_since(table, 0)] == [1, 2]
@@ -92,7 +85,7 @@ def test_our_commits_are_read_as_they_were_made(table):
 def test_user_metadata_is_read(table):
     entry = {"commitInfo": {"operation": "WRITE", "userMetadata": '{"upto": 7}'}}
     Path(table, "_delta_log", f"{3:020d}.json").write_text(json.dumps(entry) + "\n")
-    assert read_commit(table, 3).user_metadata == '{"upto": 7}'
+    assert DeltaLog(table).commit(3).info["userMetadata"] == '{"upto": 7}'
 
 
 @pytest.mark.parametrize(
@@ -101,7 +94,7 @@ def test_user_metadata_is_read(table):
 def test_a_damaged_entry_is_an_error_and_never_an_empty_commit(table, content):
     Path(table, "_delta_log", f"{2:020d}.json").write_bytes(content)
     with pytest.raises(TableError):
-        read_commit(table, 2)
+        DeltaLog(table).commit(2)
     with pytest.raises(TableError):
         commits_since(table, 0)
 
@@ -156,7 +149,7 @@ def test_a_change_by_others_is_named(spark, table, operation, statement):
     (reason,) = [reason for reason in reasons(table) if reason]
     assert reason.startswith(operation)
     # The snapshot's control record is still ours: only the log entry shows the change.
-    assert "trident" not in read_commit(table, 3).control
+    assert "trident" not in DeltaLog(table).commit(3).control
 
 
 @pytest.mark.long
@@ -183,37 +176,24 @@ def test_another_topology_on_the_table_is_foreign(engine, table):
     assert all(reasons(table))
 
 
-HARMLESS = {
-    "version": 9,
-    "operation": "OPTIMIZE",
-    "engine_info": "Apache-Spark",
-    "user_metadata": None,
-    "control": {},
-    "txns": {},
-    "added": (),
-    "removes": ("b",),
-    "metadata_changed": False,
-    "protocol_changed": False,
-    "data_change": False,
-}
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        {"data_change": True},
-        {"metadata_changed": True},
-        {"protocol_changed": True},
-        {"control": {"trident": {}}},
-        {"txns": {APP: 1}},
-        {"operation": ""},
-        {"operation": "REORG"},
+        {"remove": {"path": "c", "dataChange": True}},
+        {"metaData": {"id": "t"}},
+        {"protocol": {"minReaderVersion": 1}},
+        {"domainMetadata": {"domain": "trident", "configuration": "{}"}},
+        {"txn": {"appId": APP, "version": 1}},
+        {"commitInfo": {}},
+        {"commitInfo": {"operation": "REORG"}},
     ],
 )
 def test_the_name_of_a_harmless_operation_is_not_believed(change):
+    removed = ("remove", {"path": "b", "dataChange": False})
     for operation in ("OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS"):
-        assert foreign(TableCommit(**{**HARMLESS, "operation": operation}), lambda _: False) is None
-    assert foreign(TableCommit(**{**HARMLESS, **change}), lambda _: False)
+        actions = [("commitInfo", {"operation": operation}), removed]
+        assert foreign(TableCommit.of(9, actions), lambda _: False) is None
+        assert foreign(TableCommit.of(9, [*actions, *change.items()]), lambda _: False)
 
 
 def test_a_file_action_that_does_not_say_counts_as_a_change(table):
@@ -223,39 +203,6 @@ def test_a_file_action_that_does_not_say_counts_as_a_change(table):
 
 
 # --- finding versions -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def long_log(tmp_path_factory) -> tuple[str, list[tuple[int, int]]]:
-    """A log of 200 entries, and the truth: (control txid, merged txid) at each version."""
-    path = tmp_path_factory.mktemp("long") / "t"
-    (path / "_delta_log").mkdir(parents=True)
-    truth, txid, merged = [], 0, -1
-    for version in range(200):
-        actions: list[dict] = [{"commitInfo": {"operation": "WRITE"}}]
-        if version and version % 3 == 0:
-            txid += 1 + version % 2
-        if version % 5 != 4:  # the others are OPTIMIZE and the like, without a control record
-            configuration = json.dumps({"txid": txid})
-            actions.append({"domainMetadata": {"domain": "trident", "configuration": configuration, "removed": False}})
-        recorded = txid if version % 5 != 4 else truth[-1][0]
-        if version >= 20 and version % 7 == 0:
-            merged = txid
-            actions.append({"txn": {"appId": APP, "version": merged}})
-        truth.append((recorded, merged))
-        (path / "_delta_log" / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
-    return str(path), truth
-
-
-def test_the_version_of_each_txid_is_found(long_log):
-    path, truth = long_log
-    for txid in range(-1, truth[-1][0] + 3):
-        by_control = [version for version, (recorded, _) in enumerate(truth) if recorded <= txid]
-        assert find_version_by_control(path, "trident", txid) == (by_control[-1] if by_control else None)
-        by_txn = [version for version, (_, merged) in enumerate(truth) if merged <= txid]
-        assert find_version_by_txn(path, APP, txid) == by_txn[-1]
-    # A domain or an application that the table never had: every version is before its first.
-    assert find_version_by_txn(path, "other", 5) == len(truth) - 1
 
 
 @pytest.mark.parametrize("cleaned", [0, 4, 12])
@@ -277,19 +224,6 @@ def test_an_adopted_table_is_searched_in_its_present_life_only(tmp_path, cleaned
         assert find_version_by_control(str(tmp_path), "trident", txid) == (kept[-1] if kept else None)
 
 
-def test_few_entries_are_read_and_none_twice(long_log, tmp_path, monkeypatch):
-    path = str(shutil.copytree(long_log[0], tmp_path / "t"))
-    read: list[int] = []
-    monkeypatch.setattr(
-        history, "read_commit", lambda path, version: read.append(version) or read_commit(path, version)
-    )
-    found = find_version_by_control(path, "trident", 50)
-    assert len(read) < 30
-    first = list(read)
-    assert find_version_by_control(path, "trident", 50) == found
-    assert read == first
-
-
 def test_a_table_made_anew_at_the_same_path_is_not_taken_for_the_old_one(tmp_path):
     log = tmp_path / "_delta_log"
     for txid in (5, 8):
@@ -299,16 +233,6 @@ def test_a_table_made_anew_at_the_same_path_is_not_taken_for_the_old_one(tmp_pat
         (log / f"{0:020d}.json").write_text(json.dumps(action) + " " * txid)
         assert find_version_by_control(str(tmp_path), "trident", 5) == (0 if txid == 5 else None)
         shutil.rmtree(log)
-
-
-def test_below_a_cleaned_log_nothing_is_guessed(long_log, tmp_path):
-    path, truth = shutil.copytree(long_log[0], tmp_path / "t"), long_log[1]
-    for version in [*range(0, 30), *range(31, 100)]:
-        (path / "_delta_log" / f"{version:020d}.json").unlink()
-    assert find_version_by_control(str(path), "trident", truth[150][0]) >= 150
-    # Version 30 is left over below the hole; it cannot be read as a table version any more.
-    assert find_version_by_control(str(path), "trident", truth[30][0]) is None
-    assert find_version_by_txn(str(path), "other", 5) is None
 
 
 def test_what_kernel_says_of_a_version_is_what_the_log_says(engine, table):

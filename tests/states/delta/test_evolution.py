@@ -17,7 +17,7 @@ from trident.coordinators.leadership import Leadership
 from trident.coordinators.registration import Registration, identity_conflicts, identity_difference
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, decode_control
-from trident.states.delta import history
+from trident.states.delta.delta_log import TableCommit
 from trident.states.delta.evolution import add_columns, columns_only_added
 from trident.states.delta.history import commits_since, foreign
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine
@@ -330,33 +330,18 @@ def test_only_further_nullable_columns_and_what_no_row_shows_are_harmless(change
 
 
 @pytest.mark.parametrize(
-    ("change", "good"),
+    ("more", "good"),
     [
-        ({}, True),
-        ({"harm": "took away a column"}, False),
-        ({"data_change": True}, False),
-        ({"txns": {"a": 1}}, False),
-        ({"control": {"trident": {}}}, False),
-        ({"protocol_changed": True}, False),
-        ({"operation": "OPTIMIZE"}, True),
+        ([], True),
+        ([{"remove": {"path": "f", "dataChange": True}}], False),
+        ([{"txn": {"appId": "a", "version": 1}}], False),
+        ([{"domainMetadata": {"domain": "trident", "configuration": "{}"}}], False),
+        ([{"protocol": {"minReaderVersion": 1}}], False),
+        ([{"commitInfo": {"operation": "OPTIMIZE"}}], True),
     ],
 )
-def test_a_commit_of_others_that_is_harmless_does_nothing_else(change, good):
-    commit = history.TableCommit(
-        **{
-            "version": 3,
-            "operation": "ADD COLUMNS",
-            "engine_info": "Spark",
-            "user_metadata": None,
-            "control": {},
-            "txns": {},
-            "added": (),
-            "removes": (),
-            "metadata_changed": True,
-            "protocol_changed": False,
-            "data_change": False,
-            "harm": "",
-            **change,
-        }
-    )
-    assert (foreign(commit, lambda _: False) is None) is good
+def test_a_commit_of_others_that_is_harmless_does_nothing_else(more, good):
+    actions = [{"commitInfo": {"operation": "ADD COLUMNS"}}, {"metaData": {"id": "t"}}, *more]
+    commit = TableCommit.of(3, [each for action in actions for each in action.items()])
+    assert (foreign(replace(commit, harm=""), lambda _: False) is None) is good
+    assert foreign(replace(commit, harm="took away a column"), lambda _: False) is not None

@@ -25,7 +25,7 @@ from tests.jvm.spark_fixtures import spark_confs
 from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
 from trident.states.core.staged import StagedFile
 from trident.states.delta import kernel
-from trident.states.delta.history import read_commit
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import (
     CommitOutcomeUnknown,
     KernelEngine,
@@ -265,7 +265,7 @@ def test_whole_files_are_dropped_in_one_commit_with_the_control_record(spark, en
     assert json.loads(after.control("trident")) == {"txid": 4, "floor": 2}
     assert ids_by_spark(spark, table.path) == [3, 4]
     assert sorted(DeltaTable(table.path).to_pyarrow_table()["id"].to_pylist()) == [3, 4]
-    assert len(read_commit(table.path, 5).removes) == 2
+    assert len(DeltaLog(table.path).commit(5).removes) == 2
 
 
 def test_dropping_nothing_commits_nothing(engine, table):
@@ -555,7 +555,7 @@ def test_of_two_processes_that_race_for_one_version_exactly_one_wins(engine, tab
             winner = "child" if child_won else "parent"
             won[winner] += 1
             lead += 0.001 if winner == "parent" else -0.001  # the slower one begins earlier, until both win
-            assert read_commit(table.path, txid).control == {"trident": {"txid": txid, "by": winner}}
+            assert DeltaLog(table.path).commit(txid).control == {"trident": {"txid": txid, "by": winner}}
             snapshot = mine or engine.load(table.path)
             if txid % 50 == 0:
                 engine.run_maintenance(snapshot)
@@ -584,7 +584,7 @@ def test_a_process_killed_inside_a_commit_leaves_it_whole_or_absent(engine, tabl
         # At most the one commit that was under way when the answer got lost.
         assert snapshot.version in (told[-1], told[-1] + 1)
         for version in range(done + 1, snapshot.version + 1):
-            entry = read_commit(table.path, version)
+            entry = DeltaLog(table.path).commit(version)
             assert entry.txns == {APP: version}
             assert entry.control == {"trident": {"txid": version}}
             assert entry.adds == tuple(f"data/{version}-{n}.parquet" for n in range(3))

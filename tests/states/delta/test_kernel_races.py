@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import CommitConflict
-from trident.states.delta.history import read_commit
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import staged_file
@@ -74,7 +74,7 @@ def test_against_deltas_own_log_store_exactly_one_wins(spark: SparkSession, engi
         assert told == [mine is None], f"version {version}: they were told {told}, we {mine}"
         winner = "theirs" if mine is None else "ours"
         won[winner] += 1
-        assert (read_commit(table.path, version).operation == "THEIRS") == (mine is None)
+        assert (DeltaLog(table.path).commit(version).operation == "THEIRS") == (mine is None)
         snapshot = mine or engine.load(table.path)
     if ROUNDS:
         assert min(won.values()) > ROUNDS // 50, f"one side always won, which tests nothing: {won}"
@@ -108,9 +108,9 @@ def test_an_optimize_of_spark_is_never_replaced_by_a_commit_of_ours_and_replaces
     stop.set()
     optimizer.join()
     for version, n in made:
-        assert read_commit(table.path, version).control == {"trident": {"by": str(n)}}
+        assert DeltaLog(table.path).commit(version).control == {"trident": {"by": str(n)}}
     newest = engine.load(table.path).version
-    optimized = [each for each in range(1, newest + 1) if read_commit(table.path, each).operation == "OPTIMIZE"]
+    optimized = [each for each in range(1, newest + 1) if DeltaLog(table.path).commit(each).operation == "OPTIMIZE"]
     # One that found nothing to do makes no commit.
     assert len(optimized) <= sum(told) and newest == len(made) + len(optimized)
     assert optimized, "no OPTIMIZE came between, which tests nothing"

@@ -22,8 +22,8 @@ import pytest
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core.local_storage import LocalFolder
 from trident.states.delta import log_commit
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.log_commit import EntryMayBeLost, Signature, publish_draft, remove_drafts
-from trident.states.delta.log_entries import entry_of, entry_signature
 from trident.states.delta.table_lock import table_lock
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +33,7 @@ ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0")) or 60
 @pytest.fixture
 def table(tmp_path: Path) -> str:
     (tmp_path / "_delta_log").mkdir()
-    Path(entry_of(str(tmp_path), 0)).write_text('{"zero":0}\n')
+    Path(DeltaLog(tmp_path).entry(0)).write_text('{"zero":0}\n')
     return str(tmp_path)
 
 
@@ -44,7 +44,7 @@ def draft(table: str, version: int, text: str) -> str:
 
 
 def base(table: str, version: int) -> Signature | None:
-    return entry_signature(table, version - 1)
+    return DeltaLog(table).signature(version - 1)
 
 
 def names(table: str) -> list[str]:
@@ -55,7 +55,7 @@ class Rival:
     """Another writer's log store: a draft, a look, a rename."""
 
     def __init__(self, table: str, version: int) -> None:
-        self.entry = entry_of(table, version)
+        self.entry = DeltaLog(table).entry(version)
         self.draft = os.path.join(table, "_delta_log", f".{version:020d}.json.{uuid.uuid4()}.tmp")
         Path(self.draft).write_text("rival")
 
@@ -77,10 +77,10 @@ class Rival:
 
 def test_the_second_of_two_is_told_so_and_changes_nothing(table: str) -> None:
     first, second = draft(table, 1, "first"), draft(table, 1, "second")
-    assert publish_draft(table, 1, first, base(table, 1)) == entry_signature(table, 1)
+    assert publish_draft(table, 1, first, base(table, 1)) == DeltaLog(table).signature(1)
     with pytest.raises(CommitConflict):
         publish_draft(table, 1, second, base(table, 1))
-    assert Path(entry_of(table, 1)).read_text() == "first"
+    assert Path(DeltaLog(table).entry(1)).read_text() == "first"
 
 
 def test_against_a_writer_that_renames_exactly_one_wins_in_every_round(table: str) -> None:
@@ -109,7 +109,7 @@ def test_against_a_writer_that_renames_exactly_one_wins_in_every_round(table: st
             winner = "rival"
         racer.join()
         assert told == [winner == "rival"], f"round {version}: {winner} has it, and the rival was told {told}"
-        assert Path(entry_of(table, version)).read_text() == winner
+        assert Path(DeltaLog(table).entry(version)).read_text() == winner
         won[winner] += 1
         log_commit.remove_draft(ours)
     assert min(won.values()) > 0, f"one side always won, which tests nothing: {won}"
@@ -120,7 +120,7 @@ def test_a_rival_that_was_stopped_between_its_look_and_its_rename_cannot_replace
     assert rival.look()
     publish_draft(table, 1, draft(table, 1, "ours"), base(table, 1))
     assert not rival.rename()
-    assert Path(entry_of(table, 1)).read_text() == "ours"
+    assert Path(DeltaLog(table).entry(1)).read_text() == "ours"
 
 
 def test_a_rival_that_is_only_slow_may_find_out_by_itself_that_it_has_lost(table: str) -> None:
@@ -145,7 +145,7 @@ def test_an_entry_of_ours_that_was_replaced_before_we_were_told_is_no_commit(tab
     monkeypatch.setattr(os, "link", linked_and_replaced)
     with pytest.raises(CommitConflict, match="replaced"):
         publish_draft(table, 1, draft(table, 1, "ours"), base(table, 1))
-    assert Path(entry_of(table, 1)).read_text() == "rival"
+    assert Path(DeltaLog(table).entry(1)).read_text() == "rival"
 
 
 @pytest.mark.parametrize("when", ["before it looks", "behind it"])
@@ -171,14 +171,14 @@ def test_a_table_that_was_made_anew_with_as_many_versions_gets_nothing(tmp_path:
         reset()
     with pytest.raises(CommitConflict):
         publish_draft(table, 1, ours, seen)
-    assert not os.path.exists(entry_of(table, 1))
+    assert not os.path.exists(DeltaLog(table).entry(1))
 
 
 STOPPED = """
 import os, signal, sys
 from trident.states.core.local_storage import LocalFolder
 from trident.states.delta import log_commit
-from trident.states.delta.log_entries import entry_signature
+from trident.states.delta.delta_log import DeltaLog
 table, where = sys.argv[1:]
 draft = log_commit.draft_of(table, 1)
 open(draft, "w").write("stopped")
@@ -191,7 +191,7 @@ def stopping(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGSTOP)
 os.link = stopping
 try:
-    log_commit.publish_draft(table, 1, draft, entry_signature(table, 0))
+    log_commit.publish_draft(table, 1, draft, DeltaLog(table).signature(0))
     print("committed")
 except log_commit.CommitConflict:
     print("conflict")
@@ -217,7 +217,7 @@ def test_a_process_that_is_stopped_inside_a_commit_keeps_nobody_waiting(table: s
         process.send_signal(signal.SIGCONT)
         out, _ = process.communicate(timeout=20)
         assert out == ("conflict\n" if where == "before" else "committed\n")
-        assert Path(entry_of(table, version)).read_text() == "successor"
+        assert Path(DeltaLog(table).entry(version)).read_text() == "successor"
     finally:
         process.kill()
         process.wait()
@@ -268,7 +268,7 @@ def test_nothing_that_the_disk_refuses_behind_the_link_is_told_as_a_failure(
     monkeypatch.setattr(LocalFolder, "claim", claimed)
     with pytest.raises(EntryMayBeLost):
         publish_draft(table, 1, draft(table, 1, "ours"), base(table, 1))
-    assert os.path.exists(entry_of(table, 1))
+    assert os.path.exists(DeltaLog(table).entry(1))
 
 
 def test_a_link_whose_answer_was_lost_is_known_by_its_inode(table: str, monkeypatch) -> None:
@@ -280,7 +280,7 @@ def test_a_link_whose_answer_was_lost_is_known_by_its_inode(table: str, monkeypa
         link(*args, **kwargs)
 
     monkeypatch.setattr(os, "link", answer_lost)
-    assert publish_draft(table, 1, draft(table, 1, "ours"), base(table, 1)) == entry_signature(table, 1)
+    assert publish_draft(table, 1, draft(table, 1, "ours"), base(table, 1)) == DeltaLog(table).signature(1)
 
 
 @pytest.mark.parametrize(("number", "said"), [(1, "makes no hard links"), (28, "nothing happened")])
@@ -292,7 +292,7 @@ def test_a_link_that_is_refused_is_a_failure_and_says_what_to_do(table: str, mon
     with pytest.raises(TableError, match=said) as caught:
         publish_draft(table, 1, draft(table, 1, "ours"), base(table, 1))
     assert not isinstance(caught.value, CommitConflict)
-    assert not os.path.exists(entry_of(table, 1))
+    assert not os.path.exists(DeltaLog(table).entry(1))
 
 
 def test_drafts_of_entries_that_exist_go_and_those_of_the_next_one_and_of_a_running_checkpoint_stay(table: str) -> None:

@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 from tests.jvm.spark_fixtures import calls_to_the_jvm
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core.staged import StagedFile
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied
 from trident.states.delta.kernel_files import add_action, is_plain
-from trident.states.delta.log_entries import read_actions
 
 SCHEMA = json.dumps(
     {
@@ -40,8 +40,7 @@ def part(name: str, word: str | None = "w") -> StagedFile:
 def comparable(path: str, version: int) -> list[tuple[str, Any]]:
     """The actions of an entry, without what every commit has for its own."""
     found = []
-    for action in read_actions(path, version):
-        ((kind, body),) = action.items()
+    for kind, body in DeltaLog(path).actions(version):
         body = {key: value for key, value in body.items() if key not in ("timestamp", "txnId", "lastUpdated")}
         if kind == "commitInfo":
             body["engineInfo"] = body["engineInfo"].partition("/")[2]
@@ -64,9 +63,9 @@ def test_python_writes_the_entry_that_kernel_writes(engine, tmp_path, files, txn
     actions = [add_action(file) for file in files]
     reference = engine._commit(kernels, actions, txn, control, "trident/tests", engine._write)
     assert comparable(ours.path, 1) == comparable(kernels.path, 1)
-    first, second = read_actions(ours.path, 1)[0], read_actions(kernels.path, 1)[0]
-    assert first["commitInfo"]["engineInfo"].startswith("Trident/"), "Kernel has written it: this compares nothing"
-    assert second["commitInfo"]["engineInfo"].startswith("Kernel-")
+    first, second = DeltaLog(ours.path).actions(1)[0], DeltaLog(kernels.path).actions(1)[0]
+    assert first[1]["engineInfo"].startswith("Trident/"), "Kernel has written it: this compares nothing"
+    assert second[1]["engineInfo"].startswith("Kernel-")
     for domain in ("trident", "other.domain", "third"):
         assert after.control(domain) == reference.control(domain) == engine.load(ours.path).control(domain)
     for app in ("a", "app/é"):
@@ -139,7 +138,7 @@ def test_a_snapshot_does_not_take_a_table_that_was_made_anew_for_its_own(engine,
 def test_a_table_with_a_feature_that_python_does_not_know_is_kernels(spark, engine, tmp_path) -> None:
     table = made(engine, tmp_path / "t", **{"delta.enableInCommitTimestamps": "true"})
     after = engine.commit_files(table, [part("1")], ("app", 1), {"trident": "1"}, "x")
-    info = read_actions(table.path, 1)[0]["commitInfo"]
+    info = DeltaLog(table.path).commit(1).info
     assert info["engineInfo"].startswith("Kernel-") and info["inCommitTimestamp"] > 0
     assert engine.load(table.path).version == after.version == 1
 

@@ -18,9 +18,9 @@ from trident.spouts.delta.frames import DeltaFrames
 from trident.spouts.delta.log import DeltaChanges
 from trident.spouts.partitions import Emission, EmittedFile, PartitionEmission
 from trident.states.core import storage
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_entries import read_commit
 from trident.states.delta.staging import verify_staged
 from trident.states.delta.whole_files import require_whole, require_whole_log
 from trident.states.history.transactions_table import is_damage
@@ -106,7 +106,7 @@ def test_an_empty_or_missing_entry_in_the_middle_is_an_error(tmp_path: Path) -> 
         with pytest.raises(TableError, match="log entry 3 of table"):
             require_whole_log(table)
         with pytest.raises(TableError, match="3"):
-            read_commit(table, 3)
+            DeltaLog(table).commit(3)
         require_whole_log(table, 2)  # a version before it does not need it
 
 
@@ -177,7 +177,7 @@ def test_readers_of_an_append_refuse_what_lost_its_bytes(spark, engine, tmp_path
     entry.write_bytes(content)
     assert len(read_state(spark, engine, tmp_path, "lines").collect()) == 3
 
-    data = tmp_path / "lines" / read_commit(str(tmp_path / "lines"), 2).adds[0]
+    data = tmp_path / "lines" / DeltaLog(tmp_path / "lines").commit(2).adds[0]
     rows, size = data.read_bytes(), data.stat().st_size
     for damaged in (b"", rows[:-1]):  # of the second Delta itself would say so, once a job reads it
         data.write_bytes(damaged)
@@ -196,7 +196,7 @@ def test_readers_of_an_append_refuse_what_lost_its_bytes(spark, engine, tmp_path
         with pytest.raises(SourceError, match="log entry 2"):
             read()
     entry.write_bytes(content)
-    emptied(tmp_path / "lines" / read_commit(source, 2).adds[0])
+    emptied(tmp_path / "lines" / DeltaLog(source).commit(2).adds[0])
     with pytest.raises(Exception, match="FAILED_READ_FILE|not a Parquet file|Length|File"):
         raise AssertionError(rows.collect())  # Delta itself refuses
 

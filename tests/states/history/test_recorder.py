@@ -24,8 +24,8 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.running import led_before as led_before_module
 from trident.running.led_before import LedBefore
 from trident.states.core.place import Place
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.log_entries import read_commit
 from trident.states.delta.manifest import Manifest, ManifestStore, Retention
 from trident.states.history import recorded as recorded_module
 from trident.states.history import recorder as recorder_module
@@ -117,7 +117,7 @@ def test_a_row_says_what_its_transaction_did(engine: KernelEngine, tmp_path: Pat
     assert (row["rows"], row["files"], row["skipped"]) == (6, 2, None)
     assert {table["state"]: table["rows"] for table in row["tables"]} == {"rows": 3, "counts": 3}
     for table in row["tables"]:
-        added = read_commit(str(tmp_path / table["path"]), table["version"]).added
+        added = DeltaLog(tmp_path / table["path"]).commit(table["version"]).added
         assert (len(added), sum(file.size for file in added)) == (table["files"], table["bytes"])
     assert (row["manifest"], row["manifest_sha256"]) == (decision.manifest, decision.sha256)
 

@@ -15,9 +15,9 @@ from trident.coordinators.errors import ForeignTable, TableError
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
-from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.history import find_version_by_control, find_version_by_txn
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.log_entries import read_commit
 from trident.states.history.versions import group_as_of, plain_as_of, published_as_of
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.compactor import Compactor
@@ -98,11 +98,27 @@ def test_few_entries_are_read_of_a_long_log(tmp_path, monkeypatch):
     for version in range(3000):
         entry(table, version, record(version, epoch=1 + version // 700))
     read: list[int] = []
-    monkeypatch.setattr(history, "read_commit", lambda path, at: read.append(at) or read_commit(path, at))
+    commit = DeltaLog.commit
+    monkeypatch.setattr(DeltaLog, "commit", lambda log, at: read.append(at) or commit(log, at))
     assert published_as_of(Place(table), *OWNER, 2990).version == 2990
     assert len(read) < 40
     assert published_as_of(Place(table), *OWNER, 17).version == 17
     assert len(read) < 150
+    before = len(read)
+    assert find_version_by_control(str(table), DOMAIN, 17) == 17
+    assert len(read) == before, "an entry is read once"
+
+
+def test_below_a_hole_in_a_log_nothing_is_guessed(tmp_path):
+    for version in range(30):
+        entry(tmp_path / "t", version, record(version))
+    for version in (*range(10), *range(11, 20)):
+        (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").unlink()
+    path = str(tmp_path / "t")
+    assert find_version_by_control(path, DOMAIN, 25) == 25
+    # Version 10 is left over below the hole; it cannot be read as a table version any more.
+    assert find_version_by_control(path, DOMAIN, 10) is None
+    assert find_version_by_txn(path, "other", 5) is None
 
 
 def test_a_log_that_was_cleaned_says_from_where_on_it_goes(tmp_path):

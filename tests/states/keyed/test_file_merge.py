@@ -19,7 +19,7 @@ from tests.states.keyed_helpers import Group, Native, as_map, by_delta, by_whom,
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core.local_storage import LocalFolder
-from trident.states.delta import log_entries
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed import merge_files
@@ -275,8 +275,8 @@ def test_a_merge_looks_at_a_few_folders_of_earlier_ones_however_many_there_are(t
             (tmp_path / name).mkdir(parents=True)
     (data / "merge-101-running").mkdir()
     (data / "other").mkdir()
-    read, reads = log_entries.read_commit, []
-    monkeypatch.setattr(log_entries, "read_commit", lambda *args: (reads.append(args), read(*args))[1])
+    read, reads = DeltaLog.commit, []
+    monkeypatch.setattr(DeltaLog, "commit", lambda *args: (reads.append(args), read(*args))[1])
     merging = FileMerge(None, str(tmp_path), "", lambda: False)
     state = SimpleNamespace(incarnation="inc1")
     for _ in range(8):

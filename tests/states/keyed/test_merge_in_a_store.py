@@ -20,7 +20,7 @@ from tests.servers import store_servers
 from tests.states.keyed_helpers import Group, as_map, compactor_of, keyed
 from trident.coordinators.errors import CommitConflict
 from trident.states.core import storage
-from trident.states.delta import log_entries
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.merge_process import MERGE_PROCESS
 from trident.states.keyed.reading import read_state
@@ -50,7 +50,7 @@ def engines(group: Group) -> list[str]:
     """Who made each version of the plain table, from the second on."""
     found = []
     for version in range(1, group.engine.load(str(group.warehouse / "counts")).version + 1):
-        lines = storage.read(log_entries.entry_of(str(group.warehouse / "counts"), version)).decode().splitlines()
+        lines = storage.read(DeltaLog(group.warehouse / "counts").entry(version)).decode().splitlines()
         (info,) = [entry["commitInfo"] for entry in map(json.loads, lines) if "commitInfo" in entry]
         found.append(info["engineInfo"].partition("/")[0])
     return found

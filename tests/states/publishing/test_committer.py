@@ -30,7 +30,8 @@ from trident.coordinators.records import TableMark
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
-from trident.states.delta.history import commits_since, foreign, read_commit
+from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.history import commits_since, foreign
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import ManifestStore, Retention
 from trident.states.keyed.compactor import Compactor
@@ -345,7 +346,7 @@ def test_optimize_and_vacuum_are_accepted(spark, engine, group: Group) -> None:
     for txid, word in enumerate("abc", 1):
         group.commit(txid, [word])
     spark.sql(f"OPTIMIZE delta.`{table}`")
-    optimize = read_commit(str(table), 4)
+    optimize = DeltaLog(table).commit(4)
     assert (optimize.operation, len(optimize.removes), len(optimize.adds)) == ("OPTIMIZE", 3, 1)
     group.commit(4, ["d"])
     never_published = table / "data" / "orphan.parquet"

@@ -1,13 +1,12 @@
 """The rows that each version of a Delta table adds for a source, and the table's schema, from its log.
 
-The log itself is read by ``trident.states.delta.log_entries``.
+The log itself is read by ``trident.states.delta.delta_log``.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +16,9 @@ from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import SourceError, TableError
 from trident.coordinators.stored_json import Unreadable, parse_stored, shown
-from trident.states.core import storage
 from trident.states.core.storage import Signature
 from trident.states.core.tables import CHANGE_FEED, KEYS
-from trident.states.delta.log_entries import (
-    entry_of,
-    entry_signature,
-    last_checkpoint,
-    metadata_at,
-    read_actions,
-    versions_of,
-)
+from trident.states.delta.delta_log import DeltaLog, TableCommit, by_protocol
 
 # Tables of which commits may be elsewhere than in the log folder.
 _MANAGED = ("catalogManaged", "catalogOwned-preview")
@@ -59,7 +50,7 @@ class Change:
         removed: the path of a file whose rows were removed or rewritten, or None.
         rewritten: the changed rows as one unit, as the change data feed has them; None: no row is changed. Its action
             is the JSON list of the files that these are in, below the table's folder.
-        metadata: Delta's ``metaData`` action, when there is one.
+        metadata: the table's from here on, when the version sets it.
         reads_differently: whether files from here on need the table as of this version to be read.
     """
 
@@ -67,7 +58,7 @@ class Change:
     operation: str
     added: tuple[AddedFile, ...]
     removed: str | None
-    metadata: dict[str, Any] | None
+    metadata: Mapping[str, Any] | None
     reads_differently: bool
     rewritten: AddedFile | None = None
 
@@ -98,18 +89,15 @@ class DeltaChanges:
     """
 
     def __init__(self, table: str) -> None:
-        self.table = table
-        self._kept: OrderedDict[int, Change] = OrderedDict()
+        self.table, self._log = table, DeltaLog(table)
+        self._kept: dict[int, Change] = {}  # the one that was not asked for longest is the first
         self._kept_files = 0
         self._lock = threading.Lock()
-
-    def exists(self, version: int) -> bool:
-        return storage.exists(entry_of(self.table, version))
 
     def stamp(self, version: int) -> Signature | None:
         """Returns what tells this file of the log from another one made in its place."""
         try:
-            return entry_signature(self.table, version)
+            return self._log.signature(version)
         except OSError:
             return None
 
@@ -124,20 +112,19 @@ class DeltaChanges:
         """
         if known is None:
             try:
-                entries = versions_of(self.table)
+                known = max(self._log.versions(), default=None)
             except TableError as error:
                 raise self._no_table(error.message) from error
-            if not entries:
+            if known is None:
                 raise self._no_table("no version in its log")
-            known = entries[-1]
-        while self.exists(known + 1):
+        while self._log.signature(known + 1) is not None:
             known += 1
         return known
 
     def checkpointed(self) -> int:
         """The version of the last checkpoint, -1 when there is none or its pointer cannot be read."""
         try:
-            return int((last_checkpoint(self.table) or {"version": -1})["version"])
+            return int((self._log.last_checkpoint() or {"version": -1})["version"])
         except (OSError, ValueError, KeyError, TypeError):
             return -1
 
@@ -148,31 +135,37 @@ class DeltaChanges:
             SourceError: its log entry is gone, or cannot be read.
         """
         with self._lock:
-            found = self._kept.get(version)
-            if found is not None:
-                self._kept.move_to_end(version)
-                return found
-        change = _change(version, self._actions(version), self.table)
-        with self._lock:
-            if version not in self._kept:
-                self._kept[version] = change
+            change = self._kept.pop(version, None)
+            if change is None:
+                change = self._read(version)
                 self._kept_files += 1 + len(change.added)
+            self._kept[version] = change
             while self._kept_files > _KEPT_FILES_MAX and len(self._kept) > 1:
-                _, dropped = self._kept.popitem(last=False)
+                dropped = self._kept.pop(next(iter(self._kept)))
                 self._kept_files -= 1 + len(dropped.added)
-        return change
+            return change
+
+    def _read(self, version: int) -> Change:
+        try:
+            commit = self._log.commit(version)
+            with by_protocol(f"log entry {version} of table {self.table}"):
+                return _change(commit)
+        except TableError as error:
+            if self._log.signature(version) is None:
+                raise self.cleaned(version, "the rows that it added are not known") from None
+            raise SourceError(error.message) from error
 
     def info(self, version: int | None = None) -> TableInfo:
         """The table as of a version, by default the newest."""
         if version is None:
             version = self.newest()
         try:
-            found = metadata_at(self.table, version)
+            found = self._log.described(version)
         except TableError as error:
             raise SourceError(error.message) from error
         if found is None:
             for each in range(version, -1, -1):
-                if not self.exists(each):
+                if self._log.signature(each) is None:
                     raise self.cleaned(each, "its schema is not known")
             raise self._no_table("a log without metadata")
         managed = [name for name in _MANAGED if name in ((found.protocol or {}).get("readerFeatures") or ())]
@@ -202,52 +195,31 @@ class DeltaChanges:
             action="give its path; that of a table in a catalog is shown by DESCRIBE DETAIL",
         )
 
-    def _actions(self, version: int) -> list[dict[str, Any]]:
-        try:
-            return read_actions(self.table, version)
-        except TableError as error:
-            if not self.exists(version):
-                raise self.cleaned(version, "the rows that it added are not known") from None
-            raise SourceError(error.message) from error
+
+def _change(commit: TableCommit) -> Change:
+    moved = [
+        (kind, body) for kind, body in commit.actions if kind in ("add", "remove") and body.get("dataChange", True)
+    ]
+    listed = [body for kind, body in commit.actions if kind == "cdc"]
+    return Change(
+        commit.version,
+        commit.operation,
+        tuple(_added(body) for kind, body in moved if kind == "add"),
+        next((str(body["path"]) for kind, body in moved if kind == "remove"), None),
+        commit.metadata,
+        commit.metadata is not None or commit.protocol is not None,
+        _rewritten(listed or [body for _, body in moved]),
+    )
 
 
-def _change(version: int, actions: list[dict[str, Any]], table: str) -> Change:
-    added, removed, metadata, operation, differently = [], None, None, "", False
-    moved: list[dict[str, Any]] = []  # files with changed rows
-    listed: list[dict[str, Any]] = []  # files of changed rows, instead of those
-    try:
-        for action in actions:
-            for kind, body in action.items():
-                if kind == "add" and body.get("dataChange", True):
-                    added.append(_added(body))
-                    moved.append(body)
-                elif kind == "remove" and body.get("dataChange", True):
-                    removed = removed or str(body["path"])
-                    moved.append(body)
-                elif kind == "cdc":
-                    listed.append(body)
-                elif kind == "metaData":
-                    metadata, differently = body, True
-                elif kind == "protocol":
-                    differently = True
-                elif kind == "commitInfo" and body:
-                    operation = str(body.get("operation") or "")
-        rewritten = _rewritten(listed or moved)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise SourceError(
-            f"log entry {version} of the Delta table {table} is not as Delta's protocol says", found=repr(error)
-        ) from error
-    return Change(version, operation, tuple(added), removed, metadata, differently, rewritten)
-
-
-def _rewritten(files: list[dict[str, Any]]) -> AddedFile | None:
+def _rewritten(files: list[Mapping[str, Any]]) -> AddedFile | None:
     if not files:
         return None
     paths = [unquote(str(file["path"])) for file in files]
     return AddedFile(sum(int(file.get("size") or 0) for file in files), None, json.dumps(paths))
 
 
-def _added(body: dict[str, Any]) -> AddedFile:
+def _added(body: Mapping[str, Any]) -> AddedFile:
     statistics = body.get("stats")
     rows = json.loads(statistics).get("numRecords") if statistics else None
     vector = body.get("deletionVector")

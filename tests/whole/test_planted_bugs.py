@@ -128,7 +128,7 @@ def test_the_planted_bug_is_caught(name, copy, request):
     with planted(PATCHES / f"{name}.patch", copy):
         outcome, output = run(tests, copy, caught.needs, zookeeper)
     assert outcome == 1, f"expected failing tests, pytest ended with {outcome}:\n{output}"
-    failed = set(re.findall(r"^FAILED (\S+::.*?)(?: - .*)?$", output, re.MULTILINE))
+    failed = set(re.findall(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", output, re.MULTILINE))
     assert failed == set(tests), f"not caught by {set(tests) - failed}:\n{output}"
     assert re.search(caught.says, output), f"caught, but not for {caught.says!r}:\n{output}"
     if ALL:

@@ -129,7 +129,7 @@ def test_a_line_is_one_object_and_all_else_is_as_sparks_reader_has_it(spark, rng
 
 
 def test_more_than_one_object_fails_the_batch_and_names_the_file(spark) -> None:
-    for text in ('{"id": 1}{"id": 2}', '{"id": 1} trailing garbage'):
+    for text in ('{"id": 1}{"id": 2}', '{"id": 1}, {"id": 2}', '{"id": 1} trailing garbage'):
         with pytest.raises(Exception) as caught:
             rows_of(spark, ['{"id": 1}', text], {}, SCHEMA)
         error = source_failure(caught.value)

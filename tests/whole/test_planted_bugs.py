@@ -204,7 +204,7 @@ def run(tests: tuple[str, ...], folder: Path, needs: str, zookeeper: str) -> tup
     for name in ("TRIDENT_EXPLORE", "TRIDENT_PLANTED", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE"):
         environment.pop(name, None)
     environment.update(TRIDENT_MATRIX="all", TRIDENT_TEST_ZOOKEEPER=zookeeper)
-    options = ("-q", "-rf", "--tb=short", "-p", "no:cacheprovider", *NEEDS[needs])
+    options = ("-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *NEEDS[needs])
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=folder,

@@ -128,7 +128,7 @@ def _merged(bench: Bench, warehouse: Path) -> tuple[float, float]:
     from trident.states.keyed.reading import latest_txid
 
     engine = KernelEngine(bench.spark)
-    txid = latest_txid(engine, warehouse, "counts")
+    txid = latest_txid(warehouse, "counts")
     compactor = Compactor(bench.spark, engine, warehouse, load_descriptor(warehouse, "counts"))
     started, cpu = time.monotonic(), _cpu_secs(bench)
     report = compactor.merge_once(txid, force=True)

@@ -185,7 +185,7 @@ class _Backlog:
         from trident.states.keyed.reading import latest_txid
 
         engine, warehouse = KernelEngine(self._spark), Place(f"{self._place}/{name}")
-        txid = latest_txid(engine, warehouse, "counts")
+        txid = latest_txid(warehouse, "counts")
         compactor = Compactor(self._spark, engine, warehouse, load_descriptor(warehouse, "counts"))
         merged = compactor.merge_once(txid, force=True)
         if merged is None or merged.p_new != txid:

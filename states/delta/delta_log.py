@@ -40,6 +40,7 @@ _READ_AT_ONCE, _ROWS_AT_ONCE = 64, 4096
 # Features of a table that leave its data files plain Parquet, or that show in its live files or its properties.
 _READABLE = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 
+RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
 _DESCRIBING, _LISTED = ("metaData", "protocol"), ("add", "remove", "cdc", "domainMetadata")
 _ADDED = ("path", "size", "partitionValues", "modificationTime", "stats", "deletionVector")
 _KINDS = (*_DESCRIBING, "txn", "domainMetadata", "sidecar", "add")
@@ -162,6 +163,17 @@ def json_lines(file: str) -> list[Any]:
 def has_log(path: AnyPath) -> bool:
     """Tells whether a folder is a Delta table."""
     return storage.is_folder(storage.join(path, "_delta_log"))
+
+
+def check_keeps_ids(path: str, properties: Mapping[str, str]) -> None:
+    """Raises TableError of a table that loses transaction ids after a while."""
+    if RETENTION_PROPERTY in properties:
+        raise TableError(
+            f"table {path} forgets transaction ids",
+            found=f"{RETENTION_PROPERTY} = {properties[RETENTION_PROPERTY]}",
+            expected="the property not set",
+            action=f"ALTER TABLE ... UNSET TBLPROPERTIES ('{RETENTION_PROPERTY}')",
+        )
 
 
 def unchanged(tables: Sequence[Watched]) -> set[str]:

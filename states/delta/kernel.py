@@ -28,7 +28,7 @@ from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableErr
 from trident.states.core import storage
 from trident.states.core.staged import StagedFile
 from trident.states.core.storage import Signature
-from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.delta_log import RETENTION_PROPERTY, DeltaLog, check_keeps_ids
 from trident.states.delta.kernel_errors import (
     CheckpointExists,
     CommitOutcomeUnknown,
@@ -73,7 +73,6 @@ LOAD = faults.register("delta.load", "reading the log of a Delta table")
 FILES = faults.register("delta.files", "reading which files a Delta table has")
 CHECKPOINT = faults.register("delta.checkpoint", "writing a checkpoint or a checksum of a Delta table")
 
-RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
 _LOG_STORES = {
     "io.delta.kernel.logStore.file.impl": "io.delta.storage.LocalLogStore",
     "io.delta.kernel.logStore.s3a.impl": "trident.stores.ConditionalLogStore",  # for checkpoints and checksums
@@ -341,13 +340,7 @@ class KernelEngine:
             if entry is not None or folder is None or version is not None:
                 break
         snapshot = TableSnapshot(self, java, path, found, entry)
-        if RETENTION_PROPERTY in snapshot.properties:
-            raise TableError(
-                f"table {path} forgets transaction ids",
-                found=f"{RETENTION_PROPERTY} = {snapshot.properties[RETENTION_PROPERTY]}",
-                expected="the property not set",
-                action=f"ALTER TABLE ... UNSET TBLPROPERTIES ('{RETENTION_PROPERTY}')",
-            )
+        check_keeps_ids(path, snapshot.properties)
         return snapshot
 
     def create_table(

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from trident.coordinators.errors import TableError
-from trident.states.delta.delta_log import DeltaLog, Facts, LogSnapshot, Segment, TableAt, TableCommit, Watched
+from trident.states.delta.delta_log import (
+    DeltaLog,
+    Facts,
+    LogSnapshot,
+    Segment,
+    TableAt,
+    TableCommit,
+    Watched,
+)
 from trident.states.delta.kernel_files import LiveFile
 
 _TABLES_MAX = 256
@@ -38,17 +46,7 @@ class TableAsOf(Protocol):
 
 
 Snapshot = TypeVar("Snapshot", bound=TableAsOf)
-_Given = TypeVar("_Given", bound=TableAsOf, covariant=True)
 _Known = TypeVar("_Known", bound=TableAt)
-
-
-class Tables(Protocol[_Given]):
-    """Looks at tables: Delta's Kernel, or :class:`LogTables`."""
-
-    def load(self, path: str) -> _Given:
-        """The newest table version. Raises TableMissing where there is no table."""
-
-    def load_version(self, path: str, version: int) -> _Given: ...
 
 
 class _Remembered(ABC, Generic[_Known]):
@@ -89,13 +87,6 @@ class _Remembered(ABC, Generic[_Known]):
 
 class LogTables(_Remembered[LogSnapshot]):
     """Reads tables with their files."""
-
-    def load_version(self, path: str, version: int) -> LogSnapshot:
-        """A version of a table.
-
-        Raises: as :meth:`load`; TableError where what is left of the log does not reach back to it.
-        """
-        return DeltaLog(path).at(version)
 
     def live_files(self, snapshot: LogSnapshot) -> list[LiveFile]:
         """The data files of a table version, all of whose rows count.

@@ -113,7 +113,7 @@ class Compactor:
         self.plain = str(Place(warehouse) / state.plain_path)
         self.log = str(Place(warehouse) / state.published_path)
         self._cancelled = False
-        self._by_spark = SparkMerge(spark, engine, self.plain, state, combiner_of(state, aggregator))
+        self._by_spark = SparkMerge(spark, self.plain, state, combiner_of(state, aggregator))
         self._by_files = FileMerge(engine, self.plain, self.log, lambda: self._cancelled)
         self._said: set[str] = set()
         self._sweeper = LogSweeper(Place(self.log), state.incarnation)
@@ -394,7 +394,7 @@ class Compactor:
             return None
         # A snapshot of a kept transaction needs an older table version, and the
         # log from there on: so the floor must be the P of a version, not lie between two.
-        older = plain_as_of(self._engine, self.state, plain, bound)
+        older = plain_as_of(self.state, plain, bound)
         if older is None:  # cleaned up: nothing up to the bound can be read any more
             return bound
         return plan_drop(view, merged_upto(self.state, older, control.starts_at), advanced, retention)

@@ -17,7 +17,6 @@ from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.core.place import Place
-from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.state_copy import CopyHealth, LogIsPast, StateCopy
 
 log = logging.getLogger(__name__)
@@ -36,7 +35,6 @@ class StateCopies:
     Nothing depends on them: whatever fails here, the tables are read instead.
 
     Args:
-        engine: Delta's Kernel.
         warehouse: of the topology, on a local disk.
         bytes_max: the greatest size of one copy.
         host, boot: the machine and its boot.
@@ -46,7 +44,6 @@ class StateCopies:
 
     def __init__(
         self,
-        engine: KernelEngine,
         warehouse: Place,
         bytes_max: int,
         host: str,
@@ -54,7 +51,7 @@ class StateCopies:
         states: Collection[str] = (),
         base: Path | None = None,
     ) -> None:
-        self._engine, self._warehouse, self._bytes_max, self._boot = engine, warehouse, bytes_max, boot
+        self._warehouse, self._bytes_max, self._boot = warehouse, bytes_max, boot
         self._folder = copies_folder(warehouse, host, boot, base)
         self._copies: dict[str, StateCopy] = {}
         self._repair = last_repair(warehouse)
@@ -238,7 +235,6 @@ class StateCopies:
             if state not in self._copies:
                 descriptor = load_descriptor(self._warehouse, state)
                 self._copies[state] = StateCopy(
-                    self._engine,
                     self._warehouse,
                     descriptor,
                     self._folder / state,

@@ -28,8 +28,8 @@ from trident.states.delta import history
 from trident.states.delta.delta_log import DeltaLog, follow
 from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import LogTables
 from trident.states.delta.staging import fsync_folders
-from trident.states.delta.table_files import NotFollowed, TableFiles
 from trident.states.keyed.change_rows import FOLDER as CHANGES
 from trident.states.keyed.compaction import MergePlan
 from trident.states.keyed.copy_combine import arrow_schema
@@ -73,7 +73,7 @@ class FileMerge:
     ) -> None:
         self._engine, self._plain, self._log = engine, plain, log_path
         self._is_cancelled, self._process = is_cancelled, process
-        self._followed: TableFiles | None = None
+        self._tables = LogTables()
         # Folders that may be left over, the newest first; None before the first look.
         self._doubtful: list[str] | None = None
 
@@ -227,25 +227,18 @@ class FileMerge:
 
     def _files(self, plain: TableSnapshot) -> list[LiveFile]:
         """The files of the plain table at the version that was read."""
-        try:
-            if self._followed is None or not self._followed.refresh():
-                self._followed = TableFiles(self._engine, self._plain)
-        except NotFollowed as error:
-            self._followed = None
-            raise CannotMerge(error.message) from error
-        except BaseException:
-            self._followed = None
-            raise
-        seen = (self._followed.version, DeltaLog(self._plain).signature(plain.version))
-        if seen != (plain.version, plain.entry):
-            raise _overtaken(self._plain, f"it is at version {self._followed.version}", f"version {plain.version}")
-        return list(self._followed.files.values())
+        found = self._tables.load(self._plain)
+        if found.why_not_rows is not None:
+            raise CannotMerge(f"its table has {found.why_not_rows}")
+        if (found.version, found.entry) != (plain.version, plain.entry):
+            raise _overtaken(self._plain, f"it is at version {found.version}", f"version {plain.version}")
+        return list(found.files.values())
 
     def _log_files(self, plan: MergePlan) -> list[LiveFile]:
         """The files of the log that have rows of a plan, in the order of their transactions."""
         since = history.find_version_by_control(self._log, DOMAIN, plan.after)
         if since is None:
-            files = self._engine.live_files(self._engine.load_version(self._log, plan.log_version))
+            files = list(DeltaLog(self._log).at(plan.log_version).files.values())
         else:
             files = list(follow(DeltaLog(self._log).commits(since + 1, plan.log_version)).values())
         return [file for file in files if greatest_txid(file) > plan.after and least_txid(file) <= plan.upto]

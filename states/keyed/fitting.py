@@ -84,7 +84,7 @@ class Fitting:
         limits = _limits(state)
         if not limits or all(known < limits[name] for name, known in self._in_tables(state, limits).items()):
             return []
-        stored, base, rows = parts_of(self._engine.spark, self._engine, self._warehouse, state.name, None, txid)
+        stored, base, rows = parts_of(self._engine.spark, self._warehouse, state.name, None, txid)
         found = None if rows is None else unfit(stored.state, base, rows)
         return [] if found is None else [(row.key, row.reason) for row in found.collect()]
 
@@ -164,7 +164,7 @@ class Fitting:
         few = sum(file.num_records for file in files) <= 1_000_000
         keys = staged.hint("broadcast") if few else staged
         stored, base, rows = parts_of(
-            spark, self._engine, self._warehouse, binding.name, keys if binding.keys else None, txid - 1, pins
+            spark, self._warehouse, binding.name, keys if binding.keys else None, txid - 1, pins
         )
         new = log_rows(stored.state, staged, txid - 1, txid)
         found = unfit(stored.state, base, new if rows is None else rows.unionByName(new))

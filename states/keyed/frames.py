@@ -20,8 +20,6 @@ from trident.states.keyed.lookups import StatePins, base_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from trident.states.delta.kernel import KernelEngine
-
 _ASKED = "__trident_asked"
 
 
@@ -31,8 +29,8 @@ class StoredFrames:
     Each of the two has its own: a batch never waits for a request.
     """
 
-    def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Place) -> None:
-        self._spark, self._engine, self._warehouse = spark, engine, warehouse
+    def __init__(self, spark: "SparkSession", warehouse: Place) -> None:
+        self._spark, self._warehouse = spark, warehouse
         self._pins: dict[str, StatePins] = {}
         self._memory: dict[str, tuple[Any, "DataFrame"]] = {}
 
@@ -57,7 +55,7 @@ class StoredFrames:
             return self._spark.createDataFrame(kind.rows_now(binding, ""), binding.schema)
         # Of two threads that come first, one's pins are kept: the other's only cost a look more.
         pins = self._pins.setdefault(binding.name, StatePins())
-        return base_of(self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator, pins)
+        return base_of(self._spark, self._warehouse, binding.name, keys, txid, binding.aggregator, pins)
 
     def _of_memory(self, binding: StateBinding, entries: Mapping[tuple[Any, ...], Any]) -> "DataFrame":
         """A frame of the entries; the last one is kept, since a map that has not changed gives the same."""

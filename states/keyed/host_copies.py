@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from trident.coordinators.errors import TridentError
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.place import Place
-from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_files import TableFiles
 from trident.states.keyed.sent_copy import SentCopy
 from trident.states.keyed.state_copy import CopyHealth, commit_of
@@ -24,7 +23,6 @@ from trident.states.keyed.tables import check_own
 log = logging.getLogger(__name__)
 
 _OFF_SECS_MAX = 60.0
-_ALL = 1 << 62  # more than any txid: no file of the log is looked at here
 
 
 @dataclass
@@ -44,17 +42,14 @@ class HostCopies:
     """Tells tasks which copies of a group's states they need. Keep one for as long as a coordinator leads.
 
     Args:
-        engine: Delta's Kernel.
         warehouse: of the topology, shared by all hosts.
         bytes_max: the greatest size of one copy on a host.
         states: all that may be asked for.
         repair: the last repair of the warehouse; none is running now.
     """
 
-    def __init__(
-        self, engine: KernelEngine, warehouse: Place, bytes_max: int, states: Collection[str], repair: str
-    ) -> None:
-        self._engine, self._warehouse, self._bytes_max, self._repair = engine, warehouse, bytes_max, repair
+    def __init__(self, warehouse: Place, bytes_max: int, states: Collection[str], repair: str) -> None:
+        self._warehouse, self._bytes_max, self._repair = warehouse, bytes_max, repair
         self._states = sorted(states)
         self._followed: dict[str, _Followed] = {}
         self._lock = threading.Lock()
@@ -121,7 +116,7 @@ class HostCopies:
         if known is None or not known.log.refresh():
             state = load_descriptor(self._warehouse, name)
             path = str(self._warehouse / state.published_path)
-            logged = TableFiles(self._engine, path, None, _ALL)
+            logged = TableFiles(path)
             known = self._followed[name] = _Followed(state, logged)
         check_own(known.state, known.log.path, known.log.control)
         known.log.files = {}  # the hosts read them

@@ -29,7 +29,6 @@ from trident.states.core.import_path import import_path
 from trident.states.core.local_copy import CopyAsOf, CopyMark, StaleCopy, copies_in, look_up
 from trident.states.core.place import Place
 from trident.states.core.storage import LockHeld
-from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.copies import copies_folder, own_folder
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.sent_copy import SentCopy
@@ -102,9 +101,7 @@ class _Bringer:
         self._digest = digest_of(sent.state, made_for)
         self._schema = arrow_schema(sent.state.schema)
         self._keys = RowCodec(self._schema, sent.state.keys).keys
-        self._copy = StateCopy(
-            LogTables(), Place(sent.warehouse), sent.state, self._base, sent.bytes_max, _NO_LIMIT, made_for
-        )
+        self._copy = StateCopy(Place(sent.warehouse), sent.state, self._base, sent.bytes_max, _NO_LIMIT, made_for)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._process: "subprocess.Popen[bytes] | None" = None

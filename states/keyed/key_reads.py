@@ -179,7 +179,7 @@ def as_python(name: str, fields: Sequence[str], rows: pa.Table) -> list[Values]:
     return [dict(zip(fields, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _versions(view: Pinned[LogSnapshot]) -> tuple[int, int | None]:
+def _versions(view: Pinned) -> tuple[int, int | None]:
     return view.published.version, None if view.plain is None else view.plain.version
 
 
@@ -193,7 +193,7 @@ def _arrow(state: StateDescriptor) -> pa.Schema:
     return arrow_schema(state.schema)
 
 
-def _rows(view: Pinned[LogSnapshot], txid: int, keys: AskedKeys) -> pa.Table:
+def _rows(view: Pinned, txid: int, keys: AskedKeys) -> pa.Table:
     """The rows of the keys in table and log, with their txid; the table's have 0, before all, unless it has theirs."""
     state, control = view.state, view.control
     assert view.merged is not None, "a keyed state has a log"

@@ -9,6 +9,7 @@ where the keys that are asked are few, they go to every task, and neither table 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,16 @@ from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import AnyPath, Place
-from trident.states.delta.kernel import KernelEngine, TableMissing
-from trident.states.delta.table_files import PATHS_PER_SCAN, NotFollowed, TableFiles, scan
+from trident.states.delta.delta_log import LogSnapshot, TableMissing
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import LogTables
+from trident.states.delta.table_files import PATHS_PER_SCAN, NotFollowed, scan
 from trident.states.delta.whole_files import require_whole
 from trident.states.keyed import reading
 from trident.states.keyed.log_merge import log_rows, quoted, same_key, shown, table_rows
 from trident.states.keyed.pinning import load_state
 from trident.states.keyed.snapshot import Stored
-from trident.states.keyed.tables import check_own, greatest_txid
+from trident.states.keyed.tables import greatest_txid, merged_upto, own_control
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,59 +44,48 @@ class StatePins:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._plain: TableFiles | None = None
-        self._log: TableFiles | None = None
-        self._above = 0
+        self.tables = LogTables()
         self._scans: dict[tuple[str, ...], "DataFrame"] = {}
 
-    def _look(
-        self, spark: "SparkSession", engine: KernelEngine, root: Place, state: StateDescriptor, txid: int
-    ) -> Stored:
+    def _look(self, spark: "SparkSession", root: Place, state: StateDescriptor, txid: int) -> Stored:
         """The table and what waits in the log, as of txid."""
         with self._lock:
             for _ in range(_TRIES):
-                plain, log = self._pair(engine, root, state)
-                merged = max(plain.merged or 0, log.control.starts_at - 1)
+                # The table first: what is merged meanwhile is in the log still, or the floor says that it is not.
+                plain = self.tables.load(str(root / state.plain_path))
+                log = self.tables.load(str(root / state.published_path))
+                own_control(state, plain)
+                control = own_control(state, log)
+                merged = merged_upto(state, plain, control.starts_at)
                 if merged > txid:
                     raise NotFollowed(f"table {plain.path} is merged up to {merged}, past transaction {txid}")
-                if log.control.floor <= merged:
-                    return self._stored(spark, state, plain, log, merged, txid)
+                if control.floor <= merged:
+                    return self._stored(spark, state, plain, log, (merged, txid))
             raise NotFollowed(f"the tables of state {state.name} change all the time")
 
-    def _pair(self, engine: KernelEngine, root: Place, state: StateDescriptor) -> tuple[TableFiles, TableFiles]:
-        """The plain table, and then the log."""
-        if self._plain is not None and not self._plain.refresh():
-            self._plain = self._log = None
-        if self._plain is None:
-            self._plain = TableFiles(engine, str(root / state.plain_path), state.merge_app)
-        merged = self._plain.merged or 0
-        # A plain table that was brought back from a copy has a smaller P than the files that were let go of.
-        if self._log is not None and (self._above > merged or not self._log.refresh()):
-            self._log = None
-        if self._log is None:
-            self._log, self._above = TableFiles(engine, str(root / state.published_path), None, merged), merged
-        for table in (self._plain, self._log):
-            check_own(state, table.path, table.control)
-        return self._plain, self._log
-
     def _stored(
-        self, spark: "SparkSession", state: StateDescriptor, plain: TableFiles, log: TableFiles, merged: int, txid: int
+        self, spark: "SparkSession", state: StateDescriptor, plain: LogSnapshot, log: LogSnapshot, span: tuple[int, int]
     ) -> Stored:
-        if merged > self._above:
-            log.files = {path: file for path, file in log.files.items() if greatest_txid(file) > merged}
-            self._above = merged
-        before, self._scans = self._scans, {}
-        base = self._scan(spark, plain, before)
-        waits = merged < min(txid, log.control.txid) and bool(log.files)
-        rows = log_rows(state, self._scan(spark, log, before), merged, txid) if waits else None
-        size = sum(file.size for table in (plain, log) for file in table.files.values())
-        return Stored(state, log.control, table_rows(state, base), rows, (merged, txid), size)
+        (merged, txid), before, self._scans = span, self._scans, {}
+        control, files = own_control(state, log), list(plain.files.values())
+        waiting = [file for file in log.files.values() if greatest_txid(file) > merged]
+        base = self._scan(spark, plain, files, before)
+        waits = merged < min(txid, control.txid) and bool(waiting)
+        rows = log_rows(state, self._scan(spark, log, waiting, before), merged, txid) if waits else None
+        size = sum(file.size for file in (*files, *waiting))
+        return Stored(state, control, table_rows(state, base), rows, (merged, txid), size)
 
     def _scan(
-        self, spark: "SparkSession", table: TableFiles, before: dict[tuple[str, ...], "DataFrame"]
+        self,
+        spark: "SparkSession",
+        table: LogSnapshot,
+        files: Sequence[LiveFile],
+        before: dict[tuple[str, ...], "DataFrame"],
     ) -> "DataFrame":
-        """The table's rows; a file that was scanned before has a frame already."""
-        files, scans = list(table.files.values()), []
+        """The rows of some files of a table; a file that was scanned before has a frame already."""
+        if table.why_not_rows is not None:
+            raise NotFollowed(f"table {table.path} has {table.why_not_rows}")
+        scans = []
         for start in range(0, max(len(files), 1), PATHS_PER_SCAN):
             part = files[start : start + PATHS_PER_SCAN]
             key = (table.path, table.schema_json, *[file.path for file in part])
@@ -107,7 +99,6 @@ class StatePins:
 
 def base_of(
     spark: "SparkSession",
-    engine: KernelEngine,
     warehouse: AnyPath,
     name: str,
     keys_frame: "DataFrame | None",
@@ -139,7 +130,7 @@ def base_of(
         ForeignTable: a table is not the state's.
         ConfigError: a Python combiner is needed and was not given.
     """
-    stored, base, rows = parts_of(spark, engine, warehouse, name, keys_frame, txid, pins)
+    stored, base, rows = parts_of(spark, warehouse, name, keys_frame, txid, pins)
     if keys_frame is None or not stored.state.keys:
         return stored.frame(aggregator)
     return shown(stored.state, base) if rows is None else stored.grouped(base, rows, aggregator)
@@ -147,7 +138,6 @@ def base_of(
 
 def parts_of(
     spark: "SparkSession",
-    engine: KernelEngine,
     warehouse: AnyPath,
     name: str,
     keys_frame: "DataFrame | None",
@@ -160,7 +150,7 @@ def parts_of(
         raise TableError(
             f"state {name} has no values to look up", found=f"a state of kind {state.kind!r}", expected="a keyed state"
         )
-    stored = _stored_as_of(spark, engine, root, state, txid, pins or StatePins())
+    stored = _stored_as_of(spark, root, state, txid, pins or StatePins())
     base, rows = stored.base, stored.rows
     if keys_frame is None or not state.keys:
         return stored, base, rows
@@ -171,12 +161,10 @@ def parts_of(
     return stored, base, rows
 
 
-def _stored_as_of(
-    spark: "SparkSession", engine: KernelEngine, root: Place, state: StateDescriptor, txid: int, pins: StatePins
-) -> Stored:
+def _stored_as_of(spark: "SparkSession", root: Place, state: StateDescriptor, txid: int, pins: StatePins) -> Stored:
     if storage.reached_path(str(root)) is not None:
         try:
-            return pins._look(spark, engine, root, state, txid)
+            return pins._look(spark, root, state, txid)
         except (NotFollowed, TableMissing):
             pass  # an older transaction, another table layout, or no plain table yet
-    return reading.stored_as_of(spark, engine, root, state, txid)
+    return reading.stored_as_of(spark, root, state, txid, pins.tables)

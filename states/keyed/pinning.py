@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Generic
 
 from trident.coordinators.errors import TableError
 from trident.coordinators.incarnation_ids import rollbacks_of
@@ -16,8 +16,9 @@ from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor, described_states, descriptors_of_group, load_descriptor
 from trident.states.core.place import AnyPath, Place
 from trident.states.delta import history
-from trident.states.delta.kernel_errors import TableMissing
-from trident.states.delta.log_tables import Snapshot, Tables
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot, TableMissing, check_keeps_ids
+from trident.states.delta.log_tables import LogTables
+from trident.states.delta.torn_entries import set_torn_entries_aside
 from trident.states.keyed.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
 from trident.states.keyed.tables import adopted_version, merged_upto, own_control, plain_as_of
 
@@ -25,7 +26,7 @@ _TRIES = 10
 
 
 @dataclass(frozen=True)
-class Pinned(Generic[Snapshot]):
+class Pinned:
     """One state's tables at fixed table versions.
 
     Attributes:
@@ -35,9 +36,9 @@ class Pinned(Generic[Snapshot]):
     """
 
     state: StateDescriptor
-    published: Snapshot
+    published: LogSnapshot
     control: ControlRecord
-    plain: Snapshot | None = None
+    plain: LogSnapshot | None = None
     merged: int | None = None
 
     @property
@@ -67,27 +68,27 @@ def load_state(warehouse: AnyPath, name: str) -> StateDescriptor:
 
 
 def pin(
-    engine: Tables[Snapshot],
+    tables: LogTables,
     warehouse: AnyPath,
     states: Sequence[StateDescriptor],
     txid: int | None,
     advanced_txid: int | None,
-) -> tuple[dict[str, Pinned[Snapshot]], int]:
+) -> tuple[dict[str, Pinned], int]:
     """Pins the states' tables at versions that can be read as of one transaction; and which one."""
     for attempt in range(_TRIES):
-        controls, pinned = _look(engine, Place(warehouse), states)
+        controls, pinned = _look(tables, Place(warehouse), states)
         # A merged transaction had advanced before any log was looked at; an empty one leaves no other trace.
         merged = [table.merged or 0 for table in pinned.values() if table.plain is not None]
         known = max(advanced_txid or 0, *merged, 0)
         newest = max(min(controls), known)
         asked = newest if txid is None else min(txid, newest)
-        views = {name: _as_of(engine, table, asked) for name, table in pinned.items()}
+        views = {name: _as_of(table, asked) for name, table in pinned.items()}
         pairs = [view.pair for view in views.values() if view.pair is not None and asked >= view.control.starts_at]
         try:
             plan = plan_live_read(pairs, controls, txid, known)
         except SnapshotUnavailable as error:
             if txid is not None and txid < newest:
-                raise _too_old(engine, pinned, txid) from error
+                raise _too_old(pinned, txid) from error
             if rollbacks_of(states[0].incarnation):
                 raise _after_a_rollback(error, states[0].topology) from error
             raise
@@ -95,7 +96,7 @@ def pin(
             return views, plan.txid
         if any(view.merged != pinned[name].merged for name, view in views.items()):
             # An older table version was wanted, and the log no longer reaches back to its P.
-            raise _too_old(engine, pinned, asked)
+            raise _too_old(pinned, asked)
         # Merged and dropped between our looks at the two tables: look again.
         time.sleep(0.01 * 2**attempt)
     raise TableError(
@@ -106,18 +107,16 @@ def pin(
     )
 
 
-def _look(
-    engine: Tables[Snapshot], root: Place, states: Sequence[StateDescriptor]
-) -> tuple[list[int], dict[str, Pinned[Snapshot]]]:
+def _look(tables: LogTables, root: Place, states: Sequence[StateDescriptor]) -> tuple[list[int], dict[str, Pinned]]:
     """The control txids of all of the group's tables, and the tables of the wanted states, pinned."""
     wanted = {state.name for state in states}
     # Plain tables before any log: by the time a log is looked at, a merged transaction is published everywhere.
-    plains = {state.name: _try_load(engine, root / state.plain_path) for state in states if state.state_kind.has_log}
+    plains = {state.name: _try_load(tables, root / state.plain_path) for state in states if state.state_kind.has_log}
     controls: list[int] = []
     detached: list[int] = []
     pinned = {}
     for state in descriptors_of_group(root, states[0].topology, states[0].group):
-        published = _try_load(engine, root / state.published_path)
+        published = _try_load(tables, root / state.published_path)
         if published is None:
             if state.name in wanted:
                 raise TableError(
@@ -133,8 +132,8 @@ def _look(
 
 
 def _pinned(
-    state: StateDescriptor, published: Snapshot, control: ControlRecord, plain: Snapshot | None
-) -> Pinned[Snapshot]:
+    state: StateDescriptor, published: LogSnapshot, control: ControlRecord, plain: LogSnapshot | None
+) -> Pinned:
     if not state.state_kind.has_log:
         return Pinned(state, published, control)
     if plain is None:
@@ -143,14 +142,21 @@ def _pinned(
     return Pinned(state, published, control, plain, merged_upto(state, plain, control.starts_at))
 
 
-def _try_load(engine: Tables[Snapshot], path: Place) -> Snapshot | None:
+def _try_load(tables: LogTables, path: Place) -> LogSnapshot | None:
     try:
-        return engine.load(str(path))
+        found = tables.load(str(path))
     except TableMissing:
         return None
+    except TableError:
+        # One that a power cut has torn is no commit; of another entry the error is the same again.
+        with suppress(OSError, TableError):
+            set_torn_entries_aside(str(path))
+        found = tables.load(str(path))
+    check_keeps_ids(found.path, found.metadata["configuration"])
+    return found
 
 
-def _as_of(engine: Tables[Snapshot], table: Pinned[Snapshot], txid: int) -> Pinned[Snapshot]:
+def _as_of(table: Pinned, txid: int) -> Pinned:
     """The state's tables, at older versions where txid is older than what they hold."""
     state, starts_at = table.state, table.control.starts_at
     if txid < starts_at:
@@ -158,15 +164,15 @@ def _as_of(engine: Tables[Snapshot], table: Pinned[Snapshot], txid: int) -> Pinn
             return table
         txid = starts_at - 1  # its rows are those that it was adopted with
     if table.merged is None:
-        published = _append_as_of(engine, table.published, txid)
+        published = _append_as_of(table.published, txid)
         if published is None:
-            raise _too_old(engine, {state.name: table}, txid)
+            raise _too_old({state.name: table}, txid)
         return replace(table, published=published)
     if table.plain is None or table.merged <= txid:
         return table
-    plain = plain_as_of(engine, state, table.plain, txid)
+    plain = plain_as_of(state, table.plain, txid)
     if plain is None:
-        raise _too_old(engine, {state.name: table}, txid)
+        raise _too_old({state.name: table}, txid)
     return replace(table, plain=plain, merged=merged_upto(state, plain, starts_at))
 
 
@@ -180,8 +186,8 @@ def _after_a_rollback(error: SnapshotUnavailable, topology: str) -> SnapshotUnav
     )
 
 
-def _too_old(engine: Tables[Snapshot], tables: Mapping[str, Pinned[Snapshot]], txid: int) -> SnapshotUnavailable:
-    oldest = max(_oldest(engine, table) for table in tables.values())
+def _too_old(tables: Mapping[str, Pinned], txid: int) -> SnapshotUnavailable:
+    oldest = max(_oldest(table) for table in tables.values())
     return SnapshotUnavailable(
         f"transaction {txid} is no longer kept for {', '.join(tables)}",
         txid=txid,
@@ -191,28 +197,28 @@ def _too_old(engine: Tables[Snapshot], tables: Mapping[str, Pinned[Snapshot]], t
     )
 
 
-def _oldest(engine: Tables[Snapshot], table: Pinned[Snapshot]) -> int:
+def _oldest(table: Pinned) -> int:
     """The least transaction that a state can be read as of, when not all can."""
     low, high = 0, table.control.txid  # the newest can be read; so the boundary lies between
     while low < high:
         middle = (low + high) // 2
-        if _readable(engine, table, middle):
+        if _readable(table, middle):
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _readable(engine: Tables[Snapshot], table: Pinned[Snapshot], txid: int) -> bool:
+def _readable(table: Pinned, txid: int) -> bool:
     if table.merged is None:
-        return _append_as_of(engine, table.published, txid) is not None
-    plain = None if table.plain is None else plain_as_of(engine, table.state, table.plain, txid)
+        return _append_as_of(table.published, txid) is not None
+    plain = None if table.plain is None else plain_as_of(table.state, table.plain, txid)
     return plain is not None and merged_upto(table.state, plain, table.control.starts_at) >= table.control.floor
 
 
-def _append_as_of(engine: Tables[Snapshot], published: Snapshot, txid: int) -> Snapshot | None:
+def _append_as_of(published: LogSnapshot, txid: int) -> LogSnapshot | None:
     """The newest version of an append table that has no later transaction; None when it was cleaned up."""
     version = history.find_version_by_control(published.path, DOMAIN, txid)
     if version is None or version >= published.version:
         return None if version is None else published
-    return engine.load_version(published.path, version)
+    return DeltaLog(published.path).at(version)

@@ -17,8 +17,8 @@ from trident.coordinators.errors import TableError
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import AnyPath, Place
 from trident.states.core.tables import TXID_COLUMN
-from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.history_rows import periods
 from trident.states.keyed.live_read import live_frame, rows_here
 from trident.states.keyed.log_merge import log_rows, no_rows, table_rows
@@ -28,16 +28,19 @@ from trident.states.keyed.snapshot import Stored, StoredFiles, load_frame, log_f
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# Of readers that keep none of their own.
+TABLES = LogTables()
+
 
 def read_state(
     spark: "SparkSession",
-    engine: KernelEngine,
     warehouse: AnyPath,
     name: str,
     txid: int | None = None,
     aggregator: Any = None,
     advanced_txid: int | None = None,
     here: bool = False,
+    tables: LogTables = TABLES,
 ) -> "DataFrame":
     """A state as of one transaction: exact, and fixed for as long as the frame lives.
 
@@ -55,6 +58,7 @@ def read_state(
             trace in the tables, and a txid above the last trace is else "not
             committed yet".
         here: a small keyed state is read by this process at once, and not when Spark asks for it.
+        tables: what is known of the logs.
 
     Raises:
         SnapshotUnavailable: the transaction is not committed yet, or is older
@@ -63,19 +67,19 @@ def read_state(
         ForeignTable: a table is not of the state that the descriptor names.
         ConfigError: a Python combiner is needed and was not given.
     """
-    frames, _ = read_group(spark, engine, warehouse, [name], txid, {name: aggregator}, advanced_txid, here)
+    frames, _ = read_group(spark, warehouse, [name], txid, {name: aggregator}, advanced_txid, here, tables)
     return frames[name]
 
 
 def read_group(
     spark: "SparkSession",
-    engine: KernelEngine,
     warehouse: AnyPath,
     names: Sequence[str],
     txid: int | None = None,
     aggregators: Mapping[str, Any] | None = None,
     advanced_txid: int | None = None,
     here: bool = False,
+    tables: LogTables = TABLES,
 ) -> tuple[dict[str, "DataFrame"], int]:
     """Several states of one batch group, all as of the same transaction.
 
@@ -87,14 +91,13 @@ def read_group(
     """
     states = [load_state(warehouse, name) for name in names]
     _require_one_group(states)
-    views, asked = pin(engine, warehouse, states, txid, advanced_txid)
+    views, asked = pin(tables, warehouse, states, txid, advanced_txid)
     given = aggregators or {}
-    return {name: _frame(spark, engine, views[name], asked, given.get(name), here) for name in names}, asked
+    return {name: _frame(spark, views[name], asked, given.get(name), here) for name in names}, asked
 
 
 def read_with(
     spark: "SparkSession",
-    engine: KernelEngine,
     warehouse: AnyPath,
     name: str,
     txid: int,
@@ -112,22 +115,22 @@ def read_with(
     """
     state = load_state(warehouse, name)
     if not state.state_kind.has_log:
-        before = read_state(spark, engine, warehouse, name, txid, advanced_txid=txid)
+        before = read_state(spark, warehouse, name, txid, advanced_txid=txid)
         return before.unionByName(further, allowMissingColumns=True).select(before.columns)
-    stored = stored_as_of(spark, engine, Place(warehouse), state, txid)
+    stored = stored_as_of(spark, Place(warehouse), state, txid)
     new = log_rows(state, further.withColumn(TXID_COLUMN, F.lit(txid + 1).cast("bigint")), txid, txid + 1)
     rows, after = (new, txid) if stored.rows is None else (stored.rows.unionByName(new), stored.span[0])
     with_new = replace(stored, rows=rows, span=(after, txid + 1), size=None, files=None).frame(aggregator)
     return periods(state, with_new) if state.history_by else with_new
 
 
-def latest_txid(engine: KernelEngine, warehouse: AnyPath, name: str) -> int:
+def latest_txid(warehouse: AnyPath, name: str) -> int:
     """The last transaction that every table of the state's group has; 0 before the first.
 
     Raises:
         TableError: there is no such state, or a table of it is missing.
     """
-    return pin(engine, warehouse, [load_state(warehouse, name)], None, None)[1]
+    return pin(TABLES, warehouse, [load_state(warehouse, name)], None, None)[1]
 
 
 def _require_one_group(states: Sequence[StateDescriptor]) -> None:
@@ -141,24 +144,17 @@ def _require_one_group(states: Sequence[StateDescriptor]) -> None:
         )
 
 
-def _frame(
-    spark: "SparkSession",
-    engine: KernelEngine,
-    table: Pinned[TableSnapshot],
-    txid: int,
-    aggregator: Any,
-    here: bool,
-) -> "DataFrame":
+def _frame(spark: "SparkSession", table: Pinned, txid: int, aggregator: Any, here: bool) -> "DataFrame":
     if table.merged is None:
         rows = table_rows(table.state, load_frame(spark, table.published))
         return rows.where("false") if txid < table.control.starts_at else rows
-    stored = _stored(spark, engine, table, txid)
+    stored = _stored(spark, table, txid)
     at_once = rows_here(spark, stored) if here else None
     rows = live_frame(spark, stored, aggregator) if at_once is None else at_once
     return periods(table.state, rows) if table.state.history_by else rows
 
 
-def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnapshot], txid: int) -> Stored:
+def _stored(spark: "SparkSession", table: Pinned, txid: int) -> Stored:
     """A keyed state as of txid, from pinned tables that fit: floor <= merged <= txid."""
     assert table.merged is not None, "an append has no log"
     state, control = table.state, table.control
@@ -167,7 +163,7 @@ def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnap
         return Stored(state, control, base, None, (0, 0))
     plain_files: list[LiveFile] | None = []
     if table.plain is not None:
-        frame, plain_files = plain_frame(spark, engine, table.plain)
+        frame, plain_files = plain_frame(spark, table.plain)
         base = table_rows(state, frame)
     if table.merged >= min(txid, control.txid):  # later transactions, if any, committed nothing
         return Stored(state, control, base, None, (0, 0))
@@ -182,11 +178,11 @@ def _stored(spark: "SparkSession", engine: KernelEngine, table: Pinned[TableSnap
 
 
 def stored_as_of(
-    spark: "SparkSession", engine: KernelEngine, warehouse: Place, state: StateDescriptor, txid: int
+    spark: "SparkSession", warehouse: Place, state: StateDescriptor, txid: int, tables: LogTables = TABLES
 ) -> Stored:
     """A keyed state as of a transaction that is known to have advanced, or to have committed nothing.
 
     Raises: as :func:`read_state`.
     """
-    views, asked = pin(engine, warehouse, [state], txid, txid)
-    return _stored(spark, engine, views[state.name], asked)
+    views, asked = pin(tables, warehouse, [state], txid, txid)
+    return _stored(spark, views[state.name], asked)

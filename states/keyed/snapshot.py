@@ -8,20 +8,16 @@ tables, and skips files by their statistics.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import TableError
 from trident.states.core import storage
-from trident.states.core.control import DOMAIN, ControlRecord
+from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.delta import history
-from trident.states.delta.delta_log import DeltaLog, follow
-from trident.states.delta.kernel import KernelEngine, TableSnapshot
+from trident.states.delta.delta_log import LogSnapshot
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_tables import LogTables
 from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
 from trident.states.delta.whole_files import require_whole
 from trident.states.keyed.log_merge import live, live_grouped, shown
@@ -30,13 +26,8 @@ from trident.states.keyed.tables import greatest_txid
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger(__name__)
-_LOGS = LogTables()
 # So little is read by one task: a task more, and moving rows between two, costs more than it gains.
 SMALL_BYTES = 4 << 20
-# A checkpoint has the files, and for a week those that were removed.
-_CHECKPOINT_ACTIONS_MAX = 2000
-_LOG_ENTRIES_MAX = 200
 
 
 @dataclass(frozen=True)
@@ -107,94 +98,39 @@ class Stored:
         return self.size is not None and self.size <= SMALL_BYTES
 
 
-def plain_frame(
-    spark: "SparkSession", engine: KernelEngine, plain: TableSnapshot
-) -> "tuple[DataFrame, list[LiveFile] | None]":
-    """A plain table at its version, and its files (None when unknown)."""
-    return _frame(spark, plain, lambda: _files_of(engine, plain))
+def plain_frame(spark: "SparkSession", plain: LogSnapshot) -> "tuple[DataFrame, list[LiveFile] | None]":
+    """A plain table at its version, and its files (None where Delta chooses among them)."""
+    return _frame(spark, plain, list(plain.files.values()))
 
 
-def log_frame(spark: "SparkSession", log: TableSnapshot, merged: int) -> "tuple[DataFrame, list[LiveFile] | None]":
+def log_frame(spark: "SparkSession", log: LogSnapshot, merged: int) -> "tuple[DataFrame, list[LiveFile] | None]":
     """A log at its version, of which only rows above ``merged`` are wanted, and files as :func:`plain_frame`."""
-    return _frame(spark, log, lambda: _files_above(log, merged))
+    return _frame(spark, log, [file for file in log.files.values() if greatest_txid(file) > merged])
 
 
 def _frame(
-    spark: "SparkSession", table: TableSnapshot, files_of_it: Callable[[], list[LiveFile]]
+    spark: "SparkSession", table: LogSnapshot, files: list[LiveFile]
 ) -> "tuple[DataFrame, list[LiveFile] | None]":
-    try:
-        files = files_of_it()
-        return scan(spark, table.path, table.schema_json, files), files
-    except NotFollowed:
-        return load_frame(spark, table), None
+    if table.why_not_rows is None and len(files) <= FEW_FILES:
+        with suppress(NotFollowed):
+            return scan(spark, table.path, table.schema_json, files), files
+    return load_frame(spark, table), None
 
 
-def load_frame(spark: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":
+def load_frame(spark: "SparkSession", snapshot: LogSnapshot) -> "DataFrame":
     """A frame of exactly this version, as Delta reads it: one without it moves on to later ones when used again."""
     _require_whole_table(snapshot)
     return spark.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.path)
 
 
-def _require_whole_table(snapshot: TableSnapshot) -> None:
+def _require_whole_table(snapshot: LogSnapshot) -> None:
     """Looks whether each data file of a table version has its length; not on other file systems than a local disk.
 
-    Delta itself reads an empty file as no rows. A log that only the Kernel can follow is not looked at.
+    Delta itself reads an empty file as no rows.
     """
     root = storage.local_path(snapshot.path)
-    if root is None:
-        return
-    try:
-        found = _LOGS.load(snapshot.path)
-        if found.version != snapshot.version:
-            found = _LOGS.load_version(snapshot.path, snapshot.version)
-    except TableError as error:
-        log.debug("the files of %s are not looked at: %s", snapshot.path, error)
-        return
-    # A shallow clone names files that lie elsewhere.
-    inside = [
-        file for file in found.files.values() if not file.path.startswith(("/", "file:")) and "://" not in file.path
-    ]
-    require_whole(f"table {snapshot.path}", root, inside)
-
-
-def _files_of(engine: KernelEngine, table: TableSnapshot) -> list[LiveFile]:
-    """The files of a plain table."""
-    _require_plain_files(table)
-    if _actions_in_checkpoint(table.path) > _CHECKPOINT_ACTIONS_MAX:
-        raise NotFollowed(f"table {table.path} may have many files")
-    return _few(table.path, engine.live_files(table))
-
-
-def _files_above(log: TableSnapshot, merged: int) -> list[LiveFile]:
-    """The files of a log with rows that are not merged, from the entries that came with them."""
-    _require_plain_files(log)
-    try:
-        since = history.find_version_by_control(log.path, DOMAIN, merged)
-        if since is None or log.version - since > _LOG_ENTRIES_MAX:
-            raise NotFollowed(f"much was committed to {log.path} since transaction {merged}")
-        files = follow(DeltaLog(log.path).commits(since + 1, log.version))
-    except NotFollowed:
-        raise
-    except TableError as error:
-        raise NotFollowed(f"the log entries of {log.path} cannot be followed", found=error.message) from error
-    return _few(log.path, [file for file in files.values() if greatest_txid(file) > merged])
-
-
-def _few(path: str, files: list[LiveFile]) -> list[LiveFile]:
-    if len(files) > FEW_FILES:
-        raise NotFollowed(f"table {path} has many files", found=len(files), expected=f"at most {FEW_FILES}")
-    return files
-
-
-def _require_plain_files(table: TableSnapshot) -> None:
-    if storage.reached_path(table.path) is None or table.properties.get("delta.enableDeletionVectors") != "false":
-        raise NotFollowed(f"the files of table {table.path} are not all that there is to it")
-
-
-def _actions_in_checkpoint(path: str) -> int:
-    """Counts how many actions the last checkpoint has: at least as many as there were files then; 0 without one."""
-    try:
-        found = DeltaLog(path).last_checkpoint()
-        return 0 if found is None else int(found["size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return _CHECKPOINT_ACTIONS_MAX + 1
+    if root is not None:
+        # A shallow clone names files that lie elsewhere.
+        names = ((file, file.path) for file in snapshot.files.values())
+        inside = [file for file, name in names if not name.startswith(("/", "file:")) and "://" not in name]
+        require_whole(f"table {snapshot.path}", root, inside)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from trident.states.core import pools
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_properties import local_properties
-from trident.states.delta.kernel import KernelEngine, TableSnapshot
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot
+from trident.states.delta.kernel import TableSnapshot
 from trident.states.keyed.compaction import MergePlan
 from trident.states.keyed.log_merge import (
     folded,
@@ -42,12 +43,10 @@ class SparkMerge:
         combiner: the state's Python combiner, if it has one.
     """
 
-    def __init__(
-        self, spark: "SparkSession", engine: KernelEngine, plain: str, state: StateDescriptor, combiner: Any
-    ) -> None:
+    def __init__(self, spark: "SparkSession", plain: str, state: StateDescriptor, combiner: Any) -> None:
         self._native = native_merge(state)
         self._combiner = combiner
-        self._spark, self._engine, self._plain = spark, engine, plain
+        self._spark, self._plain = spark, plain
         # Its own: a cancelled group is cancelled for good, and must not reach a later compactor of the state.
         self._job_group = f"trident-compact-{state.topology}-{state.name}-{uuid.uuid4().hex[:8]}"
         self._merge_session: "SparkSession | None" = None
@@ -69,8 +68,9 @@ class SparkMerge:
         Raises:
             CommitConflict, TableError: as ``merge_into``.
         """
-        session = self._session(state, plan, plain, marker)
-        rows = log_rows(state, log_frame(session, log_snapshot, plan.after)[0], plan.after, plan.upto)
+        table, waiting = (DeltaLog(each.path).at(each.version) for each in (plain, log_snapshot))
+        session = self._session(state, plan, table, marker)
+        rows = log_rows(state, log_frame(session, waiting, plan.after)[0], plan.after, plan.upto)
         with self._jobs(f"MERGE of {state.name}, transactions {plan.after + 1} to {plan.upto}"):
             if keeps_last(state):
                 source = newest_log(state, rows)
@@ -78,19 +78,18 @@ class SparkMerge:
                 source = merged_log(state, rows, self._native, is_part=True)
             else:
                 # The guard also proves that no row changed since this version was read.
-                table, _ = plain_frame(session, self._engine, plain)
-                source = folded(state, table_rows(state, table), rows, self._combiner)
+                source = folded(state, table_rows(state, plain_frame(session, table)[0]), rows, self._combiner)
             adopted = adopted_version(plain.schema_json) is not None
             merge_into(session, self._plain, state, plan, source, self._native, adopted, clamps)
 
     def _session(
-        self, state: StateDescriptor, plan: MergePlan, plain: TableSnapshot, marker: Mapping[str, object]
+        self, state: StateDescriptor, plan: MergePlan, plain: LogSnapshot, marker: Mapping[str, object]
     ) -> "SparkSession":
         """This state's own session, set for one MERGE: Delta takes txn ids from the session."""
         if self._merge_session is None:
             self._merge_session = self._spark.newSession()
         conf = self._merge_session.conf
-        size = sum(file.size for file in self._engine.live_files(plain))
+        size = sum(file.size for file in plain.files.values())
         tasks = max(math.ceil(size / _BYTES_PER_TASK), self._spark.sparkContext.defaultParallelism)
         settings = {
             "spark.databricks.delta.write.txnAppId": state.merge_app,

@@ -41,11 +41,9 @@ from trident.states.core.place import Place
 from trident.states.core.sorted_runs import RUN_BYTES
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta import history
-from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.delta_log import DeltaLog, TableMissing
 from trident.states.delta.file_rows import rows_of
-from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_tables import LogTables
 from trident.states.delta.table_files import NotFollowed, TableFiles
 from trident.states.keyed.copy_combine import Combine, Uncombinable, arrow_schema, state_combine
 from trident.states.keyed.tables import check_own, greatest_txid
@@ -104,7 +102,6 @@ class StateCopy:
     Keep one per state for as long as a coordinator leads. May be used by several threads.
 
     Args:
-        engine: Delta's Kernel, or where there is no JVM the tables' logs.
         warehouse: of the topology, on a local disk.
         state: one of which ``copy_combine.why_no_copy`` says None.
         base: the folder that copies of this state are in.
@@ -116,7 +113,6 @@ class StateCopy:
 
     def __init__(
         self,
-        engine: KernelEngine | LogTables,
         warehouse: Place,
         state: StateDescriptor,
         base: Path,
@@ -124,7 +120,7 @@ class StateCopy:
         inline_bytes: int,
         boot: str,
     ) -> None:
-        self._engine, self._warehouse, self._state = engine, warehouse, state
+        self._warehouse, self._state = warehouse, state
         self._base, self._bytes_max, self._inline_bytes = base, bytes_max, inline_bytes
         self._schema = arrow_schema(state.schema)
         self._codec = RowCodec(self._schema, state.keys)
@@ -352,7 +348,7 @@ class StateCopy:
             if version is not None and before.version <= version + 1:
                 return True
         else:
-            self._log = TableFiles(self._engine, path, None, held.txid)
+            self._log = TableFiles(path)
         at = history.find_version_by_control(path, DOMAIN, held.txid)
         control = None if at is None else DeltaLog(path).commit(at).domains.get(DOMAIN)
         if control is None:
@@ -414,17 +410,18 @@ class StateCopy:
         state, root = self._state, self._warehouse
         for _ in range(_TRIES):
             try:
-                plain = TableFiles(self._engine, str(root / state.plain_path), state.merge_app)
+                plain = TableFiles(str(root / state.plain_path), state.merge_app)
             except TableMissing:
                 plain = None  # the first MERGE makes it; without it the log must have all, or there is no copy
             merged = (plain.merged or 0) if plain is not None else 0
-            logged = TableFiles(self._engine, str(root / state.published_path), None, merged)
+            logged = TableFiles(str(root / state.published_path))
             for table in (logged,) if plain is None else (plain, logged):
                 check_own(state, table.path, table.control)
             merged = max(merged, logged.control.starts_at - 1)
             if txid is not None and merged > txid:
                 raise NotFollowed(f"state {state.name} is merged up to {merged}, past transaction {txid}")
             if logged.control.floor <= merged:
+                logged.files = {path: file for path, file in logged.files.items() if greatest_txid(file) > merged}
                 return plain, logged, merged
         raise NotFollowed(f"the tables of state {state.name} change all the time")
 
@@ -433,9 +430,9 @@ class StateCopy:
     ) -> tuple[LocalCopy, TableFiles]:
         """Builds a copy: the plain table, and on top the log."""
         copy = LocalCopy(new_folder(self._base), self._bytes_max, self._order, self._stays)
-        files = [file for file in logged.files.values() if greatest_txid(file) > merged]
         try:
-            rows = chain(self._merged_rows(plain), self._logged_rows(logged.path, files, merged, mark.txid))
+            waiting = list(logged.files.values())
+            rows = chain(self._merged_rows(plain), self._logged_rows(logged.path, waiting, merged, mark.txid))
             with faults.fault_point(BUILD):
                 copy.fill(rows, mark, self._combining)
         except BaseException:

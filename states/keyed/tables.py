@@ -15,9 +15,10 @@ from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.tables import HIDDEN_COLUMNS, TXID_COLUMN, UPTO_COLUMN, plain_properties
 from trident.states.delta import history
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_tables import Snapshot, TableAsOf, Tables
+from trident.states.delta.log_tables import Snapshot, TableAsOf
 
 # In the metadata of an adopted table's column ``_upto``: the version with which it became the state's. And a property
 # of its log.
@@ -42,12 +43,12 @@ def merged_upto(state: StateDescriptor, plain: TableAsOf, starts_at: int) -> int
     return starts_at - 1
 
 
-def plain_as_of(engine: Tables[Snapshot], state: StateDescriptor, plain: Snapshot, txid: int) -> Snapshot | None:
+def plain_as_of(state: StateDescriptor, plain: Snapshot, txid: int) -> Snapshot | LogSnapshot | None:
     """The newest version of the plain table with P <= txid; None when it was cleaned up."""
     version = history.find_version_by_txn(plain.path, state.merge_app_at_first, txid)
     if version is None or version >= plain.version:
         return None if version is None else plain
-    return engine.load_version(plain.path, version)
+    return DeltaLog(plain.path).at(version)
 
 
 def own_control(state: StateDescriptor, snapshot: TableAsOf) -> ControlRecord:

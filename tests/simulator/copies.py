@@ -78,7 +78,7 @@ class Lens:
 class SimTableFiles:
     """``trident.states.delta.table_files.TableFiles`` of a table without a plain one beside it."""
 
-    def __init__(self, engine: Lens, path: str, app: str | None = None, above: int | None = None) -> None:
+    def __init__(self, engine: Lens, path: str, app: str | None = None) -> None:
         if app is not None:
             raise TableMissing(f"there is no table at {path}: no MERGE has made it")
         self._engine, self.path, self.merged = engine, path, None
@@ -87,8 +87,7 @@ class SimTableFiles:
         if not versions:
             raise TableMissing(f"there is no table at {path}")
         self._see(versions, len(versions) - 1)
-        since = _version_as_of(versions, -1 if above is None else above)
-        self._take(versions[since] if since is not None else None, versions)
+        self._take(None, versions)
 
     def _see(self, versions: list[Version], number: int) -> None:
         self.version, self._entry = number, versions[number]
@@ -242,7 +241,7 @@ class ProcessCopies:
         process.described = self._state
         self._here: dict[str, SimStateCopy] = {}
         self._lenses: dict[str, Lens] = {}
-        self._told = HostCopies(process.lens, Path("/w"), _FOREVER, [STATE], "") if self._of.on_executors else None
+        self._told = HostCopies(Path("/w"), _FOREVER, [STATE], "") if self._of.on_executors else None
 
     def read(self, attempt: TransactionAttempt) -> Content | None:
         """The state as the attempt's look-ups see it; None where its tables are read."""
@@ -254,17 +253,17 @@ class ProcessCopies:
             self._of.world.tell("no copy:", type(error).__name__)
         return None
 
-    def _copy(self, host: str, lens: Lens) -> SimStateCopy:
+    def _copy(self, host: str) -> SimStateCopy:
         if host not in self._here:
             base: Any = Base(self._of.disk(host), self._process)
-            made = SimStateCopy(lens, Path("/w"), self._state, base, _FOREVER, _FOREVER, "boot")  # type: ignore[arg-type]
+            made = SimStateCopy(Path("/w"), self._state, base, _FOREVER, _FOREVER, "boot")  # type: ignore[arg-type]
             made._lock = self._lock()  # of a simulated thread
             self._here[host] = made
         return self._here[host]
 
     def _read_here(self, txid: int) -> Content:
         self._process.lens = Lens(self._shared, lags=False)
-        given = self._copy(self._host, self._process.lens).as_of(txid)
+        given = self._copy(self._host).as_of(txid)
         return self._look_up(given)
 
     def _read_on_executor(self, txid: int) -> Content | None:
@@ -282,7 +281,7 @@ class ProcessCopies:
         else:
             raise StaleCopy("another worker of the host brings it up")
         disk.locked_by, before, self._process.lens = self._process, self._process.lens, lens
-        copy = self._copy(host, lens)
+        copy = self._copy(host)
         try:
             given = copy.as_of(txid, sent[STATE].commit)
         finally:
@@ -320,6 +319,9 @@ def simulated(world: World, clock: Any) -> Iterator[None]:
     def lens() -> Lens:
         return world.running.lens  # type: ignore[union-attr]
 
+    def files_of(path: str, app: str | None = None) -> SimTableFiles:
+        return SimTableFiles(lens(), path, app)
+
     def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
         return _version_as_of(lens().look(path), txid)
 
@@ -330,7 +332,7 @@ def simulated(world: World, clock: Any) -> Iterator[None]:
 
     copies = {
         "LocalCopy": SimLocalCopy,
-        "TableFiles": SimTableFiles,
+        "TableFiles": files_of,
         "copies_in": lambda base, names: [Folder(base, name) for name in names],
         "new_folder": _new_folder,
         "storage": SimpleNamespace(list_names=lambda base: list(base.disk.copies)),
@@ -339,7 +341,7 @@ def simulated(world: World, clock: Any) -> Iterator[None]:
         "time": clock,
     }
     told = {
-        "TableFiles": SimTableFiles,
+        "TableFiles": files_of,
         "time": clock,
         "load_descriptor": lambda warehouse, name: world.running.described,  # type: ignore[union-attr]
     }

@@ -46,7 +46,6 @@ from trident.coordinators.errors import (
 )
 from trident.planning.groups import plan
 from trident.states.core.place import Place
-from trident.states.delta.kernel import KernelEngine
 from trident.states.history.kept import KeptManifests
 from trident.states.keyed.reading import read_state
 from trident.streams.stream import Stream
@@ -180,7 +179,7 @@ def test_every_transaction_gives_what_was_committed_and_nothing_is_written(
 ) -> None:
     files, znodes = digest_of(ran), znodes_of(zk_server)
     assert any(path.endswith("/coordinator") for path in znodes), sorted(znodes)
-    engine, topology = KernelEngine(spark), topology_of()
+    topology = topology_of()
     for txid in (1, 2, 3, 4) if ALL else (4,):  # that meets what others have stored
         with replay(topology, ran, txid, spark=spark) as replayed:
             assert [str(one) for one in replayed.differences()] == []
@@ -188,7 +187,7 @@ def test_every_transaction_gives_what_was_committed_and_nothing_is_written(
             for name in CHECKED if ALL or txid == 4 else ():
                 state, aggregator = replayed.states[name], {"texts": Greatest()}.get(name)
                 for frame, as_of in ((state.before, txid - 1), (state.after, txid)):
-                    told = read_state(spark, engine, str(ran), name, as_of, aggregator, advanced_txid=as_of)
+                    told = read_state(spark, str(ran), name, as_of, aggregator, advanced_txid=as_of)
                     assert rows_of(frame) == rows_of(told), f"{name} as of {as_of}"
             if txid == 4:
                 streams_have_the_rows_of_the_transaction_late_ones_too(replayed)

@@ -37,7 +37,6 @@ from trident.states.core.place import Place
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.history import control_at
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.compactor import Compactor
 from trident.time_travel.rollback import RolledBack, roll_back
 
@@ -99,7 +98,7 @@ def held(world: World, txid: int | None = None) -> Held:
 
 def files(world: World) -> dict[str, set[str]]:
     """The live files of every table."""
-    return {name: set(LogTables().load(str(world.warehouse / name)).files) for name in TABLES}
+    return {name: set(DeltaLog(world.warehouse / name).at().files) for name in TABLES}
 
 
 def attempts(world: World) -> dict[int, list[int]]:
@@ -292,7 +291,7 @@ def test_what_is_gone_or_runs_is_refused(world: World) -> None:
     with pytest.raises(TopologyError, match=r"the manifest of transaction 4, attempt \d+, is not kept"):
         back(world, apply=True)
     manifest.write_bytes(kept)
-    then = LogTables().load_version(str(world.warehouse / "counts"), 1).files
+    then = DeltaLog(world.warehouse / "counts").at(1).files
     next(world.warehouse / "counts" / path for path in then).unlink()
     with pytest.raises(TopologyError, match="gone for table counts: of the files that it had then 1 are deleted"):
         back(world, apply=True)

@@ -21,7 +21,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
 from trident.running.starting import start_topology
 from trident.states.core import storage
-from trident.states.delta.log_tables import LogTables
+from trident.states.delta.delta_log import DeltaLog
 from trident.time_travel.rollback import roll_back
 
 pytestmark = pytest.mark.skipif(store_servers.chosen() == "disk", reason="runs with TRIDENT_STORE=s3 or hdfs")
@@ -71,7 +71,7 @@ def test_a_rollback_in_a_store(spark: SparkSession, warehouse: str, zk_server: s
     assert held() == fold(4) and held(3) == fold(3)
     run(8, True)
     assert held() == fold(8)
-    (gone,) = [path for path in LogTables().load_version(f"{warehouse}/counts", 1).files][:1]
+    (gone,) = [path for path in DeltaLog(f"{warehouse}/counts").at(1).files][:1]
     storage.delete(f"{warehouse}/counts/{gone}")
     with pytest.raises(TopologyError, match="gone for table counts: of the files that it had then"):
         roll_back("top", 3, config=config, spark=spark, apply=True)

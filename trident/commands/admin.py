@@ -82,7 +82,7 @@ def _compact_group(
 ) -> list[str]:
     """Merges the keyed states of a batch group up to one transaction, and records the view of it."""
     first, lines = states[0], []
-    txid = latest_txid(engine, warehouse, first.name)
+    txid = latest_txid(warehouse, first.name)
     compactors = [Compactor(spark, engine, warehouse, state) for state in states]
     for compactor in compactors:
         report = compactor.merge_once(txid, force=True, upto=txid)

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from trident.planning.groups import Stored
     from trident.states.core.local_copy import CopyAsOf
-    from trident.states.delta.kernel import KernelEngine
 
 log = logging.getLogger("trident.drpc")
 TIMEOUT_SECS = 30.0
@@ -101,7 +100,6 @@ class DrpcRequests:
     def __init__(
         self,
         spark: "SparkSession",
-        engine: "KernelEngine",
         warehouse: Place,
         topology: str,
         plans: Mapping[str, DrpcPlan],
@@ -112,7 +110,7 @@ class DrpcRequests:
     ) -> None:
         self._spark, self._topology, self._plans, self._advanced = spark, topology, plans, advanced
         self._context, self._incarnation, self._epoch = spark.sparkContext, incarnation, epoch
-        self._frames = StoredFrames(spark, engine, warehouse)
+        self._frames = StoredFrames(spark, warehouse)
         self._config = {"topology": topology, "spark_master": self._context.master}
         self._states = StatesAsOf(copies, advanced, is_local_master(self._context.master))
         as_bytes = (spark.conf.get("spark.sql.execution.pyspark.binaryAsBytes", "true") or "").lower() == "true"

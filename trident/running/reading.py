@@ -16,7 +16,6 @@ from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.core.names import checked_txid
 from trident.states.core.place import Place, warehouse_place
 from trident.states.core.store_problems import stores_told
-from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.frames import own_snapshot, values_by_spark
 from trident.states.keyed.key_reads import KeyReader, NotByKey, Values, held_values
 from trident.states.keyed.reading import read_state
@@ -61,7 +60,7 @@ def read(
     txid = None if txid is None else checked_txid(txid)
     place = warehouse_place(warehouse)
     configure_by_session(place, spark)
-    return read_state(spark, KernelEngine(spark), place, state, txid=txid, aggregator=aggregator)
+    return read_state(spark, place, state, txid=txid, aggregator=aggregator)
 
 
 def get(
@@ -195,7 +194,6 @@ def read_running(
         return own_snapshot(site.spark, kind, binding, txid, incarnation)
     return read_state(
         site.spark,
-        site.engine,
         site.warehouse,
         state,
         txid=txid,

@@ -195,7 +195,6 @@ class Reporter:
         self.front.leads(
             DrpcRequests(
                 site.spark,
-                site.engine,
                 site.warehouse,
                 site.topology,
                 self.front.plans,

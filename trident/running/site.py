@@ -121,9 +121,7 @@ class SparkSite:
             base = own_folder(self.warehouse)
             if base is None or (not one_host and plan.late_in_driver is None):  # a task has those of its own host
                 return None
-        return StateCopies(
-            self.engine, self.warehouse, self.config.local_copy_bytes_max, host_name(), boot, states, base
-        )
+        return StateCopies(self.warehouse, self.config.local_copy_bytes_max, host_name(), boot, states, base)
 
     def lost_place(self, sure: bool) -> Exception | None:
         return self._place.halted() if self._place.is_gone(sure) else None
@@ -184,7 +182,7 @@ class SparkOpening:
             spouts,
             committer.staging_targets,
             committer.folder,
-            StoredFrames(site.spark, site.engine, site.warehouse),
+            StoredFrames(site.spark, site.warehouse),
             self._term.incarnation,
             committer.epoch,
             site.config.batch_partitions,
@@ -208,7 +206,7 @@ class SparkOpening:
         site.host_copies.pop(name, None)
         if states and site.config.local_copies and not is_local_master(site.spark.sparkContext.master):
             repair = settled_repair(site.warehouse)
-            made = HostCopies(site.engine, site.warehouse, site.config.local_copy_bytes_max, states, repair)
+            made = HostCopies(site.warehouse, site.config.local_copy_bytes_max, states, repair)
             site.host_copies[name] = made
         return site.host_copies.get(name)
 

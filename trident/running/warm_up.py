@@ -193,7 +193,7 @@ class WarmUp:
     def _late(self, plan: GroupPlan) -> None:
         boundaries = plan.lowered.boundaries.values()
         inputs = {one.name: self._nothing_staged(StructType(list(one.fields))) for one in boundaries}
-        stored = StoredFrames(self._spark, self._engine, self._warehouse)
+        stored = StoredFrames(self._spark, self._warehouse)
 
         def as_of_now(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
             return stored(binding, keys, self._published(binding))

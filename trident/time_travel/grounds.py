@@ -16,7 +16,6 @@ from trident.planning.groups import GroupPlan
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.plain_values import python_values
-from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.frames import StoredFrames
 from trident.states.keyed.reading import read_state, read_with
 from trident.time_travel.kept_batch import KeptBatch
@@ -66,8 +65,7 @@ class WarehouseGround(Ground):
     def __init__(self, spark: "SparkSession", kept: KeptBatch, config: TridentConfig) -> None:
         self._spark, self._kept, self._config = spark, kept, config
         self.attempt, self.incarnation = kept.manifest.attempt, kept.manifest.incarnation
-        self._engine = KernelEngine(spark)
-        self._frames = StoredFrames(spark, self._engine, kept.warehouse)
+        self._frames = StoredFrames(spark, kept.warehouse)
         self._parts = {table.state: table for table in kept.manifest.tables}
 
     @property
@@ -90,7 +88,6 @@ class WarehouseGround(Ground):
             return self._spark.createDataFrame([], binding.schema)
         return read_state(
             self._spark,
-            self._engine,
             self._kept.warehouse,
             binding.name,
             self._before,
@@ -106,9 +103,7 @@ class WarehouseGround(Ground):
                 f"state {binding.name} is new in the code: the warehouse has no table of it",
                 action="its rows are in `rows`",
             )
-        return read_with(
-            self._spark, self._engine, self._kept.warehouse, binding.name, self._before, rows, binding.aggregator
-        )
+        return read_with(self._spark, self._kept.warehouse, binding.name, self._before, rows, binding.aggregator)
 
     def committed(self, binding: StateBinding) -> pa.Table | None:
         part = self._parts.get(binding.name)

@@ -42,7 +42,7 @@ def evolve(group, binding):
 
 
 def rows(group, name, txid=None):
-    frame = read_state(group.spark, group.engine, group.warehouse, name, txid)
+    frame = read_state(group.spark, group.warehouse, name, txid)
     return sorted((tuple(row) for row in frame.collect()), key=repr)
 
 

@@ -19,7 +19,6 @@ from trident.spouts.delta.log import DeltaChanges
 from trident.spouts.partitions import Emission, EmittedFile, PartitionEmission
 from trident.states.core import storage
 from trident.states.delta.delta_log import DeltaLog
-from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.staging import verify_staged
 from trident.states.delta.whole_files import require_whole, require_whole_log
@@ -140,12 +139,12 @@ def test_every_reader_of_a_keyed_state_refuses_what_lost_its_bytes(spark, engine
             compactor.merge_once(1, force=True)
     pins, reader = StatePins(), KeyReader(tmp_path)
     readers = {
-        "snapshot": lambda: read_state(spark, engine, tmp_path, "counts", 3).collect(),
+        "snapshot": lambda: read_state(spark, tmp_path, "counts", 3).collect(),
         "get": lambda: [
             one for one in reader.get("counts", reader.asked("counts", ["a", "b1", "b2", "b3", "c"])) if one
         ],
-        "lookup": lambda: base_of(spark, engine, tmp_path, "counts", None, 3, pins=pins).collect(),
-        "lookup anew": lambda: base_of(spark, engine, tmp_path, "counts", None, 3).collect(),
+        "lookup": lambda: base_of(spark, tmp_path, "counts", None, 3, pins=pins).collect(),
+        "lookup anew": lambda: base_of(spark, tmp_path, "counts", None, 3).collect(),
     }
     assert all(len(read()) == 4 for read in readers.values())
     log_file = next(iter((tmp_path / "counts__log").glob("data/*/3-*/*.parquet")))
@@ -173,16 +172,16 @@ def test_readers_of_an_append_refuse_what_lost_its_bytes(spark, engine, tmp_path
     for damaged in (b"", content[: len(content) // 2]):
         entry.write_bytes(damaged)
         with pytest.raises(TridentError, match="log entry 2|Delta refused"):
-            raise AssertionError(read_state(spark, KernelEngine(spark), tmp_path, "lines").collect())
+            raise AssertionError(read_state(spark, tmp_path, "lines").collect())
     entry.write_bytes(content)
-    assert len(read_state(spark, engine, tmp_path, "lines").collect()) == 3
+    assert len(read_state(spark, tmp_path, "lines").collect()) == 3
 
     data = tmp_path / "lines" / DeltaLog(tmp_path / "lines").commit(2).adds[0]
     rows, size = data.read_bytes(), data.stat().st_size
     for damaged in (b"", rows[:-1]):  # of the second Delta itself would say so, once a job reads it
         data.write_bytes(damaged)
         with pytest.raises(TableError, match=f"{data.name}; found: {len(damaged)} bytes; expected: a file of {size} b"):
-            read_state(spark, engine, tmp_path, "lines")
+            read_state(spark, tmp_path, "lines")
     data.write_bytes(rows)
 
     # The same tables as a source.

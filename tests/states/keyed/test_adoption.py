@@ -112,7 +112,7 @@ def test_the_rows_of_an_adopted_table_are_the_state_before_its_first_transaction
     assert {name: data_files(warehouse / name) for name in before} == before, "no file is there that was not"
     assert counts(spark, warehouse / "counts") == {"a": 10, "b": 20, None: 5}, "for any reader of the table"
     expected = {0: dict(OLD), 1: {"a": 11, "b": 20, None: 5, "c": 1}, 2: {"a": 12, "b": 20, None: 6, "c": 1}}
-    engine_reads = read_state(spark, engine, warehouse, "counts", txid=0)
+    engine_reads = read_state(spark, warehouse, "counts", txid=0)
     assert dict(engine_reads.collect()) == expected.pop(0), "which the first transaction builds on"
     for txid, wanted in expected.items():
         assert live(spark, warehouse, txid) == wanted

@@ -118,7 +118,7 @@ def test_columns_of_any_name_are_staged_merged_and_read(spark, engine, tmp_path,
             compactor_of(group, "odd").merge_once(txid, force=True)
             assert by_whom(group, "odd") == "native"
     expected = group.expected("odd", 4)
-    assert as_map(group.bindings["odd"], read_state(spark, engine, tmp_path, "odd")) == expected
+    assert as_map(group.bindings["odd"], read_state(spark, tmp_path, "odd")) == expected
     reader, asked = KeyReader(tmp_path), [*expected][::7]
     found = reader.get("odd", reader.asked("odd", asked))
     assert [tuple(one.values()) for one in found] == [expected[key] for key in asked]

@@ -92,7 +92,7 @@ class Sums(Group):
         )
 
     def read(self, spark: SparkSession) -> dict[str, Any]:
-        frame = read_state(spark, self.engine, self.warehouse, "totals", aggregator=self.bindings[0].aggregator)
+        frame = read_state(spark, self.warehouse, "totals", aggregator=self.bindings[0].aggregator)
         return {row.word: row.total for row in frame.collect()}
 
 

@@ -101,7 +101,7 @@ def test_the_periods_of_many_histories_as_spark_reads_them_before_and_behind_mer
             for merged in (False, True) if txid == 4 else (True,):
                 if merged:
                     compactor.merge_once(txid, force=True)
-                frame = read_state(spark, engine, tmp_path, "s", txid)
+                frame = read_state(spark, tmp_path, "s", txid)
                 assert frame.columns == ["k", "v", "valid_from", "valid_to"]
                 assert_same([tuple(row) for row in frame.collect()], model(changes[:high]))
     # As docs/cdc.md tells any other reader.

@@ -142,7 +142,7 @@ def words(group, name="counts"):
 
 
 def told(group, states=("counts", "last"), repair=""):
-    return HostCopies(group.engine, group.warehouse, BYTES_MAX, states, repair)
+    return HostCopies(group.warehouse, BYTES_MAX, states, repair)
 
 
 def copies(tmp_path, host="one"):

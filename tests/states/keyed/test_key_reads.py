@@ -24,9 +24,9 @@ from tests.states.keyed_helpers import Group, Native, append, compactor_of, comp
 from trident.coordinators.errors import ConfigError, FieldError, TableError
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.plain_values import frozen
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.file_rows import wanted_rows
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_tables import LogTables
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.keyed.asked_keys import AskedKeys
 from trident.states.keyed.compaction import SnapshotUnavailable
@@ -66,7 +66,7 @@ def by_spark(group, name, txid=None, aggregator=None):
     """Key → values, of all keys."""
     binding = group.bindings[name]
     kinds, width = [field.dataType for field in binding.schema.fields], len(binding.keys)
-    rows = read_state(group.spark, group.engine, group.warehouse, name, txid, aggregator).collect()
+    rows = read_state(group.spark, group.warehouse, name, txid, aggregator).collect()
     plain = [tuple(comparable(kind, value) for kind, value in zip(kinds, row)) for row in rows]
     return {frozen(row[:width]): row[width:] for row in plain}
 
@@ -245,7 +245,7 @@ def test_a_log_says_the_same_without_a_jvm(merged, engine):
         if name != "counts":
             assert engine.run_maintenance(newest, 1)
         for version in (newest.version, newest.version - 1):
-            ours, theirs = LogTables().load_version(path, version), engine.load_version(path, version)
+            ours, theirs = DeltaLog(path).at(version), engine.load_version(path, version)
             assert sorted(ours.files) == sorted(file.path for file in engine.live_files(theirs))
             assert {file.path: file for file in engine.live_files(theirs)} == dict(ours.files)
             assert ours.control("trident") == theirs.control("trident") and ours.schema_json == theirs.schema_json
@@ -259,7 +259,7 @@ def test_a_log_says_the_same_without_a_jvm(merged, engine):
 def test_a_file_of_another_length_than_the_log_says_is_not_read(merged, harm, table):
     reader = KeyReader(merged.warehouse)
     assert got(merged, "counts", ["the"], reader=reader) == [{"count": 12}]  # with footers that are remembered
-    log = LogTables().load(str(merged.warehouse / table))
+    log = DeltaLog(merged.warehouse / table).at()
     for path, file in log.files.items():
         full = Path(log.path) / path
         if harm == "gone":
@@ -339,8 +339,8 @@ def test_an_odd_value_is_the_same_key_to_copies_to_files_and_to_spark_or_to_none
     one = (1.0, 1.0, Decimal(1), 1, AT, AT.replace(tzinfo=None), AT.date(), "a", b"a", [1.0], {"a": 1.0, "b": 1})
     near = (1.0, np.float32(0.1).item(), *one[2:])
     group.publish(1, {"odd": [(*one, 1), (*near, 2)]})
-    reader, frame = KeyReader(tmp_path), read_state(spark, engine, tmp_path, "odd")
-    copies = StateCopies(engine, tmp_path, 1 << 28, "host", "boot", ["odd"])
+    reader, frame = KeyReader(tmp_path), read_state(spark, tmp_path, "odd")
+    copies = StateCopies(tmp_path, 1 << 28, "host", "boot", ["odd"])
     assert copies.as_of(["odd"], 1)
     forms = {
         "copy": lambda keys: held_values(copies, "odd", reader.asked("odd", keys), 1),

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed, plain
 from trident.coordinators.errors import CommitConflict, ConfigError, TableError
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.delta import table_files
-from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.log_tables import LogTables
 from trident.states.keyed import log_merge
 from trident.states.keyed import lookups as resolve_reads
 from trident.states.keyed import snapshot as stored
@@ -27,7 +27,7 @@ from trident.states.keyed.reading import read_state
 
 def live(group, txid=None, name="s"):
     binding = group.bindings[name]
-    frame = read_state(group.spark, group.engine, group.warehouse, name, txid, binding.aggregator)
+    frame = read_state(group.spark, group.warehouse, name, txid, binding.aggregator)
     return as_map(binding, frame)
 
 
@@ -187,7 +187,7 @@ def test_any_type_of_key_and_value_from_the_log_to_the_table(spark, engine, tmp_
     assert live(group) == group.expected("s", 4, fold), "the log on top of a small table"
     keys = list(group.expected("s", 4, fold) | group.expected("s", 1, fold))[::2]
     asked = frame_of(group, "s", keys)
-    got = as_map(binding, base_of(spark, engine, tmp_path, "s", asked, 3, binding.aggregator, pins))
+    got = as_map(binding, base_of(spark, tmp_path, "s", asked, 3, binding.aggregator, pins))
     assert got == chosen(group.expected("s", 3, fold), keys)
     if case in (last_by_keys, greatest_of_times_texts_and_structs, maps_by_a_python_combiner):
         # As when there are many files: Delta reads both, and the table is joined with the log's keys or grouped anew.
@@ -258,29 +258,20 @@ def test_of_two_compactors_that_read_the_same_p_the_second_merges_what_it_must_o
 def base(group, keys, txid, pins=None, name="s", aggregator=None):
     binding = group.bindings[name]
     asked = None if keys is None else frame_of(group, name, keys)
-    frame = base_of(
-        group.spark, group.engine, group.warehouse, name, asked, txid, aggregator or binding.aggregator, pins
-    )
+    frame = base_of(group.spark, group.warehouse, name, asked, txid, aggregator or binding.aggregator, pins)
     return as_map(binding, frame)
 
 
 @pytest.mark.long
 def test_lookups_are_exact_while_the_tables_move_on_and_load_neither_anew(spark, engine, tmp_path, rng, monkeypatch):
-    loads = []
-
-    class Counting(KernelEngine):
-        """The same engine; says what it loads."""
-
-        def load(self, path):
-            loads.append(path)
-            return super().load(path)
-
+    loads, whole, load = [], DeltaLog.segment, LogTables.load
+    monkeypatch.setattr(DeltaLog, "segment", lambda log, version=None: loads.append(log.path) or whole(log, version))
     bindings = [
         keyed("s", "k string, v string", ("k",), Native("upsert"), "last"),
         keyed("n", "k string, n bigint", ("k",), Native("count")),
     ]
     # A folder of any name, and more files than Spark lists at once.
-    group = Group(spark, Counting(spark), tmp_path / "w %20 ключ", *bindings)
+    group = Group(spark, engine, tmp_path / "w %20 ключ", *bindings)
     monkeypatch.setattr(resolve_reads, "PATHS_PER_SCAN", 2)
     monkeypatch.setattr(stored, "SMALL_BYTES", 0)
     names, pins = [*"abcdefg", None], {"s": StatePins(), "n": StatePins()}
@@ -289,17 +280,16 @@ def test_lookups_are_exact_while_the_tables_move_on_and_load_neither_anew(spark,
         assert base(group, [("a",)], 0, pins[name], name) == {}
     before = list(loads)
     merge_meanwhile: list[int] = []
-    refresh = table_files.TableFiles.refresh
 
-    def overtaken(self):
-        done = refresh(self)
-        if merge_meanwhile and self.path.endswith("/s"):
+    def overtaken(self, path):
+        found = load(self, path)
+        if merge_meanwhile and path.endswith("/s"):
             txid = merge_meanwhile.pop()
             merging["s"].merge_once(txid, force=True)
             assert merging["s"].drop_once(txid) == txid
-        return done
+        return found
 
-    monkeypatch.setattr(table_files.TableFiles, "refresh", overtaken)
+    monkeypatch.setattr(LogTables, "load", overtaken)
     for txid in range(1, 6):
         keys = rng.sample(names, 4)
         group.publish(
@@ -319,7 +309,7 @@ def test_lookups_are_exact_while_the_tables_move_on_and_load_neither_anew(spark,
         for name in pins:
             assert base(group, asked, txid, pins[name], name) == chosen(group.expected(name, txid), asked), (name, txid)
         assert not merge_meanwhile
-        assert txid == 3 or len(loads) == mine, "what an entry of the log says is not asked of the Kernel"
+        assert txid == 3 or len(loads) == mine, "of a log that was read the new entries alone are read"
     assert before
     # What was merged past, and what is not known from before, is read in the other way.
     assert base(group, None, 5) == group.expected("s", 5)
@@ -340,7 +330,7 @@ def test_reads_ask_for_the_wanted_keys_only_a_lookup_moves_neither_table_nor_log
 
     for files, scans in ((0, 3), (9, 2)):
         monkeypatch.setattr(stored, "FEW_FILES", files)
-        wanted = read_state(spark, engine, tmp_path, "s").where(F.col("k") == "a")
+        wanted = read_state(spark, tmp_path, "s").where(F.col("k") == "a")
         tree = wanted._jdf.queryExecution().executedPlan().toString()
         found = [line for line in tree.splitlines() if "FileScan parquet" in line]
         # Of a large table the keys in the log are read once more, to leave them out of the table.
@@ -350,7 +340,7 @@ def test_reads_ask_for_the_wanted_keys_only_a_lookup_moves_neither_table_nor_log
 
     asked = frame_of(group, "s", [("a",), ("b",), ("c",), ("d",)])
     monkeypatch.setattr(stored, "SMALL_BYTES", 0)
-    frame = base_of(spark, engine, tmp_path, "s", F.broadcast(asked), 2)
+    frame = base_of(spark, tmp_path, "s", F.broadcast(asked), 2)
     tree = frame._jdf.queryExecution().executedPlan().toString()
     assert tree.count("FileScan parquet") == tree.count("LeftSemi, BuildRight") == 2, tree
     assert tree.count("Exchange hashpartitioning") == 1 and "SortMergeJoin" not in tree, tree
@@ -382,10 +372,10 @@ def test_a_lookup_needs_the_combiner_only_where_there_is_one(spark, engine, tmp_
     for txid in (1, 2):
         group.publish(txid, {"p": [("a", f"{txid}"), (f"k{txid}", "x")], "s": [("a", "x", False)]})
     assert base(group, [("a",)], 2, name="p") == {("a",): ("12",)}
-    assert as_map(group.bindings["s"], read_state(spark, engine, tmp_path, "s")) == {("a",): ("x",)}
+    assert as_map(group.bindings["s"], read_state(spark, tmp_path, "s")) == {("a",): ("x",)}
     for wrong in (None, Longest()):
         with pytest.raises(ConfigError, match="Concat"):
-            base_of(spark, engine, tmp_path, "p", frame_of(group, "p", [("a",)]), 2, wrong)
+            base_of(spark, tmp_path, "p", frame_of(group, "p", [("a",)]), 2, wrong)
     for name, reason in (("lines", "kind 'append'"), ("nope", "no state 'nope'")):
         with pytest.raises(TableError, match=reason):
-            base_of(spark, engine, tmp_path, name, None, 2)
+            base_of(spark, tmp_path, name, None, 2)

@@ -69,7 +69,7 @@ def test_the_process_beside_merges_and_spark_and_live_reads_find_the_same_rows(g
     words(group, 5)
     assert engines(group) == ["Trident", "Trident"]
     assert plain(group) == group.expected("counts", 4)
-    live = read_state(group.spark, group.engine, group.warehouse, "counts", txid=5)
+    live = read_state(group.spark, group.warehouse, "counts", txid=5)
     assert as_map(group.bindings["counts"], live) == group.expected("counts", 5)
 
 

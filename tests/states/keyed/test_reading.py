@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from pyspark.sql.types import StructType
@@ -18,6 +19,8 @@ from tests.states.group_helpers import foreign_row
 from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed
 from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
 from trident.states.core.plain_values import frozen
+from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.log_tables import LogTables
 from trident.states.keyed import live_read, log_merge, snapshot
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.key_reads import KeyReader
@@ -40,7 +43,7 @@ def publish(group, txids, only=None):
 
 
 def read(group, name="counts", txid=None, **more):
-    return read_state(group.spark, group.engine, group.warehouse, name, txid, **more)
+    return read_state(group.spark, group.warehouse, name, txid, **more)
 
 
 def counts(group, txid=None):
@@ -71,13 +74,13 @@ def test_every_transaction_reads_exactly_before_and_after_merges(group, merged_t
 def test_what_only_some_tables_have_is_not_read(group):
     publish(group, [1, 2])
     publish(group, [3], only=["lines"])
-    assert latest_txid(group.engine, group.warehouse, "lines") == 2
+    assert latest_txid(group.warehouse, "lines") == 2
     assert counts(group) == group.expected("counts", 2)
     with pytest.raises(SnapshotUnavailable, match="not committed in every table") as raised:
         read(group, "lines", 3)
     assert raised.value.available == 2
     publish(group, [3], only=["counts"])
-    frames, txid = read_group(group.spark, group.engine, group.warehouse, ["lines", "counts"])
+    frames, txid = read_group(group.spark, group.warehouse, ["lines", "counts"])
     assert txid == 3 and [row.line for row in frames["lines"].collect()] == expected_lines(3)
     assert as_map(group.bindings["counts"], frames["counts"]) == group.expected("counts", 3)
 
@@ -291,9 +294,20 @@ def planned(frame):
     return frame._jdf.queryExecution().executedPlan().toString()
 
 
+def test_an_entry_that_a_power_cut_has_torn_hides_nothing(group, tmp_path):
+    group.publish(1, {"counts": [("the", 2)], "lines": [("line 1",)]})
+    before = as_map(group.bindings["counts"], read(group, "counts"))
+    log = DeltaLog(tmp_path / "counts__log")
+    Path(log.entry(log.newest() + 1)).write_bytes(b'{"commitInfo"')
+    assert as_map(group.bindings["counts"], read(group, "counts")) == before == group.expected("counts", 1)
+    Path(log.entry(log.newest())).write_bytes(b'{"metaData": 5}')  # no power cut
+    with pytest.raises(TableError, match="not as Delta's protocol says"):
+        read(group, "counts")
+
+
 def test_before_the_first_transaction_everything_is_empty(spark, engine, tmp_path):
     group = Group(spark, engine, tmp_path, keyed(), keyed("total", "n bigint", (), Native("count")))
-    assert latest_txid(engine, tmp_path, "total") == 0
+    assert latest_txid(tmp_path, "total") == 0
     assert counts(group) == {}
     assert read(group, "total").collect() == []
     group.publish(1, {"total": [(0,)]})
@@ -335,7 +349,7 @@ def test_kept_transactions_read_and_older_ones_name_the_oldest(merged):
 def test_a_state_that_started_later_is_empty_before(group):
     publish(group, [1, 2])
     group.add(keyed("late"), starts_at=3)
-    assert latest_txid(group.engine, group.warehouse, "late") == 2
+    assert latest_txid(group.warehouse, "late") == 2
     assert read(group, "late", 1).collect() == []
     group.publish(3, {"counts": [("the", 1)], "late": [("a", 5)]})
     assert as_map(group.bindings["late"], read(group, "late")) == {("a",): (5,)}
@@ -410,26 +424,24 @@ def test_a_table_of_another_incarnation_is_not_read(group):
 def test_states_of_two_groups_are_not_one_snapshot(group):
     Group(group.spark, group.engine, group.warehouse, append("other"), group="h")
     with pytest.raises(TableError, match="one batch group"):
-        read_group(group.spark, group.engine, group.warehouse, ["lines", "other"])
+        read_group(group.spark, group.warehouse, ["lines", "other"])
 
 
 # --- cost and concurrency ------------------------------------------------------------------------------------------
 
 
-class Between:
-    """The engine; something happens right before the table that is loaded as the n-th."""
+class Between(LogTables):
+    """Something happens right before the table that is loaded as the n-th."""
 
-    def __init__(self, engine, nth, happens):
-        self._engine, self._nth, self._happens, self.loads = engine, nth, happens, 0
-
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
+    def __init__(self, nth, happens):
+        super().__init__()
+        self._nth, self._happens, self.loads = nth, happens, 0
 
     def load(self, path):
         self.loads += 1
         if self.loads == self._nth:
             self._happens()
-        return self._engine.load(path)
+        return super().load(path)
 
 
 def test_a_transaction_and_its_merge_between_two_looks_at_tables_are_not_half_seen(spark, engine, tmp_path):
@@ -446,8 +458,8 @@ def test_a_transaction_and_its_merge_between_two_looks_at_tables_are_not_half_se
         merging.drop_once(2)
 
     transaction(1)
-    between = Between(engine, 3, happens)
-    frames, txid = read_group(spark, between, tmp_path, ["counts", "a_lines"])
+    between = Between(3, happens)
+    frames, txid = read_group(spark, tmp_path, ["counts", "a_lines"], tables=between)
     assert between.loads >= 3 and txid in (1, 2)
     found = as_map(group.bindings["counts"], frames["counts"]), frames["a_lines"].count()
     assert found == (group.expected("counts", txid), txid)
@@ -502,7 +514,7 @@ def test_reads_are_exact_while_others_publish_merge_and_drop(spark, engine, tmp_
     seen = set()
     end = time.monotonic() + 120  # on a busy machine; four reads and two drops take some 5 s on an idle one
     while (len(seen) < 4 or len(drops) < 2) and time.monotonic() < end and not stop.is_set():
-        frames, txid = read_group(spark, engine, tmp_path, ["counts", "lines"])
+        frames, txid = read_group(spark, tmp_path, ["counts", "lines"])
         total = frames["counts"].agg({"count": "sum"}).first()[0] or 0
         assert (total, frames["lines"].count()) == (10 * txid, txid)
         seen.add(txid)

@@ -182,8 +182,8 @@ def test_a_key_has_one_row_in_log_table_and_lookups_whatever_combines_it(spark, 
                 assert compactor.merge_once(txid, force=True).p_new == txid
     asked = spark.createDataFrame([ways[-1] for ways in KEYS], KEY)
     for name in ("py", "native"):
-        frames = [read_state(spark, engine, tmp_path, name, txid, PyCount()) for txid in (4, TXIDS)]
-        frames.append(base_of(spark, engine, tmp_path, name, asked, TXIDS, PyCount()))
+        frames = [read_state(spark, tmp_path, name, txid, PyCount()) for txid in (4, TXIDS)]
+        frames.append(base_of(spark, tmp_path, name, asked, TXIDS, PyCount()))
         for frame, n in zip(frames, (4, TXIDS, TXIDS)):
             assert [row.n for row in frame.collect()] == [n] * len(KEYS), (name, n)
 
@@ -202,7 +202,7 @@ def test_a_table_with_a_key_twice_is_refused_and_its_log_makes_it_whole_again(sp
     with pytest.raises(TableError, match="has a key twice.*move the table's folder away"):
         compactor.merge_once(2, force=True)
     with pytest.raises(Exception, match="has a key twice"):
-        read_state(spark, engine, tmp_path, "py", 2, PyCount()).collect()
+        read_state(spark, tmp_path, "py", 2, PyCount()).collect()
     shutil.move(compactor.plain, tmp_path / "aside")
     again = Compactor(spark, engine, tmp_path, group.descriptor("py"), DeltaMapState("py"), PyCount())
     again.merge_once(2, force=True)

@@ -251,9 +251,9 @@ def everywhere(group: Group, txid: int, keys: Sequence[Any], pins: StatePins) ->
     binding, place = group.bindings["s"], Place(group.warehouse)
     asked = group.spark.createDataFrame([(key,) for key in keys], type(binding.schema)([binding.schema["k"]]))
     frames = [
-        read_state(group.spark, group.engine, group.warehouse, "s", txid),
-        base_of(group.spark, group.engine, group.warehouse, "s", asked.coalesce(1), txid, None, pins),
-        base_of(group.spark, group.engine, group.warehouse, "s", None, txid, None, pins),
+        read_state(group.spark, group.warehouse, "s", txid),
+        base_of(group.spark, group.warehouse, "s", asked.coalesce(1), txid, None, pins),
+        base_of(group.spark, group.warehouse, "s", None, txid, None, pins),
     ]
     found = [as_values(as_map(binding, frame)) for frame in frames]
     reader = KeyReader(place)

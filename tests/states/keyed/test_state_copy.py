@@ -50,9 +50,7 @@ def publish(group, txids):
 
 
 def copy_of(group, name, base, inline=INLINE, boot=BOOT, bytes_max=1 << 28):
-    return StateCopy(
-        group.engine, group.warehouse, group.descriptor(name), base / "copies" / name, bytes_max, inline, boot
-    )
+    return StateCopy(group.warehouse, group.descriptor(name), base / "copies" / name, bytes_max, inline, boot)
 
 
 def held(group, name, copy, txid):
@@ -97,7 +95,7 @@ def test_it_follows_the_transactions_over_merges_and_restarts(group, tmp_path, n
     shutil.rmtree(folder)
     built = copy_of(group, name, tmp_path)
     assert held(group, name, built, 6) == group.expected(name, 6)
-    table = as_map(group.bindings[name], read_state(group.spark, group.engine, group.warehouse, name, 6))
+    table = as_map(group.bindings[name], read_state(group.spark, group.warehouse, name, 6))
     assert held(group, name, built, 6) == table
     with pytest.raises(StaleCopy):
         built.as_of(2)  # the plain table is past it
@@ -358,13 +356,13 @@ def test_a_copy_without_an_order_is_not_gone_on_with_where_there_is_one(spark, e
     folder = copy.as_of(1).folder
     copy.close()
     ordered = replace(group.descriptor("seen"), ordered_by="n")
-    again = StateCopy(group.engine, group.warehouse, ordered, folder.parent, 1 << 28, INLINE, BOOT)
+    again = StateCopy(group.warehouse, ordered, folder.parent, 1 << 28, INLINE, BOOT)
     assert again.as_of(1).folder != folder and not folder.exists()
     again.close()
 
 
 def copies_of(group):
-    return StateCopies(group.engine, group.warehouse, 1 << 28, "host", "boot", list(group.bindings))
+    return StateCopies(group.warehouse, 1 << 28, "host", "boot", list(group.bindings))
 
 
 def test_only_failures_without_a_success_between_them_turn_a_copy_off(group, tmp_path):
@@ -406,7 +404,7 @@ def test_no_copy_is_opened_behind_a_close_until_this_process_follows_or_leads_ag
 def test_a_leader_has_looked_for_repairs_after_the_follower_that_it_was(tmp_path, monkeypatch):
     """Its thread may read the file of repairs before the leader writes it, and go on behind that."""
     (tmp_path / "_trident").mkdir()
-    copies = StateCopies(None, tmp_path, 1 << 28, "host", "boot")
+    copies = StateCopies(tmp_path, 1 << 28, "host", "boot")
     forget_copies(tmp_path)
     has_read, may_go_on = threading.Event(), threading.Event()
 

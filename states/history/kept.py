@@ -29,7 +29,7 @@ from trident.states.delta.delta_log import has_log
 from trident.states.delta.history import control_at
 from trident.states.delta.manifest import Manifest, ManifestStore, attempt_of
 from trident.states.history.publications import Publications
-from trident.states.history.published_entries import published_as
+from trident.states.history.versions import published_as
 
 
 class KeptManifests:

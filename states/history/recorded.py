@@ -26,9 +26,9 @@ from trident.states.delta.log_tables import LogTables
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.history.kept import KeptManifests
 from trident.states.history.publications import Publications
-from trident.states.history.published_entries import published_as
 from trident.states.history.recorded_mark import DOMAIN, RecordedUpTo, owner_by_log, table_name
 from trident.states.history.transaction_rows import SCHEMA, Row, transaction_row
+from trident.states.history.versions import published_as
 
 Found = TypeVar("Found")
 

@@ -29,10 +29,10 @@ from trident.states.delta.kernel import CommitOutcomeUnknown, TxnAlreadyApplied
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.history.kept import KeptManifests
 from trident.states.history.lately import PublishedLately
-from trident.states.history.published_entries import published_as
 from trident.states.history.recorded_mark import RecordedUpTo
 from trident.states.history.transaction_rows import PublishedAs, Row, transaction_row
 from trident.states.history.transactions_table import FILES_MAX, OpenTransactions, TransactionsTable, is_damage
+from trident.states.history.versions import published_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -613,7 +613,7 @@ PLANTED: dict[str, Caught] = {
         "commit_rules.py::test_a_manifest_and_the_folders_that_name_it_are_flushed_before_it_may_be_decided",
     ),
     "88-clean-up-of-every-life": pure(
-        "assert 3 == 2", "commit_rules.py::test_manifests_of_another_life_are_not_cleaned_up"
+        "assert 6 == 2", "commit_rules.py::test_manifests_of_another_life_are_not_cleaned_up"
     ),
     "89-staged-file-not-flushed": pure(
         "assert ", "commit_rules.py::test_a_staged_file_is_flushed_with_every_folder_above_it_up_to_the_table"

@@ -442,7 +442,7 @@ def test_what_others_did_between_two_transactions_is_found_before_the_next_decis
 @full
 def test_a_foreign_commit_that_came_after_the_check_is_not_committed_over(world: World) -> None:
     """Between the last look at the table and the publish, with the decision made."""
-    faults.arm("publish.table:hang")
+    faults.arm("publish.table:hang:1,publish.table:hang:2")  # both tables: they are published side by side
     query = world.start(4)
     deadline = time.monotonic() + WAIT_SECS
     while faults.unfired():

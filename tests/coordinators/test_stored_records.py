@@ -16,7 +16,7 @@ from trident.coordinators.errors import ForeignTable, SourceError, TableError
 from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, plain
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.delta.coordinator import Place, Range
-from trident.spouts.handover import Pin
+from trident.spouts.structured_stream import Pin
 from trident.states.core.control import ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.staged import StagedFile

@@ -11,8 +11,8 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from tests.spouts.test_data_source_spout import Letters, Parts
 from trident import DataSourceSpout, DeltaSpout, FileSpout, FixedBatchSpout, KafkaSpout, RateSpout
 from trident.coordinators.errors import Halted
-from trident.spouts.acknowledging import acknowledges, check_reads_only
 from trident.spouts.contracts import Acknowledges
+from trident.spouts.executors import acknowledges, check_reads_only
 from trident.spouts.structured_stream import StructuredStreamSpout
 
 

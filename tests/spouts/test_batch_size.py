@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trident.coordinators.errors import TopologyError
-from trident.spouts.batch_size import AdaptiveBatchSize
+from trident.spouts.ranged import AdaptiveBatchSize
 
 
 def test_the_first_batch_of_a_small_backlog_has_the_least_size():

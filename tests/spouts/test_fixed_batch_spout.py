@@ -59,22 +59,6 @@ def test_the_same_metadata_gives_the_same_rows_in_another_process():
     assert not again.is_ready(4)
 
 
-def test_after_a_restart_it_goes_on_after_the_last_batch():
-    spout = FixedBatchSpout("word string, n int", BATCHES)
-    coordinator, _ = parts(spout)
-    first = coordinator.initialize_transaction(1, None, None)
-    batches, _, _ = play(*parts(spout), begin=2, previous=first)
-    assert batches == BATCHES[1:]
-
-
-def test_resumed_at_the_end_it_is_not_ready():
-    coordinator, _ = parts(FixedBatchSpout("word string, n int", BATCHES))
-    coordinator.resume(3, {"batch": 2, "rows": 1})
-    assert not coordinator.is_ready(4)
-    coordinator.resume(3, {"batch": 1, "rows": 1})
-    assert coordinator.is_ready(4)
-
-
 def test_a_transaction_after_the_last_batch_is_empty():
     coordinator, emitter = parts(FixedBatchSpout("n int", [[(1,)]]))
     pin = coordinator.initialize_transaction(1, None, None)

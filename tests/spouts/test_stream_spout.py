@@ -21,8 +21,15 @@ from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.spouts.contracts import Refreshes, Resumes, SpoutKind, TridentSpout
-from trident.spouts.handover import Handover, HandoverClosed, Pin, following
-from trident.spouts.structured_stream import StreamCoordinator, StreamEmitter, StructuredStreamSpout
+from trident.spouts.structured_stream import (
+    Handover,
+    HandoverClosed,
+    Pin,
+    StreamCoordinator,
+    StreamEmitter,
+    StructuredStreamSpout,
+    following,
+)
 
 start, warehouse = source_helpers.start, source_helpers.warehouse
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from trident.spouts.task_rows import TaskRows
+from trident.spouts.row_tasks import TaskRows
 from trident.workers.row_counts import KeyedCounts
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trident.coordinators.incarnation_ids import first_id
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
@@ -20,9 +20,14 @@ from trident.running.session_end import session_end
 from trident.running.storage_failures import FailureExplainer, written_folders
 from trident.running.view import recorder
 from trident.running.warehouse_place import WarehousePlace
-from trident.spouts.acknowledging import check_reads_only
 from trident.spouts.contracts import PartitionedTridentSpout, SpoutContext, SpoutKind
-from trident.spouts.executors import BatchSpoutExecutor, SpoutExecutor, TridentSpoutExecutor, is_batch_spout
+from trident.spouts.executors import (
+    BatchSpoutExecutor,
+    SpoutExecutor,
+    TridentSpoutExecutor,
+    check_reads_only,
+    is_batch_spout,
+)
 from trident.spouts.given_batches import GivenBatches, GivenBatchesHost, GivenExecutor, load_given
 from trident.spouts.host import RecoverySpouts, TridentSpoutHost
 from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExecutor, PartitionedTridentSpoutExecutor
@@ -221,7 +226,7 @@ class SparkOpening:
             for tx_id in self._plan.spouts:
                 executors[tx_id] = executor = self._executor(tx_id)
                 if given is not None and executor.pins:
-                    executors[tx_id] = GivenExecutor(executor, tx_id, given)
+                    executors[tx_id] = cast(SpoutExecutor, GivenExecutor(executor, tx_id, given))
                 _resume(executors[tx_id], store.pins.get(tx_id, {}), store.opaque_metadata.get(tx_id, {}))
         except BaseException:  # the recovery may be tried again: no open spout may stay beside it
             host.close()

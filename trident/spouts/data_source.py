@@ -8,33 +8,126 @@ DataSourceStreamReader, ``readBetweenOffsets(start, end)`` of a simple one.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import json
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, SimpleDataSourceStreamReader
+from pyspark.errors import PySparkNotImplementedError
+from pyspark.sql.datasource import (
+    CaseInsensitiveDict,
+    DataSource,
+    DataSourceStreamReader,
+    InputPartition,
+    SimpleDataSourceStreamReader,
+)
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
+from trident.spouts.arguments import foreign_metadata
 from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
-from trident.spouts.data_source_protocol import ReadLimits, as_source, copy_of, overrides, schema_of
-from trident.spouts.metadata import foreign_metadata
-from trident.spouts.row_tasks import arrow_batches, read_partitions
-from trident.spouts.task_rows import TaskRows
+from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
+from trident.spouts.row_tasks import TaskRows, arrow_batches, read_partitions
+from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
+
+class ReadLimits:
+    """The read limit that a reader is given, smaller after a timeout."""
+
+    def __init__(self, spout: "DataSourceSpout", reader: Any, in_flight: int) -> None:
+        self.taken = not spout.simple and bool(inspect.signature(reader.latestOffset).parameters)
+        if spout.read_limit is not None and not self.taken:
+            raise TopologyError(
+                f"the data source {spout.name!r} takes no read limit", found=repr(spout.read_limit), expected="none"
+            )
+        self._limit: Any = None
+        if self.taken:
+            self._limit = spout.read_limit or spout.call(reader.getDefaultReadLimit)
+        self._field = ""
+        # Of a limit that can be halved.
+        self.sizes: AdaptiveBatchSize | None = None
+        if type(self._limit).__name__ in ("ReadMaxRows", "ReadMaxFiles", "ReadMaxBytes"):
+            self._field = dataclasses.fields(self._limit)[0].name
+            most = max(1, int(getattr(self._limit, self._field)))
+            self.sizes = AdaptiveBatchSize(1, most, in_flight)
+            self._plenty = most * in_flight  # how much waits is not known
+            self.current()  # begins at the limit, not at the least size
+
+    def current(self) -> Any:
+        if self.sizes is None:
+            return self._limit
+        return dataclasses.replace(self._limit, **{self._field: self.sizes.next_size(self._plenty)})
+
+
+def as_source(source: Any, options: Mapping[str, Any] | None) -> "DataSource":
+    if isinstance(source, DataSource):
+        if options is not None:
+            raise TopologyError(
+                "a data source's instance has its options already", found=repr(dict(options)), expected="its class"
+            )
+        return source
+    if not (isinstance(source, type) and issubclass(source, DataSource)):
+        raise TopologyError(
+            "a DataSourceSpout needs a Python data source",
+            found=repr(source)[:200],
+            expected="a subclass of pyspark.sql.datasource.DataSource, or an instance of one",
+        )
+    # Spark hands options over as text.
+    return source(CaseInsensitiveDict({name: _text(value) for name, value in (options or {}).items()}))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def schema_of(source: "DataSource", schema: Union[str, "StructType", None]) -> "StructType":
+    name = source.name()
+    if schema is None:
+        try:
+            schema = source.schema()
+        except PySparkNotImplementedError:
+            raise TopologyError(f"the data source {name!r} has no schema of its own", expected="schema=...") from None
+        except Exception as error:
+            raise TopologyError(f"schema of the data source {name!r} raised {type(error).__name__}: {error}") from error
+    return as_schema(schema, f"the data source {name!r}")
+
+
+def overrides(source: "DataSource", method: str) -> bool:
+    return getattr(type(source), method) is not getattr(DataSource, method)
+
+
+def copy_of(spout: "DataSourceSpout", reader: Any) -> Any:
+    """A copy of a reader as tasks get it.
+
+    Raises:
+        SourceError: it cannot be pickled.
+    """
+    try:
+        return cloudpickle.loads(cloudpickle.dumps(reader))
+    except Exception as error:
+        raise SourceError(
+            f"the stream reader of the data source {spout.name!r} cannot be sent to Spark's tasks",
+            found=f"{type(error).__name__}: {error}",
+            expected="a reader that can be pickled right after it was made",
+            action="open connections in read(), not in __init__",
+        ) from error
+
+
 log = logging.getLogger("trident.data_source_spout")
+
+Offsets = tuple[dict[str, Any], dict[str, Any]]  # the start and the end of a batch
 
 
 class DataSourceSpout:
@@ -179,64 +272,42 @@ class Prefetched:
             self._rows.clear()
 
 
-class DataSourceCoordinator:
-    """Asks the reader how far there is data. Metadata: {"start": offset, "end": offset}."""
+class DataSourceCoordinator(RangedCoordinator[Offsets]):
+    """Asks the reader how far there is data. Metadata: {"start": offset, "end": offset}.
+
+    Readiness, beginnings and successes come from different threads; the reader is used from one at a time.
+    """
 
     def __init__(self, spout: DataSourceSpout, prefetched: Prefetched, in_flight: int) -> None:
         self._spout, self._prefetched = spout, prefetched
-        # Readiness, beginnings and successes come from different threads; a reader is used from one at a time.
-        self._lock = threading.RLock()
         self._reader = spout.new_reader()
         self._limits = ReadLimits(spout, self._reader, in_flight)
-        self._initial: dict[str, Any] | None = None
-        self._ends: dict[int, dict[str, Any]] = {}
-        self._seen: tuple[dict[str, Any], dict[str, Any]] | None = None  # (start, end) of the last look
-        self._planned_at: dict[int, float] = {}
-        self._next_look = 0.0
-        self._look_again = False
+        super().__init__(self._limits.sizes, spout.poll_interval_secs)
+        self._seen: Offsets | None = None  # the last answer
 
     # --- looking for data ---------------------------------------------------------------------
 
-    def resume(self, txid: int, metadata: Json) -> None:
-        """Told, if at all, before the first question: the greatest txid that has metadata."""
-        self._remember(txid, _range(metadata))
+    @property
+    def start_is_fixed(self) -> bool:
+        return False  # the source may say "now", and later be elsewhere
 
-    def refresh(self) -> None:
-        """The next question asks the source, however recent the last one was."""
-        self._look_again = True
+    def start(self) -> Offsets:
+        first = self._spout.offset(self._spout.call(self._reader.initialOffset), "initialOffset")
+        return first, first
 
-    def is_ready(self, txid: int) -> bool:
-        with self._lock:
-            start = self._ends.get(txid - 1)
-            if start is None and self._ends:
-                return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
-            try:
-                if start is None:
-                    # Where it begins is written down at once: the source may say "now", and later be elsewhere.
-                    self._first()
-                    return True
-                return self._look(start) != start
-            except SourceError as error:
-                # It comes again when the transaction begins: there it counts, and ends the topology at the cap.
-                log.debug("the source failed while it was looked at: %s", error)
-                return True
+    def look(self) -> None:
+        # An offset that was found stays: a simple reader has given the rows with it.
+        if self._seen is not None and self._seen[0] == self._seen[1]:
+            self._seen = None
 
-    def _first(self) -> dict[str, Any]:
-        if self._initial is None:
-            self._initial = self._spout.offset(self._spout.call(self._reader.initialOffset), "initialOffset")
-        return self._initial
+    def waits(self, empty: Offsets) -> bool:
+        return self._between(empty[1])[1] != empty[1]
 
-    def _look(self, start: dict[str, Any]) -> dict[str, Any]:
-        """The offset up to which there is data after start, asked at most every poll_interval_secs."""
-        if self._seen is not None and self._seen[0] == start:
-            # An offset that was found stays: a simple reader has given the rows with it.
-            if self._seen[1] != start or not (self._look_again or time.monotonic() >= self._next_look):
-                return self._seen[1]
-        self._look_again = False  # before the look: a refresh() during it asks for another
-        end = self._read(start) if self._spout.simple else self._latest(start)
-        self._seen = (start, end)
-        self._next_look = time.monotonic() + self._spout.poll_interval_secs
-        return end
+    def _between(self, start: dict[str, Any]) -> Offsets:
+        """From there to the offset up to which there is data now."""
+        if self._seen is None or self._seen[0] != start:
+            self._seen = (start, self._read(start) if self._spout.simple else self._latest(start))
+        return self._seen
 
     def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
         latest = self._reader.latestOffset
@@ -267,52 +338,44 @@ class DataSourceCoordinator:
 
     # --- planning -----------------------------------------------------------------------------
 
+    def read(self, metadata: Json) -> Offsets:
+        return _range(metadata)
+
+    def stored(self, planned: Offsets) -> Json:
+        return {"start": planned[0], "end": planned[1]}
+
+    def after(self, before: Offsets) -> Offsets:
+        return before[1], before[1]
+
+    def cut(self, empty: Offsets, txid: int) -> Offsets:
+        return self._between(empty[1])
+
     def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        with self._lock:
-            if prev_metadata is not None:
-                self._remember(txid - 1, _range(prev_metadata))  # for a success that is told again
-            if curr_metadata is not None:
-                return self._remember(txid, _range(curr_metadata))
-            start = self._first() if prev_metadata is None else _range(prev_metadata)[1]
-            return self._plan(txid, start)
+        if prev_metadata is not None:
+            self._remember(txid - 1, self.read(prev_metadata))  # for a success that is told again
+        return super().initialize_transaction(txid, prev_metadata, curr_metadata)
 
-    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        """About half of what timed out, where the reader takes limits that can be halved; else the same."""
-        with self._lock:
-            start, end = _range(curr_metadata)
-            if not self._limits.halve():
-                return self._remember(txid, (start, end))
-            self._seen = None
-            metadata = self._plan(txid, start)
-            if metadata["end"] == start:  # it must not become empty: nothing would be left to try
-                return self._remember(txid, (start, end))
-            return metadata
+    def size(self, planned: Offsets) -> int:
+        return self._limits.sizes.size if self._limits.sizes is not None else 1
 
-    def _plan(self, txid: int, start: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        self._planned_at[txid] = time.monotonic()
-        return self._remember(txid, (start, self._look(start)))
-
-    def _remember(self, txid: int, offsets: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        self._ends[txid] = offsets[1]
-        for known in [known for known in self._ends if known < txid - 100]:
-            del self._ends[known]
-            self._planned_at.pop(known, None)
-        return {"start": offsets[0], "end": offsets[1]}
+    def shrunk(self, found: Offsets, size: int, txid: int) -> Offsets:
+        """Read by a limit that is a half; where the reader takes none that can be halved the range stays as it is."""
+        self._seen = None
+        shorter = self._between(found[0])
+        return found if shorter[0] == shorter[1] else shorter  # not empty: nothing would be left to try
 
     # --- afterwards ---------------------------------------------------------------------------
 
     def success(self, txid: int) -> None:
         """Raises SourceError when commit raises; a later commit covers this one."""
-        with self._lock:
-            planned = self._planned_at.pop(txid, None)
+        super().success(txid)
+        with self._asking:
+            planned = self._planned.get(txid)
             if planned is not None:
-                self._limits.succeeded(time.monotonic() - planned)
-            end = self._ends.get(txid)
-            if end is not None:
-                self._spout.call(self._reader.commit, end)
+                self._spout.call(self._reader.commit, planned[1])
 
     def close(self) -> None:
-        with self._lock:
+        with self._asking:
             self._prefetched.clear()
             _stop(self._reader)
 
@@ -378,7 +441,7 @@ def _key(start: dict[str, Any], end: dict[str, Any]) -> str:
     return json.dumps([start, end], sort_keys=True)
 
 
-def _range(metadata: Json) -> tuple[dict[str, Any], dict[str, Any]]:
+def _range(metadata: Json) -> Offsets:
     if isinstance(metadata, dict) and isinstance(metadata.get("start"), dict) and isinstance(metadata.get("end"), dict):
         return metadata["start"], metadata["end"]
     raise foreign_metadata(metadata, "a DataSourceSpout", '{"start": offset, "end": offset}')

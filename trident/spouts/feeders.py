@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import TopologyError, TridentError
 from trident.coordinators.transactions import TransactionAttempt
+from trident.spouts.arguments import read_commit_data
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
-from trident.spouts.intake import Intake, SharedIntake
-from trident.spouts.live_attempts import TakingCoordinator
-from trident.spouts.metadata import read_commit_data
+from trident.spouts.live_attempts import Intake, SharedIntake, TakingCoordinator
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:

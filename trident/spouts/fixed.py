@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import SourceError, TopologyError, described
+from trident.coordinators.stored_json import MAY_BE_MISSING
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.contracts import Backlog, BatchCoordinator, Emitted, Emitter, Json, SpoutContext, SpoutKind
-from trident.spouts.metadata import BatchIndex, read_metadata
+from trident.spouts.arguments import read_metadata
+from trident.spouts.contracts import Backlog, Emitted, Emitter, Json, SpoutContext, SpoutKind
+from trident.spouts.ranged import RangedCoordinator
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
@@ -79,45 +82,76 @@ def _listed(what: str, values: Any) -> list[Any]:
     )
 
 
-class FixedBatchCoordinator(BatchCoordinator):
-    """Counts through the batches. Metadata: {"batch": index, "rows": n}, and "empty": true where there was none."""
+@dataclass(frozen=True)
+class BatchIndex:
+    """The metadata of a spout that counts its batches.
+
+    Attributes:
+        batch: the index of the batch that the transaction took, or of the next one.
+        empty: whether it took none.
+        rows: of the batch, where that is known.
+    """
+
+    batch: int
+    empty: bool = field(default=False, metadata={MAY_BE_MISSING: True})
+    rows: int = field(default=0, metadata={MAY_BE_MISSING: True})
+
+    def problem(self) -> str | None:
+        return None if self.batch >= 0 else "`batch` is below 0"
+
+    @property
+    def next(self) -> int:
+        """The index of the batch for the transaction after it."""
+        return self.batch + (not self.empty)
+
+
+class IndexCoordinator(RangedCoordinator[BatchIndex]):
+    """Counts batches. Metadata: {"batch": index}, or {"batch": index, "empty": true}: no rows, and index comes later.
+
+    Args:
+        what: the spout, for messages.
+        count: how many batches there are; None: no end.
+    """
+
+    def __init__(self, what: str, count: int | None) -> None:
+        super().__init__()
+        self._what, self._count = what, count
+
+    def read(self, metadata: Json) -> BatchIndex:
+        return read_metadata(metadata, BatchIndex, self._what)
+
+    def stored(self, planned: BatchIndex) -> dict[str, Any]:
+        return {"batch": planned.batch, **({"empty": True} if planned.empty else {})}
+
+    def start(self) -> BatchIndex:
+        return BatchIndex(0, empty=True)
+
+    def after(self, before: BatchIndex) -> BatchIndex:
+        return BatchIndex(before.next, empty=True)
+
+    def waits(self, empty: BatchIndex) -> bool:
+        return self._count is None or empty.batch < self._count
+
+    def cut(self, empty: BatchIndex, txid: int) -> BatchIndex:
+        # Where none waits another stream of the group has begun this transaction.
+        return BatchIndex(empty.batch, empty=not self.waits(empty))
+
+
+class FixedBatchCoordinator(IndexCoordinator):
+    """Counts through the batches, perhaps again and again. Metadata: as the other's, with "rows": n."""
 
     def __init__(self, rows: Sequence[int], cycle: bool) -> None:
-        self._rows, self._cycle = rows, cycle
-        self._next: dict[int, int] = {}
+        super().__init__(_SPOUT, len(rows))
+        self._rows, self._cycle = rows, cycle and bool(rows)
 
-    def resume(self, txid: int, metadata: Json) -> None:
-        """Told, if at all, before the first question: the greatest txid that has metadata."""
-        self._remember(txid, metadata)
+    def stored(self, planned: BatchIndex) -> dict[str, Any]:
+        return {**super().stored(planned), "rows": 0 if planned.empty else self._rows[planned.batch]}
 
-    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        if curr_metadata is not None:
-            self._remember(txid, curr_metadata)
-            return curr_metadata
-        index = 0 if prev_metadata is None else read_metadata(prev_metadata, BatchIndex, _SPOUT).next
-        if self._cycle and self._rows:
-            index %= len(self._rows)
-        # Another stream of the group began this transaction, and there was no batch for it.
-        empty = index >= len(self._rows)
-        metadata = {"batch": index, "rows": 0, "empty": True} if empty else {"batch": index, "rows": self._rows[index]}
-        self._remember(txid, metadata)
-        return metadata
-
-    def _remember(self, txid: int, metadata: Json) -> None:
-        self._next = {known: at for known, at in self._next.items() if known > txid - 100}
-        self._next[txid] = read_metadata(metadata, BatchIndex, _SPOUT).next
-
-    def is_ready(self, txid: int) -> bool:
-        if self._cycle:
-            return bool(self._rows)
-        # Unknown after a restart: the metadata of txid - 1 comes with initialize_transaction.
-        return self._next.get(txid - 1, 0) < len(self._rows)
+    def after(self, before: BatchIndex) -> BatchIndex:
+        return BatchIndex(before.next % len(self._rows) if self._cycle else before.next, empty=True)
 
     def backlog(self) -> Backlog:
-        if self._cycle:
-            return Backlog()
-        begun = self._next[max(self._next)] if self._next else 0
-        return Backlog(rows=sum(self._rows[begun:]))
+        return Backlog() if self._cycle else Backlog(rows=sum(self._rows[(self._last() or self.start()).next :]))
 
 
 class FixedBatchEmitter(Emitter):

@@ -22,7 +22,7 @@ from trident.coordinators.incarnation_ids import same_start
 from trident.coordinators.ports import Beginning, Initialized
 from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, parse_stored
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.contracts import Backlog, Emitted, Json
+from trident.spouts.contracts import Emitted, Json
 from trident.spouts.executors import BeginContext, SpoutExecutor
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
@@ -167,34 +167,6 @@ class GivenExecutor:
         else:
             self._executor.resume(last, self._of_stream[last])
 
-    # --- as the stream's own ------------------------------------------------------------------------
-
-    def is_ready(self, txid: int) -> bool:
-        return self._executor.is_ready(txid)
-
-    def refresh(self) -> None:
-        self._executor.refresh()
-
-    def backlog(self) -> Backlog | None:
-        return self._executor.backlog()
-
-    def prepare(self, attempt: TransactionAttempt) -> None:
-        self._executor.prepare(attempt)
-
-    def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
-        self._executor.commit(attempt, commit_data)
-
-    def success(self, attempt: TransactionAttempt) -> None:
-        self._executor.success(attempt)
-
-    def cancel(self, attempt: TransactionAttempt) -> None:
-        self._executor.cancel(attempt)
-
-    def cancel_all(self) -> None:
-        self._executor.cancel_all()
-
-    def opaque_metadata(self, metadata: Json) -> Mapping[str, Json] | None:
-        return self._executor.opaque_metadata(metadata)
-
-    def close(self) -> None:
-        self._executor.close()
+    def __getattr__(self, name: str) -> Any:
+        """All else is as the stream's own."""
+        return getattr(self._executor, name)

@@ -26,12 +26,28 @@ class _InPartitions(TridentSpoutCoordinator):
     when the attempt begins; its rows wait in files until it is processed.
     """
 
+    mode: str  # of the emission of a new batch
+
     def __init__(self, spout: Any, context: SpoutContext) -> None:
         super().__init__(spout, context)
         self._emission = PartitionEmission(spout, context)
         self._held: dict[TransactionAttempt, Emission] = {}
         self._partitions: tuple[str, ...] | None = None
         self._lock = threading.Lock()
+
+    def _emit(self, context: BeginContext, last: Mapping[str, Json]) -> dict[str, Json]:
+        """The metadata of a batch that is emitted now, each partition from its last metadata on.
+
+        It is {"partitions": {id: metadata} of the batch, "absent": {id: metadata} of partitions that were there
+        earlier, "rows": their number}.
+        """
+        partitions = self._ordered_partitions()
+        requests = [Request(partition, self.mode, last.get(partition)) for partition in partitions]
+        emission = self._emission.run(context.attempt, requests, context.timeout_secs)
+        absent = {partition: value for partition, value in last.items() if partition not in partitions}
+        with self._lock:
+            self._held[context.attempt] = emission
+        return {"partitions": dict(emission.metadata), "absent": absent, "rows": emission.rows}
 
     def _ordered_partitions(self) -> tuple[str, ...]:
         partitions = tuple(self._coordinator.get_partitions_for_batch())
@@ -46,10 +62,6 @@ class _InPartitions(TridentSpoutCoordinator):
                 self._coordinator.refresh_partitions(partitions)
             self._partitions = partitions
         return partitions
-
-    def _hold(self, attempt: TransactionAttempt, emission: Emission) -> None:
-        with self._lock:
-            self._held[attempt] = emission
 
     def _take(self, attempt: TransactionAttempt) -> Emission | None:
         with self._lock:
@@ -89,24 +101,14 @@ def _usable(partition: object) -> bool:
 
 
 class PartitionedTridentSpoutExecutor(_InPartitions):
-    """A transactional source in partitions: metadata once per txid, the same rows for it again.
+    """A transactional source in partitions: metadata once per txid, the same rows for it again."""
 
-    Metadata: {"partitions": {id: metadata} of the batch, "absent": {id: metadata}
-    of partitions that were there earlier}.
-    """
-
-    pins = True
+    pins, mode = True, NEW
 
     def initialize(self, context: BeginContext) -> Json:
         if context.current is not None:
             return context.current
-        last = _all_of(context.previous, self._tx_id)
-        partitions = self._ordered_partitions()
-        requests = [Request(partition, NEW, last.get(partition)) for partition in partitions]
-        emission = self._emission.run(context.attempt, requests, context.timeout_secs)
-        self._hold(context.attempt, emission)
-        absent = {partition: value for partition, value in last.items() if partition not in partitions}
-        return {"partitions": dict(emission.metadata), "absent": absent, "rows": emission.rows}
+        return self._emit(context, _all_of(context.previous, self._tx_id))
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
         held = self._take(attempt)
@@ -129,7 +131,7 @@ class OpaquePartitionedTridentSpoutExecutor(_InPartitions):
     after it, which build on it, are emitted again too.
     """
 
-    pins = False
+    pins, mode = False, OPAQUE
 
     def __init__(self, spout: Any, context: SpoutContext) -> None:
         super().__init__(spout, context)
@@ -138,16 +140,11 @@ class OpaquePartitionedTridentSpoutExecutor(_InPartitions):
     def initialize(self, context: BeginContext) -> Json:
         with self._lock:
             in_flight = self._of_attempt.get(context.parent) if context.parent else None
-        last = dict(context.committed) if in_flight is None else in_flight
-        partitions = self._ordered_partitions()
-        requests = [Request(partition, OPAQUE, last.get(partition)) for partition in partitions]
-        emission = self._emission.run(context.attempt, requests, context.timeout_secs)
-        self._check_size(emission.metadata)
-        absent = {partition: value for partition, value in last.items() if partition not in partitions}
+        metadata = self._emit(context, dict(context.committed) if in_flight is None else in_flight)
+        self._check_size(_parts_of(metadata, self._tx_id))
         with self._lock:
-            self._of_attempt[context.attempt] = {**absent, **emission.metadata}
-        self._hold(context.attempt, emission)
-        return {"partitions": dict(emission.metadata), "absent": absent, "rows": emission.rows}
+            self._of_attempt[context.attempt] = _all_of(metadata, self._tx_id)
+        return metadata
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
         held = self._take(attempt)

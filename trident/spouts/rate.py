@@ -20,11 +20,11 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.stored_json import Unreadable, as_record
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.batch_size import AdaptiveBatchSize
-from trident.spouts.contracts import Backlog, BatchCoordinator, Emitted, Emitter, Json, SpoutContext, SpoutKind
-from trident.spouts.metadata import BatchIndex, foreign_metadata, is_whole, read_metadata
-from trident.spouts.row_tasks import arrow_batches, generated
-from trident.spouts.task_rows import TaskRows
+from trident.spouts.arguments import foreign_metadata, is_whole, read_metadata
+from trident.spouts.contracts import Backlog, Emitted, Emitter, Json, SpoutContext, SpoutKind
+from trident.spouts.fixed import BatchIndex, IndexCoordinator
+from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
+from trident.spouts.row_tasks import TaskRows, arrow_batches, generated
 from trident.udf.schemas import as_schema
 
 _RATE_MAX = 1_000_000_000  # above it the time of a row, in microseconds, cannot be computed in 64 bits
@@ -128,42 +128,24 @@ class RateRange:
             raise foreign_metadata(metadata, "a RateSpout", expected) from None
 
 
-class RateCoordinator(BatchCoordinator):
+class RateCoordinator(RangedCoordinator[RateRange]):
     """Plans by the clock. Metadata: as :class:`RateRange`, with the number of rows."""
 
     def __init__(self, spout: RateSpout, in_flight: int, clock_us: Callable[[], int] = lambda: time.time_ns() // 1000):
+        super().__init__(AdaptiveBatchSize(1, spout.rows_per_batch or spout.max_rows, in_flight))
         self._spout, self._clock_us = spout, clock_us
-        self._adaptive = AdaptiveBatchSize(1, spout.rows_per_batch or spout.max_rows, in_flight)
-        self._first = RateRange(0, 0, 0, clock_us(), spout.rows_per_second)
-        self._planned: dict[int, RateRange] = {0: self._first}
-        self._planned_at: dict[int, float] = {}
+        self._begins = RateRange(0, 0, 0, clock_us(), spout.rows_per_second)
 
-    def resume(self, txid: int, metadata: Json) -> None:
-        """Told, if at all, before the first question: the greatest txid that has metadata."""
-        self._remember(txid, RateRange.read(metadata))
+    def read(self, metadata: Json) -> RateRange:
+        return RateRange.read(metadata)
 
-    def is_ready(self, txid: int) -> bool:
-        # Unknown only after a restart: then the metadata of txid - 1 comes with initialize_transaction.
-        return self._size(self._after(self._planned.get(txid - 1, self._first))) > 0
+    def stored(self, planned: RateRange) -> Json:
+        return planned.to_json()
 
-    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        if curr_metadata is not None:
-            return self._remember(txid, RateRange.read(curr_metadata))
-        start = self._after(self._first if prev_metadata is None else RateRange.read(prev_metadata))
-        size = self._size(start)
-        if self._spout.rows_per_batch is None:
-            size = min(size, self._adaptive.next_size(max(1, size)))
-        self._planned_at[txid] = time.monotonic()
-        return self._remember(txid, replace(start, end=start.begin + size))
+    def start(self) -> RateRange:
+        return self._begins
 
-    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        """Half of what timed out, but at least one row."""
-        found = RateRange.read(curr_metadata)
-        size = found.end - found.begin
-        self._planned_at[txid] = time.monotonic()
-        return self._remember(txid, replace(found, end=found.begin + min(size, self._adaptive.timed_out(max(1, size)))))
-
-    def _after(self, before: RateRange) -> RateRange:
+    def after(self, before: RateRange) -> RateRange:
         """An empty range where another ends, at the rate that holds now."""
         start = replace(before, begin=before.end)
         if before.rate == self._spout.rows_per_second:
@@ -171,28 +153,30 @@ class RateCoordinator(BatchCoordinator):
         # The first row at the new rate keeps its time, and those after it follow from there.
         return replace(start, base=before.end, base_us=before.due_us(before.end), rate=self._spout.rows_per_second)
 
-    def _size(self, start: RateRange) -> int:
+    def waits(self, empty: RateRange) -> bool:
+        return self._rows_due(empty) > 0
+
+    def cut(self, empty: RateRange, txid: int) -> RateRange:
+        rows = self._rows_due(empty)
+        if self._spout.rows_per_batch is None:
+            rows = min(rows, self.next_size(rows))
+        return replace(empty, end=empty.begin + rows)
+
+    def _rows_due(self, empty: RateRange) -> int:
         """Rows of a batch that begins there and is planned now; 0: not yet."""
-        due = start.due_by(self._clock_us()) - start.begin
+        due = empty.due_by(self._clock_us()) - empty.begin
         wanted = self._spout.rows_per_batch
         return due if wanted is None else wanted if due >= wanted else 0
 
-    def _remember(self, txid: int, planned: RateRange) -> Json:
-        self._planned[txid] = planned
-        for known in [known for known in self._planned if known < txid - 100]:
-            del self._planned[known]
-            self._planned_at.pop(known, None)
-        return planned.to_json()
+    def size(self, planned: RateRange) -> int:
+        return planned.end - planned.begin
+
+    def shrunk(self, found: RateRange, size: int, txid: int) -> RateRange:
+        return replace(found, end=min(found.end, found.begin + size))
 
     def backlog(self) -> Backlog:
-        planned = list(self._planned.items())  # another thread may plan meanwhile
-        start = self._after(max(planned)[1])
+        start = self.after(self._last() or self._begins)
         return Backlog(rows=start.due_by(self._clock_us()) - start.begin)
-
-    def success(self, txid: int) -> None:
-        planned = self._planned_at.pop(txid, None)
-        if planned is not None:
-            self._adaptive.succeeded(time.monotonic() - planned)
 
 
 class RateEmitter(Emitter):
@@ -257,41 +241,11 @@ class GeneratorSpout:
     def output_schema(self) -> "StructType":
         return self._schema
 
-    def get_coordinator(self, context: SpoutContext) -> "GeneratorCoordinator":
-        return GeneratorCoordinator(self.max_batches)
+    def get_coordinator(self, context: SpoutContext) -> IndexCoordinator:
+        return IndexCoordinator(_GENERATOR, self.max_batches)
 
     def get_emitter(self, context: SpoutContext) -> "GeneratorEmitter":
         return GeneratorEmitter(self, context)
-
-
-class GeneratorCoordinator(BatchCoordinator):
-    """Counts. Metadata: {"batch": index}, or {"batch": index, "empty": true}: no rows, and index comes later."""
-
-    def __init__(self, max_batches: int | None) -> None:
-        self._max = max_batches
-        self._next: dict[int, int] = {}
-
-    def resume(self, txid: int, metadata: Json) -> None:
-        """Told, if at all, before the first question: the greatest txid that has metadata."""
-        self._remember(txid, metadata)
-
-    def is_ready(self, txid: int) -> bool:
-        # Unknown only after a restart: then the metadata of txid - 1 comes with initialize_transaction.
-        return not self._ends_at(self._next.get(txid - 1, 0))
-
-    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        if curr_metadata is not None:
-            return self._remember(txid, curr_metadata)
-        index = 0 if prev_metadata is None else read_metadata(prev_metadata, BatchIndex, _GENERATOR).next
-        return self._remember(txid, {"batch": index, "empty": True} if self._ends_at(index) else {"batch": index})
-
-    def _ends_at(self, index: int) -> bool:
-        return self._max is not None and index >= self._max
-
-    def _remember(self, txid: int, metadata: Json) -> Json:
-        self._next = {known: at for known, at in self._next.items() if known > txid - 100}
-        self._next[txid] = read_metadata(metadata, BatchIndex, _GENERATOR).next
-        return metadata
 
 
 class GeneratorEmitter(Emitter):

@@ -17,7 +17,7 @@ from tests.spouts import source_helpers
 from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
-from trident.spouts.contracts import Backlog, Refreshes, ReportsBacklog, Resumes, Shrinks, SpoutContext, TridentSpout
+from trident.spouts.contracts import Backlog, ReportsBacklog, SpoutContext, TridentSpout
 from trident.spouts.delta import log as delta_changes
 from trident.spouts.delta.coordinator import Range
 from trident.spouts.delta.log import DeltaChanges, differences
@@ -135,8 +135,7 @@ def test_batches_are_cut_by_files_and_are_the_same_for_a_fresh_process(spark, tm
     table = Table(spark, tmp_path / "t")
     expected = table.add(*range(4), files=4)
     run = Run(DeltaSpout(table.path, max_files=3, poll_interval_secs=0), spark, tmp_path)
-    for part in (Resumes, Shrinks, Refreshes, ReportsBacklog):
-        assert isinstance(run.coordinator, part)
+    assert isinstance(run.coordinator, ReportsBacklog)
     run.begin_all()
     expected += table.add(4, 5, 6, 7, files=4) + table.add(8) + table.add(9)
     assert run.coordinator.backlog() == Backlog(6, run.coordinator.backlog().bytes, 6), "is_ready was not called"
@@ -146,13 +145,10 @@ def test_batches_are_cut_by_files_and_are_the_same_for_a_fresh_process(spark, tm
     assert sum(before.values(), Counter()) == expected
     assert all(pin["files"] <= 3 and pin["rows"] == before[txid].total() for txid, pin in run.pins.items())
     assert len(run.pins) > 3 and any(pin["end"][1] for pin in run.pins.values()), "a version was cut in the middle"
-    first, whole = dict(run.pins), max(run.pins, key=lambda txid: run.pins[txid]["files"])
+    whole = max(run.pins, key=lambda txid: run.pins[txid]["files"])
     run.restart(DeltaSpout(table.path, max_files=2, poll_interval_secs=0))
     again = {txid: run.rows(txid) for txid in (1, whole, max(run.pins))}
     assert again == {txid: before[txid] for txid in again} and not run.coordinator.is_ready(max(run.pins) + 1)
-    shrunk = run.coordinator.shrink_transaction(whole, first.get(whole - 1), first[whole])
-    assert shrunk["begin"] == first[whole]["begin"] and shrunk["files"] == max(1, first[whole]["files"] // 2)
-    assert run.coordinator.initialize_transaction(whole, None, first[whole]) == first[whole]
 
 
 def test_where_it_begins(spark, tmp_path):

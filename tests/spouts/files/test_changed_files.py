@@ -14,7 +14,7 @@ from tests.spouts.files.test_file_spout import Run, put, starts_again
 from trident.coordinators.errors import SourceError
 from trident.spouts.files import changes
 from trident.spouts.files.cuts import Position, ranges
-from trident.spouts.files.imported import numbered
+from trident.spouts.files.source import numbered
 from trident.spouts.files.spout import FileSpout
 
 inputs, plan = helpers.inputs, helpers.plan

@@ -15,7 +15,7 @@ from tests.long_cases import sample
 from tests.spouts.files import test_file_spout as helpers
 from tests.spouts.files.test_file_spout import Run, put
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.spouts.files import options as file_options
+from trident.spouts.files import format as file_options
 from trident.spouts.files import reading as file_reading
 from trident.spouts.files.parquet import is_exact
 from trident.spouts.files.reading import source_failure

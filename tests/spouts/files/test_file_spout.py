@@ -26,7 +26,7 @@ from trident.coordinators.errors import Halted, IdentityMismatch, SourceError, T
 from trident.coordinators.transactions import TransactionAttempt
 from trident.repair.file_ledger import look_at_ledger, write_ledger
 from trident.spark.slots import NamedRows
-from trident.spouts.contracts import ReportsBacklog, Shrinks, SpoutContext, SpoutKind, TridentSpout
+from trident.spouts.contracts import SpoutContext
 from trident.spouts.files import reading as file_reading
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.ledger import LedgerEntry
@@ -302,13 +302,6 @@ def test_files_that_appear_later_come_later(inputs, new_run):
     assert not run.ready()
 
 
-def test_the_folder_is_looked_at_no_more_often_than_asked(inputs, new_run):
-    run = new_run(inputs, poll_interval_secs=60)
-    assert not run.ready()
-    put(inputs, "a", "x\n")
-    assert not run.ready()
-
-
 def test_empty_files_make_no_batch(inputs, new_run):
     put(inputs, "a", "")
     run = new_run(inputs)
@@ -316,16 +309,6 @@ def test_empty_files_make_no_batch(inputs, new_run):
     put(inputs, "b", "x\n")
     assert run.all_rows() == Counter("x")
     assert len(run.pins) == 1
-
-
-def test_a_transaction_begun_when_nothing_waits_is_empty(inputs, new_run):
-    put(inputs, "a", "x\n")
-    run = new_run(inputs)
-    run.begin_all()
-    assert run.rows(run.begin()) == []
-    put(inputs, "b", "y\n")
-    run.begin_all()
-    assert run.rows(3) == ["y"]
 
 
 def test_metadata_stays_small_and_planning_quick_for_thousands_of_files(inputs, new_run):
@@ -374,17 +357,6 @@ def test_rows_are_unknown_before_a_sample_and_all_is_while_the_folder_cannot_be_
             ask()
 
 
-def test_after_a_restart_with_nothing_new_it_is_not_ready_once_resumed(inputs, new_run):
-    put(inputs, "a", numbered(10))
-    run = new_run(inputs)
-    run.begin_all()
-    run.restart()
-    run.coordinator.resume(1, run.pins[1])
-    assert not run.ready()
-    put(inputs, "b", "x\n")
-    assert run.ready()
-
-
 def test_a_new_life_of_the_topology_begins_with_a_new_ledger(inputs, new_run, spark):
     put(inputs, "a", numbered(10))
     run = new_run(inputs)
@@ -393,12 +365,6 @@ def test_a_new_life_of_the_topology_begins_with_a_new_ledger(inputs, new_run, sp
     run.pins = {}
     run.restart()
     assert run.all_rows() == Counter(numbered(10).splitlines())
-
-
-def test_it_fits_the_contracts(inputs, new_run):
-    run = new_run(inputs)
-    assert isinstance(run.spout, TridentSpout) and run.spout.kind is SpoutKind.TRANSACTIONAL
-    assert isinstance(run.coordinator, Shrinks) and isinstance(run.coordinator, ReportsBacklog)
 
 
 # --- batch sizes --------------------------------------------------------------------------
@@ -419,32 +385,6 @@ def test_files_of_the_size_of_a_batch_are_batches(inputs, new_run):
     run = new_run(inputs, min_rows=1_000, max_rows=1_000)
     run.begin_all()
     assert [pin["to"] for pin in run.pins.values()] == [[number, 0] for number in range(2, 7)]
-
-
-def test_a_batch_that_timed_out_begins_at_the_same_place_and_is_half_as_long(inputs, new_run):
-    put(inputs, "a", numbered(1_000))
-    run = new_run(inputs, min_rows=400, max_rows=400)
-    run.ready()
-    run.begin()
-    run.begin()
-    first, second = run.pins[1], run.pins[2]
-    smaller = run.coordinator.shrink_transaction(2, first, second)
-    assert smaller["from"] == second["from"]
-    assert 0.4 < (smaller["to"][1] - smaller["from"][1]) / (second["to"][1] - second["from"][1]) < 0.6
-    run.pins[2] = smaller
-    assert run.all_rows() == Counter(numbered(1_000).splitlines())  # later transactions begin where it ends
-
-
-def test_shrinking_ends_at_one_row(inputs, new_run):
-    put(inputs, "a", numbered(5))
-    run = new_run(inputs)
-    run.ready()
-    run.begin()
-    for _ in range(6):
-        run.pins[1] = run.coordinator.shrink_transaction(1, None, run.pins[1])
-        assert run.pins[1]["to"] > run.pins[1]["from"]
-    assert run.rows(1) == ["row 000000"]
-    assert run.all_rows() == Counter(numbered(5).splitlines())
 
 
 def test_max_bytes_bounds_a_batch_of_long_rows(inputs, new_run):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -272,19 +271,6 @@ def test_a_batch_that_could_not_be_read_again_is_not_written_down() -> None:
         stream._remember(1, Batch((TopicRanges("t", "id", (-1001,), (-1001,)),)))
 
 
-class Hanging(Told):
-    """A cluster that answers a look once ``let_go`` is set."""
-
-    def __init__(self, *ends: int | None) -> None:
-        super().__init__(*ends)
-        self.asked, self.let_go = threading.Event(), threading.Event()
-
-    def look(self, topics: Sequence[str], pattern: str | None) -> list[TopicLook]:
-        self.asked.set()
-        assert self.let_go.wait(60)
-        return super().look(topics, pattern)
-
-
 def test_the_backlog_is_asked_for_and_unknown_where_an_answer_is_missing() -> None:
     found = Told(8, 8)
     stream = told(found)
@@ -296,28 +282,3 @@ def test_the_backlog_is_asked_for_and_unknown_where_an_answer_is_missing() -> No
     assert stream.backlog().rows is None, "a leader is away"
     found.end = [20, 10, 5]
     assert stream.backlog().rows is None, "where a new partition begins is not known"
-
-
-@pytest.mark.parametrize("asks", ["is_ready", "begin"])
-def test_what_needs_no_broker_does_not_wait_for_one(asks: str) -> None:
-    found = Hanging(8)
-    found.let_go.set()
-    stream = told(found)
-    one = stream.initialize_transaction(1, None, None)
-    found.end = [12]
-    found.let_go.clear()
-    found.asked.clear()
-    questions = {"is_ready": lambda: stream.is_ready(2), "begin": lambda: stream.initialize_transaction(2, one, None)}
-    with ThreadPoolExecutor(4) as threads:
-        answer = threads.submit(questions[asks])
-        try:
-            assert found.asked.wait(60)
-            replay = threads.submit(stream.initialize_transaction, 1, None, one)
-            assert replay.result(60) == one
-            assert threads.submit(stream.backlog).result(60).rows is not None
-            threads.submit(stream.success, 1).result(60)
-            assert not answer.done()
-        finally:
-            found.let_go.set()
-        waits = answer.result(60)
-    assert waits is True if asks == "is_ready" else ends(waits) == [12]

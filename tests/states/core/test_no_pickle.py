@@ -70,7 +70,7 @@ ALLOWED = {
     ("trident/tuples/tasks.py", "LevelTask._tuple"): "tuples between tasks of one round, in Spark's memory",
     ("trident/tuples/rounds.py", "RoundRunner._level"): FROM_ITS_OWN_TASK,
     (
-        "trident/spouts/data_source_protocol.py",
+        "trident/spouts/data_source.py",
         "copy_of",
     ): "the driver tries, in its own memory, whether a reader can be sent",
     ("trident/running/executor_look.py", "look"): "imports, on an executor, what its driver's code will import there",

@@ -6,18 +6,17 @@ files begin, and where a version cannot be read with what came before.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trident.coordinators.errors import SourceError
 from trident.coordinators.stored_json import MAY_BE_MISSING
-from trident.spouts.batch_size import AdaptiveBatchSize
-from trident.spouts.contracts import Backlog, BatchCoordinator, Json
+from trident.spouts.arguments import is_whole, read_metadata
+from trident.spouts.checkpoint import SourceOffset
+from trident.spouts.contracts import Backlog, Json
 from trident.spouts.delta.log import AddedFile, Change, DeltaChanges, has_feed, schema_of
-from trident.spouts.metadata import read_metadata
+from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -89,10 +88,11 @@ class Range:
         return read_metadata(metadata, cls, "a DeltaSpout")
 
 
-class DeltaCoordinator(BatchCoordinator):
+class DeltaCoordinator(RangedCoordinator[Range]):
     """Looks at the log and decides where each batch ends. Metadata: as :class:`Range`."""
 
     def __init__(self, spout: DeltaSettings, frames: "DeltaFrames", in_flight: int) -> None:
+        super().__init__(AdaptiveBatchSize(1, spout.max_files, in_flight), spout.poll_interval_secs)
         self._spout, self._frames = spout, frames
         self._log = DeltaChanges(spout.table)
         info = self._log.info()
@@ -103,55 +103,25 @@ class DeltaCoordinator(BatchCoordinator):
         self._stamp = self._log.stamp(info.version)
         spout.check_schema(info.schema, info.version)
         self._read_at = info.version  # files of earlier versions are read with that schema too
-        self._adaptive = AdaptiveBatchSize(1, spout.max_files, in_flight)
-        self._planned: dict[int, Range] = {}
-        self._planned_at: dict[int, float] = {}
-        self._fresh: Range | None = None
         self._sizes: tuple[int, list[AddedFile]] | None = None  # of the version read as a whole
         self._together = _TOGETHER_BYTES
         self._counted: dict[int, Backlog] = {}  # what each version has that waits
         self._barren = (Place(-1, 0), 0)  # from that place on there are no files before that version
-        self._next_look = 0.0
-        self._look_again = False
-        self._lock = threading.RLock()  # the backlog is asked for from another thread
+
+    @property
+    def start_is_fixed(self) -> bool:
+        return self._spout.starting_version != "latest"
 
     # --- discovery ----------------------------------------------------------------------------
 
-    def resume(self, txid: int, metadata: Json) -> None:
-        """Told, if at all, before the first question: the greatest txid that has metadata."""
-        self._remember(txid, Range.read(metadata))
-
-    def refresh(self) -> None:
-        """The next question is answered from a new look at the log, however recent the last one was."""
-        self._look_again = True
-
-    def is_ready(self, txid: int) -> bool:
-        with self._lock:
-            try:
-                self._look()
-                planned = self._planned.get(txid - 1)
-                if planned is None and self._planned:
-                    return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
-                begins = planned or self._first()
-                # Where the stream begins is written down at once, before it could be another place.
-                if planned is None and self._spout.starting_version == "latest":
-                    return True
-                return any(True for _ in self._waiting(begins))
-            except SourceError:
-                return True  # it is raised again when the transaction begins, where it counts
-
-    def _look(self) -> None:
-        """Looks for new versions, at most every poll_interval_secs."""
-        if time.monotonic() < self._next_look and not self._look_again:
-            return
-        self._look_again = False  # before the look: a refresh() during it asks for another
+    def look(self) -> None:
+        """Looks for new versions."""
         if self._log.stamp(self._newest) != self._stamp:
             self._check_same_table()
         self._newest = self._log.newest(self._newest)
         self._stamp = self._log.stamp(self._newest)
         if self._log.checkpointed() > self._newest:
             raise self._log.cleaned(self._newest + 1, "versions that were not read are gone")
-        self._next_look = time.monotonic() + self._spout.poll_interval_secs
 
     def _check_same_table(self) -> None:
         """The log entry of the version that was the newest is not the file that it was."""
@@ -165,30 +135,21 @@ class DeltaCoordinator(BatchCoordinator):
                 action="it was restored from a copy: begin again with `trident reset NAME`",
             )
 
-    def _first(self) -> Range:
-        """The empty range that everything begins after."""
-        if self._fresh is None:
-            start, newest = self._spout.starting_version, self._newest
-            if isinstance(start, int) and start > newest + 1:
-                raise SourceError(
-                    f"the Delta table {self._spout.table} has no version {start} yet",
-                    found=f"version {newest}",
-                    expected=f"a starting_version up to {newest + 1}",
-                )
-            snapshot = newest if start is None else -1
-            begin = Place(snapshot if start is None else newest + 1 if start == "latest" else int(start), 0)
-            if self._spout.changes and begin.version < newest:
-                check_feed(self._log.info(begin.version).change_feed, self._spout.table, begin.version)
-            self._fresh = Range(
-                self._table_id,
-                snapshot,
-                begin,
-                begin,
-                self._read_at,
-                self._spout.ignore_changes,
-                changes=self._spout.changes,
+    def start(self) -> Range:
+        start, newest = self._spout.starting_version, self._newest
+        if isinstance(start, int) and start > newest + 1:
+            raise SourceError(
+                f"the Delta table {self._spout.table} has no version {start} yet",
+                found=f"version {newest}",
+                expected=f"a starting_version up to {newest + 1}",
             )
-        return self._fresh
+        snapshot = newest if start is None else -1
+        begin = Place(snapshot if start is None else newest + 1 if start == "latest" else int(start), 0)
+        changes = self._spout.changes
+        if changes and begin.version < newest:
+            check_feed(self._log.info(begin.version).change_feed, self._spout.table, begin.version)
+        ignored = self._spout.ignore_changes
+        return Range(self._table_id, snapshot, begin, begin, self._read_at, ignored, changes=changes)
 
     def _files(self, version: int, snapshot: int) -> tuple[AddedFile, ...] | list[AddedFile]:
         """The files of a version that are to be read."""
@@ -219,9 +180,9 @@ class DeltaCoordinator(BatchCoordinator):
         Raises:
             SourceError: the table, or a version that waits, cannot be read.
         """
-        with self._lock:
+        with self._asking:
             self._look()
-            after = self._planned[max(self._planned)] if self._planned else self._first()
+            after = self._last() or self._first()
             version, file = after.end
             self._counted = {one: counted for one, counted in self._counted.items() if one > version}
             unread = [one for one in range(version + 1, self._newest + 1) if one not in self._counted]
@@ -240,34 +201,36 @@ class DeltaCoordinator(BatchCoordinator):
 
     # --- planning -----------------------------------------------------------------------------
 
-    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        with self._lock:
-            if curr_metadata is not None:
-                return self._remember(txid, Range.read(curr_metadata))
-            self._look()
-            before = self._first() if prev_metadata is None else Range.read(prev_metadata)
-            check_same(self._table_id, before.table_id, self._spout.table)
-            if before.changes != self._spout.changes:
-                raise SourceError(
-                    f"the stream of the Delta table {self._spout.table} began with other rows",
-                    found=f"changes={self._spout.changes}",
-                    expected=f"changes={before.changes}",
-                    action="give the stream another name, or begin again with `trident reset NAME`",
-                )
-            files = self._adaptive.next_size(self._count(before))
-            self._planned_at[txid] = time.monotonic()
-            return self._remember(txid, self._cut(before, files))
+    def read(self, metadata: Json) -> Range:
+        return Range.read(metadata)
 
-    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        """Half of the files of what timed out, but at least one."""
-        with self._lock:
-            found = Range.read(curr_metadata)
-            files = self._adaptive.timed_out(max(1, found.files))
-            self._together = 0  # from now on only the number of files counts
-            before = replace(found, end=found.begin, ignore_changes=self._spout.ignore_changes)
-            shrunk = self._cut(before, files)
-            self._planned_at[txid] = time.monotonic()
-            return self._remember(txid, shrunk if shrunk.end <= found.end else found)
+    def stored(self, planned: Range) -> Json:
+        return planned.to_json()
+
+    def after(self, before: Range) -> Range:
+        check_same(self._table_id, before.table_id, self._spout.table)
+        if before.changes != self._spout.changes:
+            raise SourceError(
+                f"the stream of the Delta table {self._spout.table} began with other rows",
+                found=f"changes={self._spout.changes}",
+                expected=f"changes={before.changes}",
+                action="give the stream another name, or begin again with `trident reset NAME`",
+            )
+        return replace(before, begin=before.end, files=0, bytes=0, rows=-1)
+
+    def waits(self, empty: Range) -> bool:
+        return any(True for _ in self._waiting(empty))
+
+    def cut(self, empty: Range, txid: int) -> Range:
+        return self._cut(empty, self.next_size(self._count(empty)))
+
+    def size(self, planned: Range) -> int:
+        return planned.files
+
+    def shrunk(self, found: Range, size: int, txid: int) -> Range:
+        self._together = 0  # from now on only the number of files counts
+        shorter = self._cut(replace(found, end=found.begin), size)
+        return shorter if shorter.end <= found.end else found
 
     def _count(self, before: Range) -> int:
         count = 0
@@ -276,7 +239,7 @@ class DeltaCoordinator(BatchCoordinator):
                 count += 1
         except SourceError:  # the cut stops there, or raises it
             pass
-        return max(1, count)
+        return count
 
     def _cut(self, before: Range, files: int) -> Range:
         """The range after another: about this many files, or up to a version that cannot go with them."""
@@ -333,20 +296,10 @@ class DeltaCoordinator(BatchCoordinator):
             self._spout.check_schema(schema_of(change.metadata), version)
         return version
 
-    def _remember(self, txid: int, planned: Range) -> Json:
-        self._planned[txid] = planned
-        for known in [known for known in self._planned if known < txid - 100]:
-            del self._planned[known]
-            self._planned_at.pop(known, None)
+    def _remember(self, txid: int, planned: Range) -> None:
+        super()._remember(txid, planned)
         if planned.end.version > planned.snapshot:
             self._sizes = None
-        return planned.to_json()
-
-    def success(self, txid: int) -> None:
-        with self._lock:
-            planned = self._planned_at.pop(txid, None)
-            if planned is not None:
-                self._adaptive.succeeded(time.monotonic() - planned)
 
 
 def _totals(files: Sequence[AddedFile]) -> Backlog:
@@ -396,3 +349,41 @@ def added_files(change: Change, ignore_changes: bool, table: str) -> tuple[Added
         expected="versions that only add rows",
         action="with ignore_changes=True such versions are left out as a whole, with the new rows in them too",
     )
+
+
+_KEYS = {"sourceVersion", "reservoirId", "reservoirVersion", "index", "isStartingVersion"}
+_SOURCE_VERSIONS = (1, 3)
+# Before the first file of a version, as the source's first version of offsets and its third write it.
+_BEFORE_ALL = (-1, -100)
+_BEHIND_ALL = (1 << 63) - 1 - 100
+
+
+def range_behind(source: SourceOffset, table: str, ignore_changes: bool, what: str) -> Range:
+    """The empty range at the source's offset.
+
+    Both number the files of the first version, which is read as a whole, by their times of modification and names, and
+    those of a later one as its log entry has them. So a version that was read to its middle goes on there.
+
+    Raises:
+        SourceError: the offset is in the middle of something else, such as a change of the schema.
+    """
+    offset = source.value
+    version, index, starting = (offset.get(key) for key in ("reservoirVersion", "index", "isStartingVersion"))
+    is_known = set(offset) == _KEYS and offset["sourceVersion"] in _SOURCE_VERSIONS and isinstance(starting, bool)
+    if not (is_known and is_whole(version, 0) and (index in _BEFORE_ALL or is_whole(index, 0))):
+        raise SourceError(
+            f"{what} cannot go on at this offset of the Delta table {table}",
+            found=str(dict(offset)),
+            expected="a version, and how many of its files are read",
+            action="run the query once more, until it is behind that version (a change of the table's schema, or "
+            "withEventTimeOrder)",
+        )
+    version, index = int(offset["reservoirVersion"]), int(offset["index"])
+    place = Place(version, 0 if index in _BEFORE_ALL else index + 1)
+    if index >= _BEHIND_ALL:
+        place = Place(version + 1, 0)
+    snapshot = version if starting else -1
+    # Of the offset, not of the table as it is now: asked again, behind further commits, it is the same position. The
+    # coordinator reads by the version that it finds, if that is a later one; the offset's may not be there yet.
+    read_at = max(0, version - 1)
+    return Range(DeltaChanges(table).info().table_id, snapshot, place, place, read_at, ignore_changes, rows=0)

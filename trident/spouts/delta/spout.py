@@ -16,10 +16,16 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.checkpoint import DELTA, SourceOffset
 from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
-from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same
-from trident.spouts.delta.feed import FEED_COLUMNS, as_inserts, in_order, require_files, shown_schema, told
-from trident.spouts.delta.frames import DeltaFrames
-from trident.spouts.delta.imported import range_behind
+from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same, range_behind
+from trident.spouts.delta.frames import (
+    FEED_COLUMNS,
+    DeltaFrames,
+    as_inserts,
+    in_order,
+    require_files,
+    shown_schema,
+    told,
+)
 from trident.spouts.delta.log import DeltaChanges, differences
 from trident.spouts.files.reading import partitions_for
 from trident.states.core.names import backquoted

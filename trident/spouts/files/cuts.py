@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from trident.spouts.arguments import foreign_metadata
 from trident.spouts.contracts import Json
 from trident.spouts.files.ledger import LedgerBook, LedgerEntry
-from trident.spouts.metadata import foreign_metadata
 
 # Up to this much over the target is taken to end at a file's end: rows are
 # estimated, and files of about the target's size should not leave crumbs.

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from trident.coordinators.errors import SourceError
-from trident.spouts.files.packing import BROKEN, opened
-from trident.spouts.files.tasks import BOM, shown
+from trident.spouts.files.tasks import BOM, BROKEN, opened, shown
 
 if TYPE_CHECKING:
     from trident.spouts.files.format import RowFormat

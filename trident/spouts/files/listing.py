@@ -74,7 +74,7 @@ class FileListing:
         for path in self._paths:
             if os.path.isfile(path):
                 continue
-            base = path if not _is_glob(path) else _folder_of_glob(path)
+            base = folder_of(path)
             try:
                 os.scandir(base).close()
             except OSError as error:
@@ -82,7 +82,7 @@ class FileListing:
 
     def places(self) -> tuple[str, ...]:
         """Each path as far as it is a folder or a file: of a glob the folder that it begins with."""
-        return tuple(path if not _is_glob(path) else _folder_of_glob(path) for path in self._paths)
+        return tuple(map(folder_of, self._paths))
 
     def new_files(self, known: Container[str]) -> list[FoundFile]:
         """The files whose path is not known, in the order (mtime, path).
@@ -111,7 +111,7 @@ class FileListing:
             except NotADirectoryError:
                 yield path  # a file named by the user is read whatever its name
             return
-        base = _folder_of_glob(path)
+        base = folder_of(path)
         recursive = "**" in path
         for name in glob.iglob(path, recursive=True):
             if any(_hidden(part) for part in os.path.relpath(name, base).split(os.sep)):
@@ -169,11 +169,13 @@ def _is_glob(path: str) -> bool:
     return glob.has_magic(path) and not os.path.exists(path)
 
 
-def _folder_of_glob(path: str) -> str:
-    base = path
-    while glob.has_magic(base):
-        base = os.path.dirname(base)
-    return base
+def folder_of(path: str) -> str:
+    """The folder, or file, at the beginning of a glob; any other path itself."""
+    if os.path.exists(path):
+        return path
+    while glob.has_magic(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def _cannot_list(path: str, base: str, error: OSError) -> SourceError:

@@ -8,9 +8,11 @@ that is one native expression (`parsing.py`). Which way was taken therefore neve
 from __future__ import annotations
 
 import functools
+import hashlib
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +25,27 @@ from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import SourceError
 from trident.spark.slots import FilesSlot, RowsSlot, TaskSlot
 from trident.spouts.contracts import Emitted
-from trident.spouts.files.counting import LineRows
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape, is_name_for_spark, path_of
 from trident.spouts.files.header import Header, read_header
-from trident.spouts.files.line_numbers import with_line_number
-from trident.spouts.files.packing import UNPACKED_HERE, is_packed, is_packed_for_spark, spark_unpacks, why_not_unpacked
 from trident.spouts.files.parquet import is_exact, read_parquet
 from trident.spouts.files.parsing import Parsing, refused
-from trident.spouts.files.tasks import Piece, read_lines, shown
-from trident.spouts.task_rows import TaskRows, counted_by_row
+from trident.spouts.files.tasks import (
+    BOM,
+    BROKEN,
+    UNPACKED_HERE,
+    LineRows,
+    Piece,
+    is_packed,
+    is_packed_for_spark,
+    opened,
+    read_lines,
+    reported,
+    shown,
+    spark_unpacks,
+    why_not_unpacked,
+)
+from trident.spouts.row_tasks import TaskRows, counted_by_row
 from trident.workers.reports import SOURCE, find_report
 
 if TYPE_CHECKING:
@@ -312,3 +325,47 @@ def source_failure(error: BaseException) -> SourceError | None:
         found=f"{match[1]} {match[3]}".strip()[:300],
         action="correct the schema of the spout, or take the file away" if another_type else restore,
     )
+
+
+_SECS = 10.0  # a file that takes longer is named without the line
+
+
+def with_line_number(report: Mapping[str, Any]) -> SourceError:
+    """The error of a worker's report, with the number of the line where the report has the line's digest.
+
+    Its fingerprint is without the number, which is not found where the file has gone.
+    """
+    file = report.get("file")
+    if not file:
+        return reported(report)
+    path = path_of(file)
+    message = report["message"].replace(file, path)
+    error = reported({**report, "message": message})
+    number = _line_number(path, report["digest"], report["charset"])
+    if number is None:
+        return error
+    numbered = reported({**report, "message": f"{message}, line {number}"})
+    numbered.fingerprint = error.fingerprint
+    return numbered
+
+
+def _line_number(path: str, digest: str, charset: str) -> int | None:
+    """From 1; None: no line is the one, or it took too long to look."""
+    end = time.monotonic() + _SECS
+    try:
+        with open(path, "rb") as raw, opened(raw, path) as content:
+            for number, line in enumerate(content, 1):
+                text = (line.removeprefix(BOM) if number == 1 else line).removesuffix(b"\n")
+                if digest in {_digest(text, charset), _digest(text.removesuffix(b"\r"), charset)}:
+                    return number
+                if not number % 1_000 and time.monotonic() > end:
+                    return None
+    except BROKEN:
+        pass
+    return None
+
+
+def _digest(line: bytes, charset: str) -> str:
+    """As Spark's sha2 gives it for the text of a line."""
+    text = line if charset == "UTF-8" else line.decode(charset).encode()
+    return hashlib.sha256(text).hexdigest()

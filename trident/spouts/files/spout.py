@@ -2,33 +2,30 @@
 
 Discovered files get running numbers in a ledger (`ledger.py`); a batch is a
 range of positions over them (`cuts.py`), which is all its metadata holds; a
-range is turned into rows by `reading.py`; how long it is, `batch_size.py` says.
+range is turned into rows by `reading.py`; the skeleton of the coordinator is in `trident/spouts/ranged.py`.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
-from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.checkpoint import FILES, SourceOffset
-from trident.spouts.contracts import Backlog, BatchCoordinator, Emitted, Emitter, Json, SpoutContext, SpoutKind
+from trident.spouts.contracts import Backlog, Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.files.changes import ON_CHANGED, ChangePolicy, unreadable
 from trident.spouts.files.cuts import START, FileRange, Position, cut, length_after, ranges, read_position
 from trident.spouts.files.format import FORMATS, RowFormat
-from trident.spouts.files.imported import are_below, local_files, numbered, position
 from trident.spouts.files.ledger import FileLedger, LedgerEntry
 from trident.spouts.files.listing import FileListing, as_paths
-from trident.spouts.files.packing import is_packed
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
-from trident.spouts.files.source import accept_source
+from trident.spouts.files.source import accept_source, are_below, local_files, numbered, position
+from trident.spouts.files.tasks import is_packed
+from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
 from trident.states.core.place import Place
 from trident.udf.schemas import as_schema
 
@@ -180,7 +177,15 @@ class FileSpout:
         return FileEmitter(self, context)
 
 
-class FileCoordinator(BatchCoordinator):
+class FileBatch(NamedTuple):
+    """The files between two positions, and the metadata that says so; None of a range that no transaction has."""
+
+    begin: Position
+    end: Position
+    metadata: Json = None
+
+
+class FileCoordinator(RangedCoordinator[FileBatch]):
     """Discovers files and decides where each batch ends.
 
     Metadata: ``{"from": [file number, offset], "to": [file number, offset], "rows_estimate": n,
@@ -188,7 +193,12 @@ class FileCoordinator(BatchCoordinator):
     ``file`` is the last one before ``to``; with its digest the ledger is compared (a version before did not write it).
     """
 
+    waits_for_source = True
+    pause_per_look = 10  # a folder so large that a look takes long is looked at less often
+
     def __init__(self, spout: FileSpout, context: SpoutContext) -> None:
+        in_flight = context.options.get("max_spout_pending") or 3
+        super().__init__(AdaptiveBatchSize(spout.min_rows, spout.max_rows, in_flight), spout.poll_interval_secs)
         self._spout = spout
         self._listing = FileListing(spout.paths)
         self._listing.check()
@@ -196,21 +206,11 @@ class FileCoordinator(BatchCoordinator):
         accept_source(self._ledger, spout.paths, spout.moved_from, context.topology, context.tx_id)
         self._book = self._ledger.book
         self._policy = ChangePolicy(self._ledger, spout.on_changed)
-        in_flight = context.options.get("max_spout_pending")
-        self._adaptive = AdaptiveBatchSize(spout.min_rows, spout.max_rows, in_flight or 3)
         self._exact = spout.format == "parquet"
         self._row_bytes: float | None = 1.0 if self._exact else None
-        self._next_look = 0.0
-        self._look_again = False  # asked for by refresh(), perhaps while a look was under way
-        self._look_failure: Exception | None = None  # of the newest look
-        self._lock = threading.RLock()  # another thread measures the backlog
-        self._ends: dict[int, Position] = {}
-        self._planned_at: dict[int, float] = {}
-
-    # --- discovery --------------------------------------------------------------------------
 
     def resume(self, txid: int, metadata: Json) -> None:
-        """Told, if at all, before the first question: the greatest txid that has metadata.
+        """Called, if at all, before the first question: the greatest txid that has metadata.
 
         Without it the first transaction after a restart is begun even when nothing waits, and is empty.
 
@@ -218,40 +218,12 @@ class FileCoordinator(BatchCoordinator):
             PositionLost: the ledger is lost, older, or another one.
         """
         _check_known(self._ledger, metadata)  # before new files are put into it
-        self._remember(txid, read_position(metadata, "to"))
+        super().resume(txid, metadata)
 
-    def refresh(self) -> None:
-        """The next question is answered from a new look at the folder, however recent the last one was."""
-        self._look_again = True
+    # --- discovery --------------------------------------------------------------------------
 
-    def is_ready(self, txid: int) -> bool:
-        with self._lock:
-            self._look()
-            # Unknown only after a restart: then the metadata of txid - 1 comes with initialize_transaction.
-            return length_after(self._book, self._ends.get(txid - 1, START)) > 0
-
-    def _look(self) -> None:
-        """Puts new files into the ledger, at most every poll_interval_secs.
-
-        Raises:
-            SourceError: the newest look has failed. Both threads that look are told so until the next look.
-        """
-        started = time.monotonic()
-        if started >= self._next_look or self._look_again:
-            self._look_again = False  # before the look: a refresh() during it asks for another
-            try:
-                self._look_now()
-                self._look_failure = None
-            except Exception as error:
-                self._look_failure = error
-            ended = time.monotonic()
-            pause = self._spout.poll_interval_secs
-            # A folder so large that looking takes long is looked at less often.
-            self._next_look = ended + max(pause, 10 * (ended - started)) if pause else ended
-        if self._look_failure is not None:
-            raise self._look_failure
-
-    def _look_now(self) -> None:
+    def look(self) -> None:
+        """Puts new files into the ledger."""
         found = self._listing.new_files(self._book.numbers)
         if self._exact:
             found = [file._replace(rows=count_rows(file.path, self._spout.output_schema)) for file in found]
@@ -264,7 +236,11 @@ class FileCoordinator(BatchCoordinator):
 
     def _position(self) -> Position:
         """Where the last transaction ends."""
-        return self._ends[max(self._ends)] if self._ends else START
+        last = self._last()
+        return START if last is None else last.end
+
+    def waits(self, empty: FileBatch) -> bool:
+        return length_after(self._book, empty.end) > 0
 
     def backlog(self) -> Backlog:
         """All that waits; the rows of text, CSV and JSON are estimated from bytes, once there was a sample.
@@ -274,7 +250,7 @@ class FileCoordinator(BatchCoordinator):
         Raises:
             SourceError: the newest look has failed.
         """
-        with self._lock:
+        with self._asking:
             self._look()
             position = self._position()
             length = length_after(self._book, position)
@@ -287,54 +263,52 @@ class FileCoordinator(BatchCoordinator):
 
     # --- planning ---------------------------------------------------------------------------
 
-    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        with self._lock:
-            if curr_metadata is not None:
-                self._remember(txid, read_position(curr_metadata, "to"))
-                return curr_metadata
-            start = START if prev_metadata is None else read_position(prev_metadata, "to")
-            if prev_metadata is not None:
-                _check_known(self._ledger, prev_metadata)
-            row_bytes = self._sample(start)
-            rows = self._adaptive.next_size(max(1, int(length_after(self._book, start) / row_bytes)))
-            return self._plan(txid, start, rows)
+    def read(self, metadata: Json) -> FileBatch:
+        return FileBatch(read_position(metadata, "from"), read_position(metadata, "to"), metadata)
 
-    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        """About half of what timed out; a batch of one row or one compressed file stays as it is."""
-        with self._lock:
-            start, end = read_position(curr_metadata, "from"), read_position(curr_metadata, "to")
-            _check_known(self._ledger, curr_metadata)
-            length = sum(part.end - part.begin for part in ranges(self._book, start, end))
-            rows = self._adaptive.timed_out(max(1, int(length / self._sample(start))))
-            metadata = self._plan(txid, start, rows)
-            if read_position(metadata, "to") > end:  # estimates may differ by now; a retry never grows
-                self._remember(txid, end)
-                return curr_metadata
-            return metadata
+    def stored(self, planned: FileBatch) -> Json:
+        return planned.metadata
 
-    def _plan(self, txid: int, start: Position, rows: int) -> Json:
-        row_bytes = self._row_bytes or 1.0
-        target = max(1, int(rows * row_bytes))
+    def start(self) -> FileBatch:
+        return FileBatch(START, START)
+
+    def after(self, before: FileBatch) -> FileBatch:
+        if before.metadata is not None:
+            _check_known(self._ledger, before.metadata)
+        return self._batch(before.end, before.end)
+
+    def cut(self, empty: FileBatch, txid: int) -> FileBatch:
+        row_bytes = self._sample(empty.begin)
+        return self._cut(empty.begin, self.next_size(int(length_after(self._book, empty.begin) / row_bytes)))
+
+    def size(self, planned: FileBatch) -> int:
+        _check_known(self._ledger, planned.metadata)
+        return int(self._length(planned.begin, planned.end) / self._sample(planned.begin))
+
+    def shrunk(self, found: FileBatch, size: int, txid: int) -> FileBatch:
+        """A batch of one row or one compressed file stays as it is."""
+        shorter = self._cut(found.begin, size)
+        return found if shorter.end > found.end else shorter  # estimates may differ by now; a retry never grows
+
+    def _cut(self, begin: Position, rows: int) -> FileBatch:
+        target = max(1, int(rows * (self._row_bytes or 1.0)))
         if not self._exact:
             target = min(target, self._spout.max_bytes)
         while True:
             try:
-                end = cut(self._book, start, target, self._align, lambda entry: not is_packed(entry.path))
-                break
+                end = cut(self._book, begin, target, self._align, lambda entry: not is_packed(entry.path))
+                return self._batch(begin, end)
             except _Skipped:
                 continue  # the ledger says so now; the cut begins again without that file
-        self._remember(txid, end)
-        self._planned_at[txid] = time.monotonic()
-        length = sum(part.end - part.begin for part in ranges(self._book, start, end))
-        counted = {"rows": length} if self._exact else {"rows_estimate": round(length / row_bytes)}
-        last = _last_file(end)
-        return {"from": list(start), "to": list(end), **counted, **({"file": self._ledger.pin(last)} if last else {})}
 
-    def _remember(self, txid: int, end: Position) -> None:
-        self._ends[txid] = end
-        for known in [known for known in self._ends if known < txid - 100]:
-            del self._ends[known]
-            self._planned_at.pop(known, None)
+    def _batch(self, begin: Position, end: Position) -> FileBatch:
+        length, last = self._length(begin, end), _last_file(end)
+        rows = {"rows": length} if self._exact else {"rows_estimate": round(length / (self._row_bytes or 1.0))}
+        pin = {"file": self._ledger.pin(last)} if last else {}
+        return FileBatch(begin, end, {"from": list(begin), "to": list(end), **rows, **pin})
+
+    def _length(self, begin: Position, end: Position) -> int:
+        return sum(part.end - part.begin for part in ranges(self._book, begin, end))
 
     def _sample(self, start: Position) -> float:
         """Bytes per row, a running average over samples of the files that batches begin in; at least 1."""
@@ -379,13 +353,6 @@ class FileCoordinator(BatchCoordinator):
         except OSError as error:
             raise unreadable(entry.path, error) from error
         return entry.size
-
-    # --- afterwards -------------------------------------------------------------------------
-
-    def success(self, txid: int) -> None:
-        planned = self._planned_at.pop(txid, None)
-        if planned is not None:
-            self._adaptive.succeeded(time.monotonic() - planned)
 
 
 class FileEmitter(Emitter):

@@ -2,21 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
+import io
 import os
 import pickle
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.coordinators.errors import SourceError
-from trident.spouts.files.packing import BROKEN, is_packed, opened
 from trident.workers.reports import SOURCE, marked
 
 if TYPE_CHECKING:
     import pyarrow
+
+# A worker unpacks these itself; Hadoop knows them too, except for the last one.
+UNPACKED_HERE = (".gz", ".bz2", ".zst", ".zstd")
+_HADOOP_ALONE = (".deflate", ".lz4", ".snappy")
+_BY_SPARK = (".gz", ".bz2", ".zst", *_HADOOP_ALONE)
+PACKED = (*UNPACKED_HERE, *_HADOOP_ALONE)
+_UNKNOWN = tuple(".zip .7z .rar .tar .tgz .tbz .tbz2 .txz .tzst .xz .lzma .lz .lzo .br .z .jar .cab".split())
+_TAR = tuple(f".tar{ending}" for ending in PACKED)
+# Files of the tools of that name, which Hadoop's own way of packing, under the same ending, is not.
+_OF_TOOLS = {".lz4": b"\x04\x22\x4d\x18", ".snappy": b"\xff\x06\x00\x00"}
+
+# Reading a damaged one raises one of these.
+BROKEN = (OSError, EOFError, zlib.error, pa.ArrowException)
+
+
+def is_packed(path: str) -> bool:
+    """Such a file is read as a whole: an offset into it means nothing."""
+    return path.lower().endswith(PACKED)
+
+
+def is_packed_for_spark(path: str) -> bool:
+    """Tells whether only Spark can unpack a file."""
+    return path.lower().endswith(_HADOOP_ALONE)
+
+
+def spark_unpacks(path: str) -> bool:
+    """Tells whether Spark reads the content of a file, packed or not."""
+    return not is_packed(path) or path.lower().endswith(_BY_SPARK)
+
+
+def why_not_unpacked(path: str) -> str | None:
+    """Why the content of a file of lines cannot be read; None: it can."""
+    name = path.lower()
+    if name.endswith((*_UNKNOWN, *_TAR)):
+        return "by its name it is an archive, or packed in a way that is not known here"
+    for ending, magic in _OF_TOOLS.items():
+        if name.endswith(ending):
+            with open(path, "rb") as file:
+                if file.read(len(magic)) == magic:
+                    return f"it was packed by the tool for {ending} files, which is not the way of Hadoop and Spark"
+    return None
+
+
+def opened(file: Any, path: str) -> contextlib.AbstractContextManager[Any]:
+    """The content of an open file, to be read from its beginning; those that workers unpack are unpacked."""
+    name = path.lower()
+    if name.endswith(".gz"):
+        return gzip.GzipFile(fileobj=file)
+    if name.endswith(".bz2"):
+        import bz2  # optional: a Python may be built without it
+
+        return bz2.BZ2File(file)
+    if name.endswith((".zst", ".zstd")):
+        return io.BufferedReader(cast(Any, pa.CompressedInputStream(file, "zstd")), 1 << 16)
+    return contextlib.nullcontext(file)
+
 
 _BLOCK_BYTES = 2 << 20
 BOM = b"\xef\xbb\xbf"
@@ -188,3 +249,55 @@ def _as_batch(blocks: list[tuple[str, bytes]], names: bool) -> "pyarrow.RecordBa
     counts = [(path, block.count(b"\n")) for path, block in blocks]
     paths = pa.concat_arrays([pa.repeat(pa.scalar(path, pa.string()), count) for path, count in counts])
     return pa.RecordBatch.from_arrays([lines, paths], ["value", "file"])
+
+
+_NEWLINE = 10
+_BLANKS = bytes(range(33))  # those of `parsing.py`
+
+
+@dataclass(frozen=True)
+class LineRows:
+    """The number of rows in lines.
+
+    Attributes:
+        all_lines: whether each line is a row, as those of text are; else blank lines and comments are none, as
+            `parsing.py` has them.
+        comment: what a line that is none begins with; empty: there are no comments.
+    """
+
+    all_lines: bool
+    comment: bytes = b""
+
+    def __call__(self, batch: "pyarrow.RecordBatch") -> int:
+        """Of a batch whose first column is lines, as bytes."""
+        if self.all_lines:
+            return int(batch.num_rows)
+        lines = batch.column(0)
+        # Few lines begin as one that may be none; only these are looked at one by one.
+        firsts = pa.array([b"", *(bytes([one]) for one in self._firsts)], pa.binary())
+        some = lines.filter(pc.is_in(pc.binary_slice(lines, 0, 1), value_set=firsts)).to_pylist()
+        return int(batch.num_rows - sum(map(self._is_none, some)))
+
+    def of_pieces(self, pieces: Sequence[Piece]) -> int | None:
+        """Of parts of files, which are read here; None: one has changed, or cannot be read."""
+        try:
+            return sum(self._of_block(block) for piece in pieces for block in blocks_of(piece))
+        except SourceFailure:
+            return None
+
+    def _of_block(self, block: bytes) -> int:
+        data = np.frombuffer(block, np.uint8)
+        ends = np.flatnonzero(data == _NEWLINE)
+        if self.all_lines:
+            return len(ends)
+        # Nearly always no line begins as one that may be none.
+        firsts = np.concatenate([data[:1], data[ends[:-1] + 1]])
+        some = np.isin(firsts, np.frombuffer(self._firsts, np.uint8)).any()
+        return self(lines_of(block)) if some else len(ends)
+
+    @property
+    def _firsts(self) -> bytes:
+        return _BLANKS + self.comment[:1]
+
+    def _is_none(self, line: bytes) -> bool:
+        return not line.strip(_BLANKS) or (self.comment != b"" and line.startswith(self.comment))

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from trident.coordinators.errors import BrokersAway, LogCut, SourceError, TopicGone
-from trident.spouts.batch_size import AdaptiveBatchSize
-from trident.spouts.contracts import Backlog, BatchCoordinator, Json
-from trident.spouts.kafka.cluster import KafkaCluster
-from trident.spouts.kafka.group_commits import GroupCommits
-from trident.spouts.kafka.looks import Looks
+from trident.spouts.contracts import Backlog, Json
+from trident.spouts.kafka.cluster import GroupCommits, KafkaCluster
 from trident.spouts.kafka.ranges import (
     At,
     Batch,
@@ -28,6 +23,7 @@ from trident.spouts.kafka.ranges import (
     waiting,
 )
 from trident.spouts.kafka.starts import Starts
+from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +43,7 @@ class KafkaPlan(Protocol):
         """Tells whether the stream reads the topic."""
 
 
-class KafkaCoordinator(BatchCoordinator):
+class KafkaCoordinator(RangedCoordinator[Batch]):
     """Looks where the partitions end and decides where each batch ends. Metadata: as :class:`Batch`.
 
     Args:
@@ -55,6 +51,8 @@ class KafkaCoordinator(BatchCoordinator):
         in_flight: batches that may be active at once.
         commits: gets the offsets of batches that are durable; None: no group wants them.
     """
+
+    waits_for_source = True
 
     def __init__(
         self,
@@ -65,28 +63,24 @@ class KafkaCoordinator(BatchCoordinator):
         in_flight: int,
         commits: GroupCommits | None,
     ) -> None:
+        super().__init__(AdaptiveBatchSize(spout.min_rows, spout.max_rows, in_flight), spout.poll_interval_secs)
         self._spout, self._cluster, self._starts, self._what = spout, cluster, starts, what
-        self._adaptive = AdaptiveBatchSize(spout.min_rows, spout.max_rows, in_flight)
         self._commits = commits
-        self._planned: dict[int, Batch] = {}
-        self._planned_at: dict[int, float] = {}
-        self._unsettled: set[int] = set()  # begun here, and not told yet that they are durable
+        self._unsettled: set[int] = set()  # begun here, and not known yet to be durable
         self._lost: dict[At, int] = {}  # where logs were seen to end before what was read, if the spout takes that
-        self._told: dict[At, int] = {}  # the ends of such logs that the log of this process has
-        self._fresh: Batch | None = None  # where the stream begins, until its first batch is pinned
-        self._looks = Looks(cluster, spout.topics, spout.pattern, spout.poll_interval_secs)
+        self._logged: dict[At, int] = {}  # the ends of such logs that the log of this process has
+        self._seen: Sequence[TopicLook] | None = None  # by the newest look; None: there was none yet, or it has failed
         self._must_know = False  # asked for by refresh(): "nothing waits" is an answer of all partitions
-        # Held while brokers are asked, which may take seconds: by threads that cannot go on without the answer, and by
-        # the one that measures the backlog, unless another asks already. A replay and an end need no answer: they take
-        # _lock alone, which is held for no wait.
-        self._asking = threading.RLock()
-        self._lock = threading.RLock()  # the batches; taken behind _asking, never before it
+
+    @property
+    def start_is_fixed(self) -> bool:
+        return self._starts.is_fixed
 
     # --- looks --------------------------------------------------------------------------------
 
     def resume(self, txid: int, metadata: Json) -> None:
-        """Told, if at all, before the first question: the greatest txid that has metadata."""
-        self._remember(txid, Batch.read(metadata))
+        """Called, if at all, before the first question: the greatest txid that has metadata."""
+        super().resume(txid, metadata)
         # It begins again before any later one, unless it is durable.
         self._unsettled.clear()
 
@@ -96,30 +90,27 @@ class KafkaCoordinator(BatchCoordinator):
         That nothing waits is said then only once the leaders of all partitions have answered.
         """
         self._must_know = True
-        self._looks.ask_again()
+        super().refresh()
 
-    def is_ready(self, txid: int) -> bool:
+    def look(self) -> None:
+        try:
+            self._seen = self._cluster.look(self._spout.topics, self._spout.pattern)
+        except SourceError:
+            self._seen = None
+            raise
+
+    def waits(self, empty: Batch) -> bool:
         """Tells whether messages wait.
 
         Raises:
-            SourceError: the cluster cannot be asked, or has not what belongs to the stream. It is asked again.
+            BrokersAway: none does so far, and a leader of which an answer is required has given none.
         """
-        with self._asking:
-            look = self._looks.newest()
-            with self._lock:
-                before, begins = self._planned.get(txid - 1), not self._planned
-            if before is None:
-                if not begins:
-                    return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
-                before = self._first()
-                # Where the stream begins is written down at once, before it could be another place.
-                if not self._starts.is_fixed:
-                    return True
-            with self._lock:
-                if self._waiting(before, look) > 0:
-                    return True
-            self._require_all(look)
-            return False
+        look = self._seen or ()
+        with self._lock:
+            if self._waiting(empty, look) > 0:
+                return True
+        self._require_all(look)
+        return False
 
     def _require_all(self, look: Sequence[TopicLook]) -> None:
         """Raises BrokersAway where all there is was asked for, and a leader has not said where its partition ends."""
@@ -134,23 +125,20 @@ class KafkaCoordinator(BatchCoordinator):
             )
         self._must_know = False
 
-    def _first(self) -> Batch:
-        """The empty batch that everything begins after.
+    def start(self) -> Batch:
+        """Raises SourceError where a topic that is named is not there, or the stream cannot begin as it is to."""
+        look = self._seen or ()
+        wrong = self._wrong(Batch(), look)
+        if wrong is not None:
+            raise wrong
+        return follow(Batch(), look, self._starts.first(all_partitions(look)))
 
-        Raises:
-            SourceError: a topic that is named is not there, or the stream cannot begin as it is told to.
-        """
-        if self._fresh is None:
-            look = self._looks.newest()
-            wrong = self._wrong(Batch(), look)
-            if wrong is not None:
-                raise wrong
-            self._fresh = follow(Batch(), look, self._starts.first(all_partitions(look)))
-        return self._fresh
+    def after(self, before: Batch) -> Batch:
+        return follow(before.without(self._spout.forget), [], {})
 
-    def _waiting(self, after: Batch, look: Sequence[TopicLook]) -> int:
+    def _waiting(self, known: Batch, look: Sequence[TopicLook]) -> int:
         """Offsets that wait behind a batch; at least 1 where something is wrong, which the transaction's begin says."""
-        known, ends = after.without(self._spout.forget), ends_of(look)
+        ends = ends_of(look)
         self._note_lost(known, ends)
         new = sum(ends[at] for at in new_partitions(known, look))
         return waiting(known, ends) + new + len(self._lost) + (self._wrong(known, look) is not None)
@@ -165,57 +153,43 @@ class KafkaCoordinator(BatchCoordinator):
         """
         if self._asking.acquire(blocking=False):  # else another thread is asking, and there will be an answer soon
             try:
-                self._looks.newest()
+                self._look()
             finally:
                 self._asking.release()
-        with self._lock:
-            after, look = self._planned[max(self._planned)] if self._planned else self._fresh, self._looks.seen
-            if look is None or after is None:
-                return Backlog()
-            known = after.without(self._spout.forget)
-            if any(end is None for one in look for end in one.ends) or new_partitions(known, look):
-                return Backlog()
-            return Backlog(rows=waiting(known, ends_of(look)))
+        after, look = self._last() or self._fresh, self._seen
+        if look is None or after is None:
+            return Backlog()
+        known = self.after(after)
+        if any(end is None for one in look for end in one.ends) or new_partitions(known, look):
+            return Backlog()
+        return Backlog(rows=waiting(known, ends_of(look)))
 
     # --- planning -----------------------------------------------------------------------------
 
-    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+    def read(self, metadata: Json) -> Batch:
+        return Batch.read(metadata)
+
+    def stored(self, planned: Batch) -> Json:
+        return planned.to_json()
+
+    def cut(self, empty: Batch, txid: int) -> Batch:
         """Cuts a batch.
 
         Raises:
             TopicGone, LogCut: a topic is gone or is another one; it has lost messages at its end.
-            SourceError: a topic that is named is not there, or the stream cannot begin as it is told to.
+            SourceError: a topic that is named is not there.
         """
-        if curr_metadata is not None:
-            with self._lock:
-                return self._remember(txid, Batch.read(curr_metadata))
-        with self._asking:
-            if prev_metadata is None:
-                before = self._first()
-            else:
-                before = Batch.read(prev_metadata).without(self._spout.forget)
-            begun_at = time.monotonic()
-            try:
-                look = self._looks.newest()
-            except SourceError as error:
-                # It answered when it was asked whether messages wait: the transaction takes none, rather than fail.
-                log.info("transaction %d begins without messages of %s: %s", txid, self._what, error)
-                with self._lock:
-                    self._planned_at[txid] = begun_at
-                    return self._remember(txid, follow(before, [], {}))
-            wrong = self._wrong(before, look)
-            if wrong is not None:
-                raise wrong
-            later = self._later(new_partitions(before, look))
-            with self._lock:
-                self._planned_at[txid] = begun_at
-                ends = ends_of(look)
-                self._note_lost(before, ends)
-                empty = follow(self._moved_back(before), look, later)
-                rows = self._adaptive.next_size(max(1, waiting(empty, ends)))
-                begun = self._remember(txid, cut(empty, ends, rows, txid))
-                self._lost.clear()
-                return begun
+        look = self._seen or ()
+        wrong = self._wrong(empty, look)
+        if wrong is not None:
+            raise wrong
+        later, ends = self._later(new_partitions(empty, look)), ends_of(look)
+        with self._lock:
+            self._note_lost(empty, ends)
+        begin = follow(self._moved_back(empty), look, later)
+        planned = cut(begin, ends, self.next_size(waiting(begin, ends)), txid)
+        self._lost.clear()
+        return planned
 
     def _later(self, new: Sequence[At]) -> dict[At, int]:
         try:
@@ -224,13 +198,11 @@ class KafkaCoordinator(BatchCoordinator):
             log.info("new partitions of %s come later: %s", self._what, error)
             return {}
 
-    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
-        """Half of the offsets of what timed out, but at least one."""
-        with self._lock:
-            found = Batch.read(curr_metadata)
-            rows = self._adaptive.timed_out(max(1, found.rows_estimate))
-            self._planned_at[txid] = time.monotonic()
-            return self._remember(txid, shrunk(found, rows, txid))
+    def size(self, planned: Batch) -> int:
+        return planned.rows_estimate
+
+    def shrunk(self, found: Batch, size: int, txid: int) -> Batch:
+        return shrunk(found, size, txid)
 
     def _wrong(self, before: Batch, look: Sequence[TopicLook]) -> SourceError | None:
         """The error of what is not as the stream has left it."""
@@ -281,9 +253,9 @@ class KafkaCoordinator(BatchCoordinator):
             if now >= end or not self._spout.lossy:
                 continue
             if not self._is_settled(at):
-                if self._told.get(at) != now:
+                if self._logged.get(at) != now:
                     log.warning("%s: the log of %s ends at %d, before offset %d of a batch", self._what, at, now, end)
-                self._told[at] = now
+                self._logged[at] = now
                 continue
             self._lost[at] = min(now, self._lost.get(at, now))
 
@@ -304,26 +276,19 @@ class KafkaCoordinator(BatchCoordinator):
             topics.append(TopicRanges(one.topic, one.id, to, to))
         return Batch(tuple(topics))
 
-    def _remember(self, txid: int, planned: Batch) -> Json:
+    def _remember(self, txid: int, planned: Batch) -> None:
         problem = planned.problem()
         if problem is not None:  # stored, it could not be read again
             raise SourceError(f"{self._what} cannot cut transaction {txid}", found=problem)
-        self._planned[txid] = planned
-        self._unsettled.add(txid)
-        for known in [known for known in self._planned if known < txid - 100]:
-            del self._planned[known]
-            self._unsettled.discard(known)
-            self._planned_at.pop(known, None)
-        return planned.to_json()
-
-    # --- afterwards ---------------------------------------------------------------------------
+        with self._lock:
+            super()._remember(txid, planned)
+            self._unsettled.add(txid)
 
     def success(self, txid: int) -> None:
+        super().success(txid)
         with self._lock:
             self._unsettled = {one for one in self._unsettled if one > txid}
-            planned_at, planned = self._planned_at.pop(txid, None), self._planned.get(txid)
-            if planned_at is not None:
-                self._adaptive.succeeded(time.monotonic() - planned_at)
+            planned = self._planned.get(txid)
         if planned is not None and self._commits is not None:
             self._commits.commit(txid, planned.ends)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
+from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import BrokersAway, SourceError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spark.slots import ROWS_BYTES_MAX
@@ -21,7 +22,7 @@ from trident.spouts.kafka.coordinator import topic_is_another
 from trident.spouts.kafka.ranges import Batch, OffsetRange, groups, pieces
 from trident.spouts.kafka.reader import Consumers, Reading, Stopped, read_groups
 from trident.spouts.kafka.rows import LETTER
-from trident.spouts.task_rows import TaskRows
+from trident.spouts.row_tasks import TaskRows
 from trident.workers.reports import SOURCE, find_report
 
 log = logging.getLogger(__name__)
@@ -155,17 +156,18 @@ class KafkaEmitter(Emitter):
 
         An attempt without them would fail.
         """
-        pause = 0.1
+        failures = 0
         while True:
             try:
                 found = self._cluster.ids({one.topic for one in ranges}, [one.at for one in ranges] if led else [])
-                if pause > 0.1:
+                if failures:
                     log.info("%s: the brokers are back", self._reading.what)
                 return found
             except BrokersAway as error:
-                if pause == 0.1:
+                failures += 1
+                if failures == 1:
                     log.warning("attempt %s waits for its brokers: %s", attempt, error)
-            pause = min(_WAIT_SECS_MAX, 2 * pause)
+            pause = backoff_secs(failures, 0.2, _WAIT_SECS_MAX)
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed or attempt in self._cancelled, pause):
                     raise SourceError(f"{self._reading.what}: attempt {attempt} is wanted no more")

@@ -9,8 +9,14 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from trident.coordinators.errors import TopologyError, described
 from trident.kafka.settings import KafkaSettings
-from trident.spouts.kafka.decoding import DebeziumDecoder, Decoder, JsonDecoder, RegistryDecoder, TextDecoder
-from trident.spouts.kafka.value_types import python_type
+from trident.spouts.kafka.decoding import (
+    DebeziumDecoder,
+    Decoder,
+    JsonDecoder,
+    RegistryDecoder,
+    TextDecoder,
+    python_type,
+)
 from trident.udf.schemas import as_schema, table_schema
 from trident.workers.debezium import EnvelopeReader
 

@@ -15,18 +15,16 @@ from pyspark.sql.types import StructField, StructType
 from trident.coordinators.errors import TopologyError, described
 from trident.kafka.settings import KAFKA_OF_ALL, KafkaSettings, check_topic
 from trident.spouts import arguments as spout_arguments
-from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.checkpoint import KAFKA, SourceOffset
 from trident.spouts.contracts import Json, SpoutContext, SpoutKind
-from trident.spouts.kafka.cluster import KafkaCluster
+from trident.spouts.kafka.cluster import GroupCommits, KafkaCluster
 from trident.spouts.kafka.coordinator import KafkaCoordinator
 from trident.spouts.kafka.emitter import KafkaEmitter
 from trident.spouts.kafka.formats import ValueFormat
-from trident.spouts.kafka.group_commits import GroupCommits
-from trident.spouts.kafka.imported import batch_behind
 from trident.spouts.kafka.reader import Reading
 from trident.spouts.kafka.rows import COLUMNS, LETTER_COLUMNS
-from trident.spouts.kafka.starts import Start, Starts, check_start
+from trident.spouts.kafka.starts import Start, Starts, batch_behind, check_start
+from trident.spouts.ranged import AdaptiveBatchSize
 from trident.states.core.host_bound import is_this_host
 from trident.states.delta.append import DeltaAppend
 from trident.udf.schemas import as_schema

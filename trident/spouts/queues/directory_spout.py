@@ -48,15 +48,14 @@ from typing import TYPE_CHECKING, Any, Union
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
+from trident.spouts.arguments import read_commit_data
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import FORMATS, RowFormat
 from trident.spouts.files.ledger import LedgerEntry
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
-from trident.spouts.intake import Intake, SharedIntake, TakingEmitter
-from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
-from trident.spouts.metadata import read_commit_data
+from trident.spouts.live_attempts import Intake, SharedIntake, TakingCoordinator, TakingEmitter, given_up, limit_of
 from trident.spouts.queues.directory import DONE, DirectoryQueue, FileMessage, wait_for_clock
 from trident.states.core import storage
 from trident.states.core.place import Place

@@ -61,10 +61,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Union
 from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
+from trident.spouts.arguments import read_commit_data
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
-from trident.spouts.intake import Intake, SharedIntake, TakingEmitter
-from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
-from trident.spouts.metadata import read_commit_data
+from trident.spouts.live_attempts import Intake, SharedIntake, TakingCoordinator, TakingEmitter, given_up, limit_of
 from trident.states.delta.append import DeltaAppend
 from trident.udf.schemas import as_schema
 from trident.workers.failures import may_pass

@@ -122,6 +122,22 @@ def _name(context: click.Context, parameter: click.Parameter, name: str | None) 
     return name
 
 
+_Function = Callable[..., None]
+
+
+def _of_topology(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
+    """A command that takes NAME, ``--warehouse`` and these options."""
+
+    def decorated(function: _Function) -> _Function:
+        command = _command(function)
+        for option in reversed(options):
+            command = option(command)
+        command = _warehouse_option(command)
+        return click.argument("name", callback=_name)(command)
+
+    return decorated
+
+
 def _config(settings: tuple[str, ...], base: TridentConfig | None = None) -> TridentConfig:
     return (base or TridentConfig()).with_overrides(settings)
 
@@ -257,7 +273,7 @@ def metrics(alerts: bool, dashboard: bool, settings: tuple[str, ...]) -> None:
 
     A topology started with a port (--set http=3774) serves its metrics at /metrics.
     """
-    from trident.watching.monitoring_files import ALERTS, DASHBOARD, monitoring_file
+    from trident.watching.metric_table import ALERTS, DASHBOARD, monitoring_file
 
     if alerts == dashboard:
         raise ConfigError("one file is printed at a time", expected="--alerts, or --dashboard")
@@ -265,11 +281,9 @@ def metrics(alerts: bool, dashboard: bool, settings: tuple[str, ...]) -> None:
 
 
 @main.command(short_help="Open the live page for NAME's warehouse.")
-@click.argument("name", callback=_name)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port to listen on; a free one by default.")
 @click.option("--open", "open_", is_flag=True, help="Open it in the browser.")
-@_warehouse_option
-@_command
+@_of_topology()
 def ui(name: str, port: int, open_: bool, settings: tuple[str, ...]) -> None:
     """Show topology NAME in a browser of this machine, running or not; until Ctrl-C.
 
@@ -292,34 +306,26 @@ def ui(name: str, port: int, open_: bool, settings: tuple[str, ...]) -> None:
 
 
 @main.command(short_help="Show the past transactions of NAME.")
-@click.argument("name", callback=_name)
 @click.option("--txid", type=click.IntRange(min=1), help="Only this one, in full.")
 @click.option("--group", help="Only of this batch group.")
 @click.option(
     "--last", type=click.IntRange(min=0), default=20, show_default=True, help="This many; 0: all that are kept."
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON, one transaction a line.")
-@_warehouse_option
-@_command
-def history(
-    name: str, txid: int | None, group: str | None, last: int, as_json: bool, settings: tuple[str, ...]
-) -> None:
+@_of_topology()
+def history(name: str, settings: tuple[str, ...], **which: Any) -> None:
     """Print the past transactions of topology NAME, running or not: their times, sources and changes.
 
     Any Delta reader can query them in the warehouse's table NAME__GROUP__transactions, too.
     """
     from trident.commands import history as command
 
-    for line in command.history(name, txid, _config(settings), group, last, as_json):
+    for line in command.history(name, config=_config(settings), **which):
         click.echo(line)
 
 
 @main.command(short_help="Bring the plain tables of NAME up to date.")
-@click.argument("name", callback=_name)
-@_warehouse_option
-@_zookeeper_option
-@_force_option
-@_command
+@_of_topology(_zookeeper_option, _force_option)
 def compact(name: str, force: bool, settings: tuple[str, ...]) -> None:
     """Bring the plain tables of topology NAME up to its last transaction."""
     from trident.commands import admin
@@ -328,28 +334,20 @@ def compact(name: str, force: bool, settings: tuple[str, ...]) -> None:
 
 
 @main.command(short_help="Commit transaction TXID of NAME as empty.")
-@click.argument("name", callback=_name)
 @click.option("--txid", type=click.IntRange(min=1), required=True, help="The transaction that cannot be processed.")
 @click.option("--group", help="Its batch group, when the topology has several.")
-@_warehouse_option
-@_zookeeper_option
-@_force_option
-@_command
-def skip(name: str, txid: int, group: str | None, force: bool, settings: tuple[str, ...]) -> None:
+@_of_topology(_zookeeper_option, _force_option)
+def skip(name: str, txid: int, settings: tuple[str, ...], **options: Any) -> None:
     """Commit transaction TXID of topology NAME as empty; its metadata goes to the dead-letter table."""
     from trident.commands import admin
 
-    _say(admin.skip(name, txid, config=_config(settings), group=group, force=force))
+    _say(admin.skip(name, txid, config=_config(settings), **options))
 
 
 @main.command(short_help="Start NAME over at txid 1.")
-@click.argument("name", callback=_name)
 @click.option("--drop-tables", is_flag=True, help="Delete the topology's tables too.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@_warehouse_option
-@_zookeeper_option
-@_force_option
-@_command
+@_of_topology(_zookeeper_option, _force_option)
 def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[str, ...]) -> None:
     """Delete the record of the transactions of topology NAME: its next start begins at txid 1.
 
@@ -372,7 +370,7 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @click.option("--topology", "file", metavar="FILE[:NAME]", required=True, help="The topology that continues.")
 @click.option("--again", is_flag=True, help="Begin with the batch in doubt: it is read again.")
-@click.option("--skip", "skip_", is_flag=True, help="Begin after the batch in doubt: the target has it.")
+@click.option("--skip", is_flag=True, help="Begin after the batch in doubt: the target has it.")
 @click.option(
     "--target", "targets", multiple=True, metavar="TABLE", help="A Delta table that shows whether it has the batch."
 )
@@ -383,15 +381,7 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
 @_force_option
 @_command
 def migrate(
-    checkpoint: str,
-    file: str,
-    again: bool,
-    skip_: bool,
-    targets: tuple[str, ...],
-    app_id: str | None,
-    without_state: bool,
-    force: bool,
-    settings: tuple[str, ...],
+    checkpoint: str, file: str, without_state: bool, force: bool, settings: tuple[str, ...], **doubt: Any
 ) -> None:
     """Start the topology in FILE after the last batch of the query with this CHECKPOINT.
 
@@ -402,14 +392,14 @@ def migrate(
     from trident.commands.migrate import migrate as run_migrate
     from trident.commands.user_file import load_topology
 
-    doubt = InDoubt(again, skip_, targets, app_id)
+    in_doubt = InDoubt(**doubt)
     given = _config(settings)
     topology, file_config = load_topology(file)
     config = _config(settings, file_config) if file_config is not None else given
-    _say(run_migrate(checkpoint, topology, config, doubt, without_state=without_state, force=force))
+    _say(run_migrate(checkpoint, topology, config, in_doubt, without_state=without_state, force=force))
 
 
-_source_option = click.option("--source", metavar="FOLDER", help="NAME's warehouse, as --set warehouse=….")
+_source_option = click.option("--source", "warehouse", metavar="FOLDER", help="NAME's warehouse, as --set warehouse=….")
 
 
 @main.command("fork", short_help="Make a new topology as of a transaction of NAME.")
@@ -423,25 +413,14 @@ _source_option = click.option("--source", metavar="FOLDER", help="NAME's warehou
 @_source_option
 @_zookeeper_option
 @_command
-def fork_(
-    name: str,
-    at: tuple[str, ...],
-    as_name: str,
-    target: str,
-    until_kept: bool,
-    may_copy: bool,
-    accept_acknowledging: bool,
-    source: str | None,
-    settings: tuple[str, ...],
-) -> None:
+def fork_(name: str, settings: tuple[str, ...], **fork: Any) -> None:
     """Make NAME2, a topology as NAME was after transaction TXID, which then gets the same batches.
 
     NAME is only read, and may run. If it is interrupted, run it again: it continues.
     """
     from trident.commands.fork import fork_to
 
-    given = (*settings, *([f"warehouse={source}"] if source is not None else []))
-    _say(fork_to(name, at, as_name, target, _config(given), until_kept, may_copy, accept_acknowledging))
+    _say(fork_to(name, config=_config(settings), **fork))
 
 
 @main.command("diff", short_help="Show the first difference of NAME and its fork.")
@@ -453,33 +432,20 @@ def fork_(
 @click.option("--warehouse", "target", required=True, metavar="FOLDER", help="NAME2's warehouse.")
 @_source_option
 @_command
-def diff_(
-    name: str,
-    other: str,
-    txids: str | None,
-    group: str | None,
-    as_json: bool,
-    target: str,
-    source: str | None,
-    settings: tuple[str, ...],
-) -> None:
+def diff_(name: str, other: str, settings: tuple[str, ...], **which: Any) -> None:
     """Compare NAME and NAME2 transaction by transaction: the first difference, its table, key and values.
 
     Exit code 1 when they differ, 6 when there is no transaction to compare.
     """
     from trident.commands.fork import diff_of
 
-    given = (*settings, *([f"warehouse={source}"] if source is not None else []))
-    text, code = diff_of(name, other, target, _config(given), txids, group, as_json)
+    text, code = diff_of(name, other, config=_config(settings), **which)
     click.echo(text)
     if code:
         sys.exit(code)
 
 
 @main.command(short_help="Find contradictions in NAME, and repair them.")
-@click.argument("name", callback=_name)
-@_warehouse_option
-@_zookeeper_option
 @click.option("--undo-foreign", multiple=True, metavar="STATE", help="Undo changes of others to its tables.")
 @click.option("--accept-foreign", multiple=True, metavar="STATE", help="Keep changes of others to its table.")
 @click.option("--accept-unverified", multiple=True, metavar="STATE", help="Accept its table without inspection.")
@@ -489,20 +455,8 @@ def diff_(
 @click.option("--accept-outside", multiple=True, metavar="STATE", help="Continue without what its store has lost.")
 @click.option("--clamp", multiple=True, metavar="STATE", help="Use the type's limit for sums that overflow.")
 @click.option("--apply", "apply_", is_flag=True, help="Make the changes; without it nothing is changed.")
-@_command
-def repair(
-    name: str,
-    undo_foreign: tuple[str, ...],
-    accept_foreign: tuple[str, ...],
-    accept_unverified: tuple[str, ...],
-    adopt_tables: bool,
-    accept_loss: bool,
-    abandon_decision: bool,
-    accept_outside: tuple[str, ...],
-    clamp: tuple[str, ...],
-    apply_: bool,
-    settings: tuple[str, ...],
-) -> None:
+@_of_topology(_zookeeper_option)
+def repair(name: str, apply_: bool, settings: tuple[str, ...], **choices: Any) -> None:
     """Show where ZooKeeper and the tables of topology NAME contradict each other, and repair it with --apply.
 
     Exit code 3 while a contradiction is left.
@@ -511,32 +465,22 @@ def repair(
     from trident.repair.report import report, where_words
     from trident.repair.steps import Choices
 
-    choices = Choices(
-        frozenset(undo_foreign),
-        frozenset(accept_foreign),
-        frozenset(accept_unverified),
-        adopt_tables,
-        accept_loss,
-        abandon_decision,
-        frozenset(accept_outside),
-        frozenset(clamp),
-    )
-    repaired = run_repair(name, choices, apply_, _config(settings))
+    chosen: dict[str, Any] = {
+        option: frozenset(one) if isinstance(one, tuple) else one for option, one in choices.items()
+    }
+    repaired = run_repair(name, Choices(**chosen), apply_, _config(settings))
     click.echo(report(repaired, where_words(None, None, settings), apply_))
     if repaired.left:
         sys.exit(EXIT_HALT)
 
 
 @main.command(short_help="Roll NAME back to an earlier transaction.")
-@click.argument("name", callback=_name)
-@_warehouse_option
-@_zookeeper_option
 @click.option("--to", "txid", type=int, required=True, metavar="N", help="The last transaction that stays.")
 @click.option("--group", metavar="GROUP", help="The batch group, when NAME has several.")
 @click.option("--leave", multiple=True, metavar="STATE", help="Do not roll back this state outside of Delta.")
 @click.option("--accept-loss", is_flag=True, help="Lose rows that sources no longer have.")
 @click.option("--apply", "apply_", is_flag=True, help="Make the changes; without it nothing is changed.")
-@_command
+@_of_topology(_zookeeper_option)
 def rollback(
     name: str,
     txid: int,
@@ -563,9 +507,6 @@ def rollback(
 
 
 @main.command(short_help="Let a standby with new code take over NAME.")
-@click.argument("name", callback=_name)
-@_warehouse_option
-@_zookeeper_option
 @click.option("--to", metavar="HOST:PID", help="The standby; default: the one with other code than the leader.")
 @click.option("--last", type=click.IntRange(min=1), default=5, help="Transactions of each group to rehearse: 5.")
 @click.option("--accept-changes", is_flag=True, help="Hand over although the new code's rows differ.")
@@ -579,18 +520,8 @@ def rollback(
     default=600.0,
     help="Seconds for the rehearsal or the check; again for the takeover.",
 )
-@_command
-def handover(
-    name: str,
-    to: str | None,
-    last: int,
-    accept_changes: bool,
-    without_rehearsal: bool,
-    only_rehearse: bool,
-    stop_old: bool,
-    timeout_secs: float,
-    settings: tuple[str, ...],
-) -> None:
+@_of_topology(_zookeeper_option)
+def handover(name: str, settings: tuple[str, ...], **wish: Any) -> None:
     """Make a standby repeat the last transactions of topology NAME with its code, and lead if the rows are the same.
 
     Exit code 1 when they are not, or the code fails on them; 2 when it is refused; 6 when not everything could be
@@ -598,31 +529,26 @@ def handover(
     """
     from trident.commands.handover import Wish, hand_over
 
-    wish = Wish(to, last, accept_changes, without_rehearsal, only_rehearse, stop_old, timeout_secs)
-    code = hand_over(name, wish, _config(settings), click.echo)
+    code = hand_over(name, Wish(**wish), _config(settings), click.echo)
     if code:
         sys.exit(code)
 
 
 @main.command(short_help="Save one transaction of NAME to a folder, for tests.")
-@click.argument("name", callback=_name)
 @click.option("--txid", type=click.IntRange(min=1), required=True, help="The transaction; it must be kept.")
 @click.option("--code", required=True, metavar="FILE[:NAME]", help="The file that defines the topology.")
 @click.option("--to", "folder", metavar="FOLDER", help="A new folder; default: NAME-TXID.")
 @click.option("--group", help="Its batch group, when the topology has several.")
 @click.option("--state-rows", type=click.IntRange(min=0), default=10_000, help="Of larger states only the keys read.")
-@_warehouse_option
-@_command
-def capture(
-    name: str, txid: int, code: str, folder: str | None, group: str | None, state_rows: int, settings: tuple[str, ...]
-) -> None:
+@_of_topology()
+def capture(name: str, settings: tuple[str, ...], **options: Any) -> None:
     """Save transaction TXID of topology NAME to a folder: its input, the states that it read, its committed rows.
 
     trident.testing.load_capture loads it in a test. The topology may run, and does not change.
     """
     from trident.commands.capture import capture_to
 
-    _say(capture_to(name, txid, code, _config(settings), folder, group, state_rows))
+    _say(capture_to(name, config=_config(settings), **options))
 
 
 @main.command(short_help="Check this machine, and a cluster's hosts.")
@@ -651,10 +577,8 @@ def dead_letters() -> None:
 
 
 @dead_letters.command("list", short_help="Show the dead letters of NAME.")
-@click.argument("name", callback=_name)
 @click.option("--json", "as_json", is_flag=True, help="In full, as JSON, one object a line.")
-@_warehouse_option
-@_command
+@_of_topology()
 def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
     """Show the dead letters of topology NAME, the oldest first; then those of each HttpState."""
     from trident.commands.dead_letters import dead_letters, refused_by_servers
@@ -667,21 +591,15 @@ def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
 
 
 @dead_letters.command("replay", short_help="Retry messages of NAME.")
-@click.argument("name", callback=_name)
 @click.option("--stream", help="Only messages of this stream.")
 @click.option("--message", "messages", multiple=True, metavar="ID", help="Only this id, as listed; can be repeated.")
 @click.option("--again", is_flag=True, help="Also those that were replayed before.")
-@_warehouse_option
-@_zookeeper_option
-@_force_option
-@_command
-def replay_letters(
-    name: str, stream: str | None, messages: tuple[str, ...], again: bool, force: bool, settings: tuple[str, ...]
-) -> None:
+@_of_topology(_zookeeper_option, _force_option)
+def replay_letters(name: str, settings: tuple[str, ...], **options: Any) -> None:
     """Retry messages of topology NAME, in the running topology or at its next start."""
     from trident.commands.dead_letters import replay
 
-    _say(replay(name, _config(settings), stream, messages, again, force=force))
+    _say(replay(name, _config(settings), **options))
 
 
 @main.group(short_help="Start, stop or check the warehouse's server.")

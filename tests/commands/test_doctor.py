@@ -14,8 +14,7 @@ from tests.whole.storage_helpers import small_disk
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology
 from trident.cli import main
 from trident.commands import doctor_warehouse
-from trident.commands.doctor_machine import look_at_machine
-from trident.commands.doctor_report import Report
+from trident.commands.doctor_machine import Report, look_at_machine
 from trident.commands.doctor_warehouse import look_at_warehouse
 from trident.config import TridentConfig
 from trident.coordinators.errors import StorageProblem

@@ -20,8 +20,7 @@ from trident.cli import main
 from trident.commands.exit_codes import exit_code
 from trident.coordinators import errors
 from trident.operations.guarantees import table
-from trident.watching.metric_table import SECTIONS
-from trident.watching.monitoring_files import ALERTS, monitoring_file
+from trident.watching.metric_table import ALERTS, SECTIONS, monitoring_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- made by python -m tests.pages: begin -->", "<!-- made by python -m tests.pages: end -->"

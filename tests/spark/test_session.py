@@ -17,8 +17,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology
-from trident.commands.doctor_machine import look_at_machine
-from trident.commands.doctor_report import Report
+from trident.commands.doctor_machine import Report, look_at_machine
 from trident.config import TridentConfig
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
 from trident.spark import jars, jvm_start, session, versions

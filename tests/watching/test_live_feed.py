@@ -16,11 +16,9 @@ from trident.running.led_before import leaderships, part_of
 from trident.udf.signatures import UsersTraceback
 from trident.watching import live_page
 from trident.watching.events import Advanced, Began, Failed, LostLead, Terminated, TookOver, Waits
-from trident.watching.live_feed import FAILURES, TRANSACTIONS, LiveFeed, rates
+from trident.watching.live_feed import FAILURES, TRANSACTIONS, LiveFeed, before, past_records, rates
 from trident.watching.live_page import live_stream
-from trident.watching.look_ups import shown_value
-from trident.watching.past_records import before, past_records
-from trident.watching.recent import Recent
+from trident.watching.page_parts import Recent, shown_value
 
 OF = {"topology": "t", "incarnation": "i", "run_id": "r"}
 

@@ -34,9 +34,8 @@ from trident.watching.collecting import Collecting
 from trident.watching.events import LostLead, Started, Terminated, TookOver, Watchers
 from trident.watching.facts import ADVANCES_KEPT, DiskFacts, Facts, GroupFacts, MemoryFacts, MergeFacts, TableFacts
 from trident.watching.instruments import Instruments
-from trident.watching.metric_table import METRICS
+from trident.watching.metric_table import ALERTS, DASHBOARD, METRICS, monitoring_file
 from trident.watching.metrics import Metrics
-from trident.watching.monitoring_files import ALERTS, DASHBOARD, monitoring_file
 
 
 def values(text: str) -> dict[tuple[str, ...], float]:

@@ -33,7 +33,7 @@ from trident.running.status import AttemptStatus, GroupStatus, TopologyStatus
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.watching.live_feed import LiveFeed
-from trident.watching.look_ups import key_of_texts
+from trident.watching.page_parts import key_of_texts
 from trident.watching.state_sizes import StateSizes
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.topology_helpers import starter
 from tests.watching.metric_helpers import Prometheus, require_prometheus
 from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology
-from trident.watching.monitoring_files import ALERTS, monitoring_file
+from trident.watching.metric_table import ALERTS, monitoring_file
 
 TOKEN = "a-token-of-the-tests"
 

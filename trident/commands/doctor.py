@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from trident.commands.doctor_machine import look_at_machine
-from trident.commands.doctor_report import Report, size
+from trident.commands.doctor_machine import Report, look_at_machine, size
 from trident.commands.doctor_warehouse import look_at_warehouse
 from trident.config import TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper

@@ -9,10 +9,11 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import metadata
 
-from trident.commands.doctor_report import Report, nearest, size
 from trident.config import TridentConfig
 from trident.config_kinds import listen_address
 from trident.coordinators.errors import EnvironmentProblem, TridentError
@@ -28,6 +29,43 @@ _PACKAGES = ("trident-spark", "pyspark", "delta-spark", *LIBRARIES, *LIBRARIES_O
 _MEMORY_BYTES_LEAST = 2 << 30
 _YEAR_LEAST = 2026  # of this release
 _UI = "spark.ui.enabled"
+
+
+@dataclass
+class Report:
+    """Lines to be printed; ``problems``, with which no topology runs; ``notes``, with which one does."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def say(self, what: str, text: str) -> None:
+        self.lines.append(f"{what:<12} {text}")
+
+    def problem(self, what: str, text: str, problem: object) -> None:
+        """A line that leads to the problem, which says what to do."""
+        self.say(what, f"{text}{': ' if text else ''}see below")
+        self.problems.append(str(problem))
+
+    def text(self) -> str:
+        told = list(self.lines)
+        if self.problems:
+            told += ["", "Problems:", *(f"- {one}" for one in dict.fromkeys(self.problems))]
+        if self.notes:
+            told += ["", "Worth knowing:", *(f"- {one}" for one in dict.fromkeys(self.notes))]
+        return "\n".join(told if self.problems else [*told, "", "No problem found."])
+
+
+def nearest(path: "str | os.PathLike[str]", is_there: Callable[[str], bool] = os.path.lexists) -> str:
+    """The path, or the nearest one above it that is there."""
+    found = os.fspath(path)
+    while not is_there(found) and os.path.dirname(found) != found:
+        found = os.path.dirname(found)
+    return found
+
+
+def size(found: int) -> str:
+    return f"{found / (1 << 30):.1f} GB"
 
 
 def look_at_machine(report: Report, config: TridentConfig) -> bool:

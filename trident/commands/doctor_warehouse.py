@@ -8,7 +8,7 @@ import shutil
 import time
 import uuid
 
-from trident.commands.doctor_report import Report, nearest, size
+from trident.commands.doctor_machine import Report, nearest, size
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.core.store_problems import told_by_storage

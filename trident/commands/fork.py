@@ -19,7 +19,7 @@ def fork_to(
     name: str,
     at: Sequence[str],
     as_name: str,
-    warehouse: str,
+    target: str,
     config: TridentConfig,
     until_kept: bool = False,
     may_copy: bool = False,
@@ -29,7 +29,7 @@ def fork_to(
 
     Args:
         at: a txid; of a topology with several batch groups GROUP=TXID for each.
-        warehouse: the fork's.
+        target: the fork's warehouse.
         config: its warehouse is the original's.
 
     Returns:
@@ -43,7 +43,7 @@ def fork_to(
         name,
         points(at),
         as_name,
-        warehouse,
+        target,
         config,
         until_kept=until_kept,
         may_copy=may_copy,
@@ -74,7 +74,7 @@ def points(at: Sequence[str]) -> Mapping[str, int] | int:
 def diff_of(
     name: str,
     other: str,
-    warehouse: str,
+    target: str,
     config: TridentConfig,
     txids: str | None = None,
     group: str | None = None,
@@ -83,7 +83,7 @@ def diff_of(
     """Compares a topology with its fork, or with another one.
 
     Args:
-        warehouse: of the other one.
+        target: the other one's warehouse.
         config: its warehouse is the first one's; of a fork's original it need not be given.
         txids: N, or N..M; None: all that both have.
 
@@ -94,7 +94,7 @@ def diff_of(
         ConfigError: that is no range.
         TridentError: as ``trident.time_travel.diff.diff``.
     """
-    found = diff(name, other, warehouse, config, span(txids), group)
+    found = diff(name, other, target, config, span(txids), group)
     text = json.dumps(asdict(found), default=str) if as_json else "\n".join(lines(found))
     return text, exit_code_of(found)
 

@@ -30,10 +30,9 @@ from trident.states.history.recorded import Transactions, last_transactions
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.pinning import load_state
 from trident.states.outside.outbox_letters import RefusedBox
+from trident.watching.live_feed import past_records
 from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
-from trident.watching.look_ups import key_of_texts, shown_value
-from trident.watching.past_records import past_records
-from trident.watching.recent import Recent
+from trident.watching.page_parts import Recent, key_of_texts, shown_value
 from trident.watching.state_sizes import StateSizes
 
 _PAST_SECS, _SELDOM_SECS = 5.0, 30.0

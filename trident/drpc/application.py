@@ -141,6 +141,10 @@ class Application:
         self._pool = DaemonPool(_AT_ONCE, "trident-http")
         self._running = self._held = 0
 
+    def close(self) -> None:
+        """Its threads end with what they run."""
+        self._pool.shutdown(wait=False)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"], scope[_HELD], request = self, 0, Request(scope, receive)
         try:

@@ -85,9 +85,10 @@ class HttpServer:
                 expected="a loopback address such as 127.0.0.1, or http_token as well",
             )
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._application = Application(token, front, routes)
         self._server = Server(
             Config(
-                Application(token, front, routes),
+                self._application,
                 interface="asgi3",
                 http=_Connection,
                 ws="none",
@@ -114,6 +115,7 @@ class HttpServer:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._drop)
             self._thread.join(_STOP_SECS)
+        self._application.close()
 
     @property
     def connections(self) -> list[_Connection]:
@@ -192,6 +194,9 @@ class _Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuses what is no HTTP, in the form of every other refusal."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+            return
         problem = sys.exc_info()[1]
         status = HTTPStatus(getattr(problem, "error_status_hint", 400))
         text = f"{status.phrase}; found: {problem or msg}"

@@ -20,11 +20,9 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place
 from trident.states.history.recorded import last_transactions
 from trident.states.outside.outbox_letters import RefusedBox
-from trident.watching.live_feed import TRANSACTIONS, LiveFeed
+from trident.watching.live_feed import TRANSACTIONS, LiveFeed, before, past_records
 from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
-from trident.watching.look_ups import key_of_texts, shown_value
-from trident.watching.past_records import before, past_records
-from trident.watching.recent import Recent
+from trident.watching.page_parts import Recent, key_of_texts, shown_value
 from trident.watching.state_sizes import StateSizes
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from starlette.routing import Route
 from trident.coordinators.errors import ConfigError, FieldError, TableError, TopologyError, TridentError, WrongArguments
 from trident.messages.letters import DeadLetter
 from trident.states.core.place import Place
-from trident.watching.recent import Recent
+from trident.watching.page_parts import Recent
 
 log = logging.getLogger("trident.watching")
 STREAMS = 8

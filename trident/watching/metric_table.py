@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import resources
 
 from trident.watching import metric_reads as reads
 from trident.watching.facts import Facts
@@ -401,3 +402,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     ),
 }
 METRICS: tuple[Metric, ...] = tuple(metric for metrics in SECTIONS.values() for metric in metrics)
+
+
+# Alert rules for Prometheus, a dashboard for Grafana.
+ALERTS, DASHBOARD = "alerts.yml", "dashboard.json"
+
+
+def monitoring_file(name: str) -> str:
+    """The text of ``ALERTS`` or ``DASHBOARD``."""
+    return (resources.files("trident.watching") / "monitoring" / name).read_text(encoding="utf-8")

@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/watching/collecting.py": (2, _MACHINE),
     "trident/watching/lineage.py": (1, "where OpenLineage's own client looks for its settings"),
     "trident/watching/live_page.py": (1, "a file of the package"),
-    "trident/watching/monitoring_files.py": (1, "a file of the package"),
+    "trident/watching/metric_table.py": (1, "a file of the package"),
     "trident/planning/drawing.py": (1, "a drawing, where the user wants it"),
     "trident/running/executor_look.py": (2, _MACHINE),
     "trident/settings.py": (1, "the user's file of settings, before anything else is known"),

@@ -150,7 +150,7 @@ def test_a_job_that_was_stopped_anywhere_goes_on_here(
     if kind == "delta" and stop is None:
         done = 2
     said = migrate(str(job.checkpoint), words(tmp_path, kind), config, doubt)
-    assert f"transaction 1 begins behind batch {done} " in said and "stream lines: " in said
+    assert f"transaction 1 begins after batch {done} " in said and "stream lines: " in said
     assert migrate(str(job.checkpoint), words(tmp_path, kind), config, doubt) == said, "again it does nothing more"
     feed(spark, tmp_path, kind, WORDS[3:], 3)
     query = start.run(words(tmp_path, kind))
@@ -253,7 +253,7 @@ def test_the_command_line_runs_it(spark: SparkSession, tmp_path: Path, config: T
     assert refused.exit_code == 2 and "batch 0 of the checkpoint" in refused.stderr
     assert "does not say where batch 0 began" in CliRunner().invoke(main, [*asked, "--again"]).stderr
     taken = CliRunner().invoke(main, [*asked, "--skip"])
-    assert taken.exit_code == 0 and "transaction 1 begins behind batch 0 of" in taken.stdout, taken.output
+    assert taken.exit_code == 0 and "transaction 1 begins after batch 0 of" in taken.stdout, taken.output
     assert CliRunner().invoke(main, ["repair", "words", *given]).exit_code == 0, "nothing contradicts it"
 
 

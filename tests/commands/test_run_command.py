@@ -90,7 +90,7 @@ def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> Non
     assert process.returncode == 0, out
     assert (
         "leads job (epoch 1)" in out
-        and "job: stopped; the next start goes on with transaction 2" in out
+        and "job: stopped; the next start continues with transaction 2" in out
         and "Traceback" not in out
     )
     lines = json_lines(out)
@@ -140,7 +140,7 @@ def test_a_signal_to_the_whole_group_is_a_stop_in_good_order(job, tmp_path: Path
     os.killpg(process.pid, number)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
-    assert "job: stopped; the next start goes on with transaction" in out
+    assert "job: stopped; the next start continues with transaction" in out
     assert "Traceback" not in out and "py4j" not in out and "ERROR" not in out
     assert status(tmp_path).startswith("job: stopped\n")
 

@@ -227,7 +227,7 @@ def test_a_bug_in_new_code_is_named_with_its_transaction_and_its_key(original: O
     said = CliRunner().invoke(main, asked)
     first = next(txid for txid in range(AT + 1, TXIDS + 1) if "g" in counted(lines_of(txid)))
     assert said.exit_code == 1, said.output
-    assert f"they part at transaction {first}\n" in said.output
+    assert f"first difference: transaction {first}\n" in said.output
     assert "table counts: 1 keys differ" in said.output and "key {'word': 'g'}" in said.output
     assert "words: {'count': 1}, and holds {'count': 1} then" in said.output
     assert "mended: {'count': 2}, and holds {'count': 2} then" in said.output

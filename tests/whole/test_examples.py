@@ -168,13 +168,13 @@ def test_06_joins(run: Run) -> None:
 @pytest.mark.long
 def test_16_time_travel(run: Run) -> None:
     out = run("16_time_travel.py")
-    told = [line for line in out.splitlines() if line.startswith(("till", "[", "they part", "batch group"))]
+    told = [line for line in out.splitlines() if line.startswith(("till", "[", "first difference", "batch group"))]
     assert told == [
         "till: delft 525, gouda 1200, leiden 320",
         "till: delft 2523, gouda 2150, leiden 545",
         "[1, 2, 4]",
         "till_mended: delft 2524, gouda 2150, leiden 545",
-        "they part at transaction 4",
+        "first difference: transaction 4",
         "batch group sales goes on with transaction 3",
         "till: delft 2524, gouda 2150, leiden 545",
     ]

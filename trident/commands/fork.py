@@ -137,7 +137,7 @@ def lines(found: Diff) -> list[str]:
     parting = found.parting
     if parting is None:
         return [*told, "no difference"] if _is_compared(found) else told
-    told.append(f"they part at transaction {parting.txid}")
+    told.append(f"first difference: transaction {parting.txid}")
     for tx_id, (one, other) in parting.streams.items():
         told.append(f"  stream {tx_id}: other batches: {found.name} {_shown(one)}, {found.other} {_shown(other)}")
     if parting.table:

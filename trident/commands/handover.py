@@ -200,7 +200,7 @@ class _Handover:
         """The exit code; 0: it may take over."""
         for line in answer.lines:
             self._say(line)
-        accepts, leads = self._wish.accept_changes, f"{self._leader.host} pid {self._leader.pid} leads on"
+        accepts, leads = self._wish.accept_changes, f"{self._leader.host} pid {self._leader.pid} stays leader"
         if answer.outcome == EQUAL:
             if not self._wish.without_rehearsal:
                 self._say("equal: the same rows as were committed")
@@ -209,7 +209,7 @@ class _Handover:
             self._say("the rows differ, which was accepted")
             return 0
         if answer.outcome == DIFFERENT and not accepts:
-            self._say(f"not handed over: the rows differ; {leads}. --accept-changes hands over all the same")
+            self._say(f"not handed over: the rows differ; {leads}. --accept-changes hands over anyway")
             return EXIT_DIFFERENT
         if answer.outcome in (DIFFERENT, NOT_COMPARED):
             self._say(

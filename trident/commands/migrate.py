@@ -116,7 +116,7 @@ def migrate(
                 _pin(zk, lease, topology.name, group, tx_ids, incarnation, own)
             # Last: a start that comes before it meets groups of another incarnation, and begins nowhere.
             registration.ensure(identity, fences=lease.fences.values(), incarnation=incarnation)
-    begins = f"behind batch {done}" if done >= 0 else "at the start of batch 0"
+    begins = f"after batch {done}" if done >= 0 else "at the start of batch 0"
     lines = [f"{topology.name}: transaction 1 begins {begins} of {checkpoint}{told}"]
     lines += [f"  stream {tx_id}: {_shown(source)}" for tx_id, source in streams.items()]
     others = [tx_id for tx_id in identity["streams"] if tx_id not in streams]

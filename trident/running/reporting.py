@@ -114,7 +114,7 @@ class Reporter:
     def close_display(self) -> None:
         """The last line of a run; an error is told by who raises it."""
         supervisor, following = self.supervisor, ", ".join(str(group.current_txid) for group in self._final_groups)
-        goes_on = f"; the next start goes on with transaction {following}" if following else ""
+        goes_on = f"; the next start continues with transaction {following}" if following else ""
         text = f"{self.progress.name}: stopped{goes_on}" if supervisor.error is None else ""
         log.info(text)
         self.progress.close(text)

@@ -108,7 +108,7 @@ class RowExplanation:
             for stream, source in (one.sources or {}).items():
                 lines.append(f"    {stream} ({source.spout}): {_short(source.metadata)}")
                 if source.before is not None and source.before != source.metadata:
-                    lines.append(f"      behind {_short(source.before)}")
+                    lines.append(f"      after {_short(source.before)}")
             if one.sources is None:
                 lines.append("    its manifest is not kept: where its rows came from is not known")
         return "\n".join([*lines, *(f"  {reason}" for reason in self.not_known)])

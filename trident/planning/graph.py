@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from trident.coordinators.errors import TopologyError
 from trident.planning.nodes import Node, SourceNode
 from trident.planning.request_nodes import DrpcNode, no_committer, origin_of
+
+
+class Built(Protocol):
+    """A topology as the user's calls have built it: a ``TridentTopology``, which stands above."""
+
+    name: str
+    graph: TopologyGraph
 
 
 @dataclass(eq=False)

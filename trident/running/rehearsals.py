@@ -1,7 +1,7 @@
 """Has a standby rehearse the leader's last transactions when a command asks for it, and answers the command.
 
-The rehearsal itself is given: it stands above this package (``trident/time_travel/rehearsal.py``). It runs in a thread
-of its own, beside the warm-up and the wait for the lease: a leader that dies meanwhile is succeeded as ever.
+The rehearsal itself is given (``trident/time_travel/rehearsal.py``). It runs in a thread
+of its own, during the warm-up and the wait for the lease: a leader that dies meanwhile is succeeded as ever.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Rehearsals:
         zk: ZooKeeper,
         topology: str,
         identity: IdentityDict,
-        rehearse: Rehearse | None,
+        rehearse: Rehearse,
         event: Callable[[str], None],
         wait_warm: Callable[[float], bool] = lambda secs: True,
     ) -> None:
@@ -129,8 +129,6 @@ class Rehearsals:
         registration.check(self._identity)  # again: the leader may have stored another one since this process started
         if not request.last:
             return Rehearsed(EQUAL, ())
-        if self._rehearse is None:
-            return Rehearsed(FAILED, ("this process was started without the code that rehearses",))
         return self._rehearse(request.incarnation, self._advanced(request.epochs), request.last, ends.is_set)
 
     def _advanced(self, groups: Mapping[str, int]) -> dict[str, int]:

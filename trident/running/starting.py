@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +21,7 @@ from trident.coordinators.supervisor import Supervisor
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.drpc.endpoint import DrpcFront
 from trident.operations.windows import windows_with_rows
-from trident.planning.graph import TopologyGraph
+from trident.planning.graph import Built
 from trident.planning.groups import GroupPlan, plan
 from trident.planning.requests import copied_states
 from trident.running import interrupts, last_resort
@@ -36,7 +36,7 @@ from trident.running.page_source import page_routes
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
 from trident.running.registry import add, make_room, place_of
-from trident.running.rehearsals import Rehearsals, Rehearse
+from trident.running.rehearsals import Rehearsals, Rehearsed
 from trident.running.reporting import Reporter
 from trident.running.session_end import session_end
 from trident.running.signals import Terminated, sigterm_ends
@@ -64,15 +64,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trident.query")
 
-# Session, topology, its graph, warehouse, settings → what a standby rehearses with.
-MakeRehearsal = Callable[["SparkSession", str, TopologyGraph, Place, TridentConfig], Rehearse]
 
-
-class Startable(Protocol):
+class Startable(Built, Protocol):
     """A ``TridentTopology`` as a start reads it, which stands above: ``topology.start()`` calls down to here."""
-
-    name: str
-    graph: TopologyGraph
 
     def identity(self) -> IdentityDict: ...
 
@@ -86,7 +80,6 @@ def start_topology(
     show_progress: bool = False,
     replace: bool | None = None,
     standby: bool = False,
-    rehearsal: MakeRehearsal | None = None,
     listeners: Iterable[TopologyListener] = (),
     **settings: Any,
 ) -> TopologyQuery:
@@ -99,7 +92,6 @@ def start_topology(
             default: a library prints nothing unless asked.
         replace: stops the query of this topology that runs in this process; None: in a notebook alone.
         standby: it is to wait behind that one for its turn.
-        rehearsal: makes what it rehearses with for a hand-over; None: it takes one over without a rehearsal only.
         listeners: are told of its events, from its start on; beside those of the setting ``listener_classes``.
         **settings: single settings on top of config.
 
@@ -153,7 +145,7 @@ def start_topology(
         renew_workers(spark.sparkContext)
         prepare_cluster(spark, warehouse, config.python_archive, of_tasks, config.single_writer)
         _check_outside(spark, topology.name, plans, known=registration.read() is not None)
-        query = _make_query(topology, plans, spark, config, warehouse, zk, reporter, rehearsal, told)
+        query = _make_query(topology, plans, spark, config, warehouse, zk, reporter, told)
         undo.pop_all()
         add(place, query)
     return query
@@ -171,7 +163,6 @@ def _make_query(
     warehouse: Place,
     zk: ZooKeeper,
     reporter: Reporter,
-    rehearsal: MakeRehearsal | None,
     listeners: list[TopologyListener],
 ) -> TopologyQuery:
     """The query, whose threads run."""
@@ -185,7 +176,12 @@ def _make_query(
     reporter.front.listen()
     groups_of = {plan_.name: list(plan_.spouts) for plan_ in plans}
     supervised = Supervised(name, identity, groups_of, reporter.site.code_ids)
-    rehearse = rehearsal and rehearsal(spark, name, topology.graph, warehouse, config)
+
+    def rehearse(incarnation: str, advanced: Mapping[str, int], last: int, ends: Callable[[], bool]) -> Rehearsed:
+        from trident.time_travel.rehearsal import Rehearsal  # time: only a standby that is to take over needs it
+
+        return Rehearsal(spark, name, topology.graph, warehouse, config)(incarnation, advanced, last, ends)
+
     reporter.rehearsals = Rehearsals(zk, name, identity, rehearse, reporter.event, reporter.wait_warm)
     reporter.supervisor = Supervisor(zk, supervised, reporter.site, reporter, _settings(config))
     reporter.front.role_of = lambda: reporter.supervisor.role
@@ -268,7 +264,6 @@ def run_topology(
     spark: SparkSession | None = None,
     config: TridentConfig | None = None,
     *,
-    rehearsal: MakeRehearsal | None = None,
     listeners: Iterable[TopologyListener] = (),
     **settings: Any,
 ) -> TopologyQuery:
@@ -288,7 +283,7 @@ def run_topology(
     """
     config = as_config(config).replace(**settings)
     with sigterm_ends(f"the start of {topology.name}"):
-        query = start_topology(topology, spark, config, show_progress=True, rehearsal=rehearsal, listeners=listeners)
+        query = start_topology(topology, spark, config, show_progress=True, listeners=listeners)
     asked = threading.Event()
     numbers: list[int] = []
 

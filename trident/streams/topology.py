@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -299,14 +298,7 @@ class TridentTopology(OtherNames):
             TridentError: it runs in this process already; and as ``trident.running.starting.start_topology``.
         """
         return _start_topology()(
-            self,
-            spark,
-            config,
-            replace=replace,
-            standby=standby,
-            rehearsal=_rehearsal,
-            listeners=listeners,
-            **overrides,
+            self, spark, config, replace=replace, standby=standby, listeners=listeners, **overrides
         )
 
     def run(
@@ -326,7 +318,7 @@ class TridentTopology(OtherNames):
         """
         from trident.running.starting import run_topology  # time: 300 ms that only a start needs
 
-        return run_topology(self, spark, config, rehearsal=_rehearsal, listeners=listeners, **overrides)
+        return run_topology(self, spark, config, listeners=listeners, **overrides)
 
 
 def _start_topology() -> "Callable[..., TopologyQuery]":
@@ -337,15 +329,6 @@ def _start_topology() -> "Callable[..., TopologyQuery]":
 
 # A program that makes its session before it starts a topology has the time then.
 while_the_jvm_starts(_start_topology)
-
-
-def _rehearsal(*given: Any) -> "Callable[..., Any]":
-    """With this a standby rehearses; by its name, since it stands above this package and imports this module."""
-
-    def rehearse(*asked: Any) -> Any:
-        return importlib.import_module("trident.time_travel.rehearsal").Rehearsal(*given)(*asked)
-
-    return rehearse
 
 
 def _several(streams: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from trident.coordinators.errors import TableError, TopologyError, TransactionNo
 from trident.coordinators.incarnation_ids import first_id, rollbacks_of, up_to
 from trident.coordinators.records import Decision
 from trident.operations.windows import windows_with_rows
+from trident.planning.graph import Built, TopologyGraph
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core import storage
 from trident.states.core.names import checked_txid
@@ -16,7 +17,6 @@ from trident.states.delta.incarnations import incarnations_in
 from trident.states.delta.manifest import Manifest
 from trident.states.history.kept import KeptManifests
 from trident.states.history.versions import published_as_of
-from trident.streams.topology import TridentTopology
 
 _NOT_TOPOLOGIES = frozenset({"states", "zookeeper"})
 
@@ -38,7 +38,7 @@ class KeptBatch:
         return self.manifest.attempt.txid
 
 
-def find_kept(topology: TridentTopology, warehouse: Place, txid: int, group: str | None = None) -> KeptBatch:
+def find_kept(topology: Built, warehouse: Place, txid: int, group: str | None = None) -> KeptBatch:
     """The kept transaction of a topology.
 
     Args:
@@ -50,7 +50,7 @@ def find_kept(topology: TridentTopology, warehouse: Place, txid: int, group: str
         TransactionNotKept: the transaction never was, or is no longer kept; the message says which are.
         TableError: its manifest cannot be read.
     """
-    if not isinstance(topology, TridentTopology):
+    if not isinstance(getattr(topology, "graph", None), TopologyGraph):
         raise TopologyError("this is no topology", found=described(topology), expected="a TridentTopology")
     txid = checked_txid(txid)
     # As a start does: windows whose stored rows an older version has made go on as they are.

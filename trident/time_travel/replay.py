@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Union
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
+from trident.planning.graph import Built
 from trident.planning.groups import GroupPlan
 from trident.planning.nodes import Node, is_source
 from trident.planning.results import RESULT
@@ -24,7 +25,6 @@ from trident.spark.stores import configure_by, configure_by_session
 from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.streams.stream import Stream
-from trident.streams.topology import TridentTopology
 from trident.time_travel.differences import Difference, differences
 from trident.time_travel.grounds import Ground, WarehouseGround
 from trident.time_travel.kept_batch import KeptBatch, find_kept
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def replay(
-    topology: TridentTopology,
+    topology: Built,
     warehouse: Union[str, "os.PathLike[str]"],
     txid: int,
     *,
@@ -62,7 +62,7 @@ def replay(
     are asked for.
 
     Args:
-        topology: as the code at hand builds it.
+        topology: a ``TridentTopology``, as the code at hand builds it.
         warehouse: its folder or URL.
         txid: the transaction; ``trident history NAME`` lists those that are kept.
         group: its batch group, where the topology has several.
@@ -83,7 +83,7 @@ def replay(
 
 
 def open_kept(
-    topology: TridentTopology,
+    topology: Built,
     warehouse: Union[str, "os.PathLike[str]"],
     txid: int,
     group: str | None,

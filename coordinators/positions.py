@@ -5,8 +5,8 @@ metadata of its opaque partitions. One of these that is missing would be read
 as "from the beginning", an older one as "from there", and everything would be
 counted again without a word. So each write of the group's record, which
 every write of the group sets, has a digest of what is stored with it, and
-loading compares. A record of a version before this one has none; see
-:mod:`trident.running.positions_check` for what is asked then.
+loading compares. A record of a version before digests has none until it is
+written next.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Misplaced:
     Attributes:
         txid: of the pin; 0 for the metadata of opaque partitions.
         found: a digest of what is stored, "" when there is nothing.
-        expected: of what the record was written with, "" when nothing may be stored; None when that is not known.
+        expected: of what the record was written with, "" when nothing may be stored.
     """
 
     tx_id: str
     txid: int
     found: str
-    expected: str | None
+    expected: str
 
     def __str__(self) -> str:
         what = f"the pin of transaction {self.txid}" if self.txid else "the metadata of partitions"

@@ -18,8 +18,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import CorruptZnode, IdentityMismatch, OutcomeUnknown, StaleState
 from trident.coordinators.leadership import Fence
 from trident.coordinators.records import Identity, Incarnation, decode, encode
-from trident.coordinators.resetting import refuse_unfinished_reset
-from trident.coordinators.rolling_back import refuse_unfinished_rollback
+from trident.coordinators.unfinished import refuse_unfinished_reset, refuse_unfinished_rollback
 from trident.coordinators.znodes import Create, MultiRefused, Op, SetData
 from trident.coordinators.zookeeper import ZooKeeper
 

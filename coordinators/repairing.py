@@ -12,7 +12,16 @@ from trident.coordinators.errors import StaleState
 from trident.coordinators.group_store import RECORD, GroupStore
 from trident.coordinators.leadership import Lease
 from trident.coordinators.opaque_metadata import PageChanges
-from trident.coordinators.records import Decision, GroupRecord, Identity, Incarnation, LeaderRecord, decode, encode
+from trident.coordinators.records import (
+    Decision,
+    GroupRecord,
+    Identity,
+    Incarnation,
+    LeaderRecord,
+    TableMark,
+    decode,
+    encode,
+)
 from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
 from trident.coordinators.znodes import Create, Delete, Op, SetData
 from trident.coordinators.zookeeper import ZooKeeper
@@ -57,29 +66,23 @@ class RepairStore(GroupStore):
 
     _halts_where_misplaced = False
 
-    @property
-    def exists(self) -> bool:
-        """Tells whether the group has a record."""
-        return self._record is not None
-
     def rebuild(
         self,
-        incarnation: str,
-        identity: Mapping[str, Any],
         record: GroupRecord,
         decision: Decision | None,
         pins: Mapping[str, Mapping[int, Any]],
         opaque: Mapping[str, Mapping[str, Any]],
         opaque_txid: int,
+        registered: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Replaces all that is stored of the group, and the topology's incarnation and identity, in one multi.
+        """Replaces all that is stored of the group in one multi: its record, its decision, its streams' positions.
 
         Doing the same again changes nothing but znode versions.
 
         Args:
-            identity: of the topology, should ZooKeeper have none.
-            pins: tx_id → txid → metadata.
+            pins: tx_id → txid → metadata; of a stream that is left out none is kept.
             opaque: tx_id → partition → metadata, stored under ``opaque_txid``.
+            registered: the topology's incarnation, and its identity should ZooKeeper have none; None leaves them.
 
         Raises: as every write of :class:`GroupStore`.
         """
@@ -88,31 +91,29 @@ class RepairStore(GroupStore):
             for tx_id in self.tx_ids:
                 self._ensure(self._zk.path(self.topology, tx_id))
             self._ensure(self._zk.path(self.topology, self.group))
-            self._replace_all(record, decision, self._registration(incarnation, identity), pins, opaque, opaque_txid)
+            edits: list[Changes | PageChanges] = []
+            for tx_id, states in self._pins.items():
+                if tx_id != self.group:
+                    self._ensure(self._pins_path(tx_id))
+                edits.append(_replaced(states, pins.get(tx_id, {})))
+            self._digests = {tx_id: {} for tx_id in self.tx_ids}
+            for tx_id in self.tx_ids:
+                wanted = opaque.get(tx_id, {})
+                if wanted:
+                    self._ensure(self._partitions[tx_id].root)
+                edits.append(self._partitions[tx_id].replace(wanted, opaque_txid))
+            ops = self._registration(*registered) if registered else []
+            self._write(RECORD, record, [*ops, *self._decided(decision)], edits)
+            self._decision = decision
 
-    def _replace_all(
-        self,
-        record: GroupRecord,
-        decision: Decision | None,
-        ops: list[Op],
-        pins: Mapping[str, Mapping[int, Any]],
-        opaque: Mapping[str, Mapping[str, Any]],
-        opaque_txid: int,
-    ) -> None:
-        """Writes record, decision and all positions of the group's streams in place of those that are there."""
-        edits: list[Changes | PageChanges] = []
-        for tx_id, states in self._pins.items():
-            if tx_id != self.group:
-                self._ensure(self._pins_path(tx_id))
-            edits.append(_replaced(states, pins.get(tx_id, {})))
-        self._digests = {tx_id: {} for tx_id in self.tx_ids}
-        for tx_id in self.tx_ids:
-            wanted = opaque.get(tx_id, {})
-            if wanted:
-                self._ensure(self._partitions[tx_id].root)
-            edits.append(self._partitions[tx_id].replace(wanted, opaque_txid))
-        self._write(RECORD, record, [*ops, *self._decided(decision)], edits)
-        self._decision = decision
+    def carry(self, incarnation: str, tables: Mapping[str, TableMark]) -> None:
+        """Takes a group whose transactions stay into the next incarnation.
+
+        Raises: as every write of :class:`GroupStore`.
+        """
+        with self._lock:
+            self._writable()
+            self._write(RECORD, replace(self.record, incarnation=incarnation, tables=tables), [], [])
 
     def put_positions(
         self, pins: Mapping[str, Mapping[int, Any]], opaque: Mapping[str, Mapping[str, Any]], opaque_txid: int = 1

@@ -469,7 +469,7 @@ def repair(name: str, apply_: bool, settings: tuple[str, ...], **choices: Any) -
         option: frozenset(one) if isinstance(one, tuple) else one for option, one in choices.items()
     }
     repaired = run_repair(name, Choices(**chosen), apply_, _config(settings))
-    click.echo(report(repaired, where_words(None, None, settings), apply_))
+    click.echo(report(repaired, where_words(settings), apply_))
     if repaired.left:
         sys.exit(EXIT_HALT)
 

@@ -144,6 +144,14 @@ class StateDescriptor:
             return self
         return replace(self, earlier_retentions=there.retention.changed(self.deleted_retention_txids, first).earlier)
 
+    def identity(self) -> dict[str, object]:
+        """Returns what may not change between runs, as ``StateBinding.identity`` of the state."""
+        return {
+            "keys": list(self.keys),
+            "value_schema": self.schema.simpleString(),
+            "aggregator": self.aggregator or "append",
+        }
+
     @property
     def retention(self) -> Retention:
         """For how long deleted keys hold against older changes, as of each transaction."""

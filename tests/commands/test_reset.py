@@ -17,7 +17,7 @@ from trident.config import TridentConfig
 from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed, TopologyError
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.registration import Registration
-from trident.coordinators.resetting import unfinished_reset
+from trident.coordinators.unfinished import unfinished_reset
 from trident.coordinators.znodes import Create, SetData
 from trident.running.own_zookeeper import own_zookeeper
 from trident.running.status import StatusWriter, TopologyStatus, status_path

@@ -6,8 +6,6 @@ Also how the metadata of many opaque partitions is stored, on a real ZooKeeper.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,10 +15,9 @@ from trident.coordinators.leadership import Leadership
 from trident.coordinators.opaque_metadata import PAGE_BYTES_MAX, OpaqueMetadata, partition_znode
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, encode_value
 from trident.coordinators.repairing import RepairStore
-from trident.coordinators.resetting import delete_topology
 from trident.coordinators.transactions import TransactionAttempt as Attempt
+from trident.coordinators.unfinished import delete_topology
 from trident.coordinators.znodes import VALUE_BYTES_MAX, Create, Delete, SetData
-from trident.running.positions_check import misplaced_by_manifest
 
 GROUP, TX_IDS = "lines", ["lines", "words"]
 
@@ -260,7 +257,7 @@ def test_a_spout_that_changes_the_metadata_that_it_was_given_changes_nothing_of_
     assert store.pins == opened(zk, lease).pins
 
 
-# --- a record of the version before, whose last manifest is the only witness ----------------------------------
+# --- a record of the version before ---------------------------------------------------------------------------
 
 
 def without_digests(zk):
@@ -280,30 +277,3 @@ def test_a_repair_of_something_else_does_not_vouch_for_positions(zk, lease, stor
     assert opened(zk, lease).record.pins is None
     repair.put_positions({"lines": {1: {"at": 1}}}, {})
     assert opened(zk, lease).record.pins["lines"].keys() == {1}
-
-
-@pytest.mark.parametrize("behind", [False, True], ids=["last published", "empty ones behind it"])
-def test_the_last_manifest_contradicts_what_is_missing_or_another_one(behind, tmp_path):
-    def manifest(metadata, opaque):
-        spouts = {
-            "lines": {"spout": "S", "kind": "transactional", "metadata": metadata, "commit_data": None},
-            "words": {"spout": "S", "kind": "opaque", "metadata": None, "commit_data": None, "opaque": opaque},
-        }
-        return SimpleNamespace(spouts=spouts)
-
-    last = Marker(4, 0, "d")
-    now = Marker(6, 0, "") if behind else last
-    record = GroupRecord("inc", now.txid + 1, last=now, last_published=last)
-    found = [(Decision(4, 0, "m/4-0.json", 1, "d"), manifest({"at": 4}, {"p": 1}))]
-
-    def wrong(pins, partitions):
-        pins, partitions = {"lines": pins, "words": {}}, {"lines": {}, "words": partitions}
-        return [one.tx_id for one in misplaced_by_manifest(record, pins, partitions, found)]
-
-    txid = now.txid
-    assert wrong({txid: {"at": 4}, txid + 1: {"at": 9}}, {"p": 1}) == []
-    assert wrong({txid: {"at": 4}}, {"p": 1, "q": 2}) == ([] if behind else ["words"])
-    assert wrong({txid: {"at": 6}}, {"p": 2}) == ([] if behind else ["lines", "words"])
-    assert wrong({txid - 1: {"at": 4}}, {}) == ["lines", "words"]
-    assert misplaced_by_manifest(replace(record, pins={}), {"lines": {}}, {}, found) == []
-    assert misplaced_by_manifest(record, {"lines": {}}, {}, []) == []

@@ -13,13 +13,9 @@ from trident.coordinators.group_store import SupersededAttempt
 from trident.coordinators.leadership import Leadership, Lease
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, UnfinishedRollback, UsedAttempts
 from trident.coordinators.registration import Registration
-from trident.coordinators.rolling_back import (
-    RollbackStore,
-    begin_rollback,
-    finish_rollback,
-    unfinished_rollback,
-)
+from trident.coordinators.repairing import RepairStore
 from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.unfinished import begin_rollback, finish_rollback, unfinished_rollback
 from trident.coordinators.zookeeper import ZooKeeper
 
 IDENTITY = {"streams": {"lines": "A", "words": "B"}, "states": {}, "groups": {"lines": ["lines", "words"]}}
@@ -46,8 +42,8 @@ def lease(zk: ZooKeeper) -> Iterator[Lease]:
     made.release()
 
 
-def stored(zk: ZooKeeper, lease: Lease) -> RollbackStore:
-    store = RollbackStore(zk, "wc", "lines", IDENTITY["groups"]["lines"], lease.fences["lines"])
+def stored(zk: ZooKeeper, lease: Lease) -> RepairStore:
+    store = RepairStore(zk, "wc", "lines", IDENTITY["groups"]["lines"], lease.fences["lines"])
     store.load()
     return store
 
@@ -70,7 +66,7 @@ def test_while_a_rollback_has_not_ended_no_process_leads_and_the_command_is_name
 def test_record_pins_partitions_and_decision_are_taken_back_as_one(zk: ZooKeeper, lease: Lease) -> None:
     store = stored(zk, lease)
     record = GroupRecord("inc-r1", 2, last=INTENT.last, last_published=INTENT.last, used=INTENT.used)
-    store.take_back(record, {"lines": {1: {"n": 1}}}, {"words": {"p": {"at": 1}, "q1": {"at": 0}}}, 1)
+    store.rebuild(record, None, {"lines": {1: {"n": 1}}}, {"words": {"p": {"at": 1}, "q1": {"at": 0}}}, 1)
     again = stored(zk, lease)
     assert not again.misplaced
     assert again.record == record and again.decision is None

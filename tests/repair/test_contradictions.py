@@ -691,7 +691,7 @@ def test_a_repair_that_dies_at_a_step_is_run_again_and_goes_on(world: World, bro
         for path in staged_files(world, "words"):
             path.unlink()
         choices = {"abandon_decision": True}
-    faults.arm(f"repair.step:{outcome}")
+    faults.arm(f"apply.step:{outcome}")
     with pytest.raises(faults.InjectedFault):
         world.repair(apply=True, **choices)
     faults.disarm()

@@ -16,8 +16,8 @@ from tests.states.outside.ledger_state import LedgerState
 from trident import HttpState, TridentTopology
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.records import Decision, GroupRecord, TableMark, outside_id
+from trident.maintenance.facts import GroupFacts, OutsideFacts, TopologyFacts
 from trident.repair.apply import Repaired
-from trident.repair.facts import GroupFacts, OutsideFacts, TopologyFacts
 from trident.repair.look import outside_facts
 from trident.repair.outside import outside_states
 from trident.repair.report import report

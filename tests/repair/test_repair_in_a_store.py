@@ -41,7 +41,7 @@ def is_mended(world: World, batches: int, kind: str, *states: str) -> None:
     """The start says what is wrong; a repair that dies at its first step is run again, and all goes on."""
     assert isinstance(world.fails(batches), Halted)
     assert [finding.kind for finding in world.repair(undo_foreign=[*states]).findings] == [kind]
-    faults.arm("repair.step:do_then_fail")
+    faults.arm("apply.step:do_then_fail")
     with pytest.raises(faults.InjectedFault):
         world.repair(apply=True, undo_foreign=[*states])
     assert not faults.unfired()

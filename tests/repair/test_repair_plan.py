@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, encode
 from trident.coordinators.transactions import TransactionAttempt
-from trident.repair.diagnose import diagnose
-from trident.repair.facts import (
+from trident.maintenance.facts import (
     APPEND,
+    AUXILIARY,
     LOG,
     PLAIN,
-    SIDE_TABLE,
     ForeignChange,
     GroupFacts,
     ManifestFacts,
     TableFacts,
     TopologyFacts,
 )
+from trident.repair.diagnose import diagnose
 from trident.repair.look import own_manifests
 from trident.repair.steps import AbandonDecision, Choices, ClampValues, Finding, Restore, SetMarks, WriteRecord
 from trident.states.core.control import ControlRecord
@@ -108,11 +108,11 @@ class Model:
             txid = held[-1] if held else 0
             mark = record.tables.get(f"id-{path}") if record else None
             before = self.control(held[-2] if len(held) > 1 else 0) if held else None
-            of_table = TableFacts(state, role, path, True, f"id-{path}", txid, self.control(txid), before, mark=mark)
+            of_table = TableFacts(state, role, path, f"id-{path}", txid, self.control(txid), before=before, mark=mark)
             found.append(replace(of_table, **tables.get(path, {})))  # type: ignore[arg-type]
         manifests = [self.manifest(txid) for txid in range(newest, newest + 2) if 0 < txid <= len(self.attempts)]
         decision = self.decision(self.current) if self.decided and self.current else None
-        group = GroupFacts("lines", record, decision, tuple(found), tuple(manifests), self.leftovers, ("lines",))
+        group = GroupFacts("lines", record, decision, tuple(found), ("lines",), tuple(manifests), self.leftovers)
         known = record is not None
         return TopologyFacts("top", "inc" if known else None, IDENTITY if known else None, (group,), {}, 7)
 
@@ -122,7 +122,7 @@ def with_plain(model: Model, merged: int, floor: int = 0, **more: object) -> Top
     facts = model.facts()
     group = facts.groups[0]
     plain = TableFacts(
-        "counts", PLAIN, "counts", True, "id-plain", 9, model.control(0), merged=merged, floor=floor, starts_at=1
+        "counts", PLAIN, "counts", "id-plain", 9, model.control(0), merged=merged, floor=floor, starts_at=1
     )
     tables = (group.tables[0], replace(plain, **more), group.tables[1])  # type: ignore[arg-type]
     return replace(facts, groups=(replace(group, tables=tables),))
@@ -188,7 +188,6 @@ def test_an_older_or_wiped_zookeeper_is_rebuilt_so_that_every_transaction_counts
 def check_record(model: Model, step: WriteRecord) -> None:
     record = step.record
     assert record.problem() is None and encode(record)  # it can be stored, and read again
-    assert step.epoch > 7
     used = dict(model.leftovers)
     for txid, attempt_id in used.items():
         if txid > record.current_txid - (0 if step.decision else 1) and txid <= 100:
@@ -215,8 +214,8 @@ def test_tables_without_a_part_in_the_last_transaction_do_not_stop_a_rebuild(hal
     """A detached state's table, and one of dead letters, which is written now and then."""
     model = Model(((1, 2, 3), (1, 2) if half else (1, 2, 3)), None, attempts=(0, 1, 2))
     facts = model.facts()
-    detached = TableFacts("old", APPEND, "old", True, "id-old", 5, model.control(1), model.control(0))
-    letters = TableFacts("x", SIDE_TABLE, "top__dead", True, "id-dead", 1, model.control(2), model.control(0))
+    detached = TableFacts("old", APPEND, "old", "id-old", 5, model.control(1), before=model.control(0))
+    letters = TableFacts("x", AUXILIARY, "top__dead", "id-dead", 1, model.control(2), before=model.control(0))
     group = replace(facts.groups[0], tables=(detached, letters, *facts.groups[0].tables))
     (step,) = steps_of(diagnose(replace(facts, groups=(group,))))
     assert run_on(model, step, 5) == ((1, 2, 3, 4, 5),) * 2
@@ -298,7 +297,6 @@ def changed(role: str, foreign: tuple[ForeignChange, ...], **more: object) -> To
             "counts",
             PLAIN,
             "counts",
-            True,
             "id-plain",
             4,
             model.control(0),
@@ -392,7 +390,7 @@ def test_a_table_of_another_topology_stops_everything() -> None:
 def test_a_plain_table_that_is_gone_is_made_again_only_from_a_whole_log() -> None:
     facts = changed(PLAIN, ())
     group = facts.groups[0]
-    gone = replace(group.tables[2], exists=False, table_id="", control=None, mark=None)
+    gone = replace(group.tables[2], version=-1, table_id="", control=None, mark=None)
     for floor, steps in ((0, [SetMarks]), (1, [])):
         tables = (*group.tables[:2], replace(gone, floor=floor, starts_at=1))
         findings = diagnose(replace(facts, groups=(replace(group, tables=tables),)))
@@ -429,7 +427,7 @@ def test_a_table_that_the_manifest_names_and_that_is_gone_is_not_left_out_of_a_r
     if made_again:
         facts = model.facts(**{short: {"table_id": "new", "control": model.control(0), "before": None}})
     else:
-        facts = model.facts(**{short: {"exists": False, "table_id": "", "version": -1, **nothing}})
+        facts = model.facts(**{short: {"table_id": "", "version": -1, **nothing}})
     for choices in (Choices(), Choices(adopt_tables=True, accept_loss=True)):
         (finding,) = diagnose(facts, choices)
         assert steps_of([finding]) == [] and finding.offers == ()
@@ -475,7 +473,7 @@ def test_a_plain_table_that_is_ahead_of_its_log_is_refused_though_zookeeper_agre
 @pytest.mark.parametrize(("floor", "rebuilt"), [(0, True), (2, False)])
 def test_with_the_plain_table_gone_too_only_a_whole_log_is_rebuilt_from(floor: int, rebuilt: bool) -> None:
     model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
-    gone = {"exists": False, "table_id": "", "control": None}
+    gone = {"version": -1, "table_id": "", "control": None}
     (finding,) = diagnose(with_plain(model, 0, floor, **gone))
     assert bool(steps_of([finding])) == rebuilt
     assert rebuilt or "counts is gone, and its log counts__log is kept above transaction 2 only" in finding.refusal
@@ -493,7 +491,7 @@ def test_a_group_without_tables_that_zookeeper_forgot_is_found_and_not_begun_aga
     decided = model.manifest(3)
     manifests = (replace(decided, manifest=replace(decided.manifest, group="maps", tables=parts)),)
     record = GroupRecord("inc", 4, {}, {}, model.marker(3), model.marker(3), {}) if known else None
-    maps = GroupFacts("maps", record, None, (), manifests, {}, ("lines",))
+    maps = GroupFacts("maps", record, None, (), ("lines",), manifests)
     facts = model.facts()
     findings = diagnose(replace(facts, groups=(maps,)), Choices(adopt_tables=True, accept_loss=True))
     assert [finding.kind for finding in findings] == ["ZooKeeper wiped"] * found
@@ -566,7 +564,7 @@ def test_a_plain_table_with_accepted_changes_is_not_made_again_unasked(gone: boo
     assert group.record is not None
     mark = replace(group.record.tables["id-plain"], digest=digest, version=9)
     record = replace(group.record, tables={**group.record.tables, "id-plain": mark})
-    nothing = {"exists": False, "table_id": "", "control": None, "mark": None}
+    nothing = {"version": -1, "table_id": "", "control": None, "mark": None}
     plain = replace(group.tables[2], **nothing) if gone else replace(group.tables[2], mark=mark)  # restored from a copy
     facts = replace(facts, groups=(replace(group, record=record, tables=(*group.tables[:2], plain)),))
     assert bool(steps_of(diagnose(facts))) == (digest == "")

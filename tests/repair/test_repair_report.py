@@ -27,15 +27,17 @@ def test_the_suggested_command_hides_credentials_and_can_be_typed() -> None:
     secret = [name for name in TridentConfig().shown() if is_secret_setting(name)]
     assert {"zookeeper_auth", "zookeeper_sasl_password", "zookeeper_tls_key_password", "http_token"} <= set(secret)
     given = [f"{name}=digest:me:hunter2=;x" for name in secret]
-    where = where_words("/my data/w", "a:1,b:2", ["max_spout_pending=2", f" {given[0]}", *given[1:]])
+    where = where_words(
+        ["warehouse=/my data/w", "zookeeper=a:1,b:2", "max_spout_pending=2", f" {given[0]}", *given[1:]]
+    )
     text = report(Repaired(facts, found, [], found), where, False)
     assert "hunter2" not in text
     assert all(f"TRIDENT_{name.upper()}" in text and f"{name}=***" in text for name in secret)
     (command,) = [line for line in text.splitlines() if "--undo-foreign" in line]
     words = shlex.split(command)[1:]
-    assert words[:7] == ["trident", "repair", "top", "--warehouse", "/my data/w", "--zookeeper", "a:1,b:2"]
+    assert words[:7] == ["trident", "repair", "top", "--set", "warehouse=/my data/w", "--set", "zookeeper=a:1,b:2"]
     assert words[7:9] == ["--set", "max_spout_pending=2"] and words[-3:] == ["--undo-foreign", "words", "--apply"]
-    plain = report(Repaired(facts, found, [], found), where_words(None, None, []), False)
+    plain = report(Repaired(facts, found, [], found), where_words([]), False)
     assert "***" not in plain and "- trident repair top --undo-foreign words --apply" in plain
 
 

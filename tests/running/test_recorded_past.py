@@ -132,7 +132,7 @@ def _commands_tell_it(world: World, count: int, third: dict[str, Any]) -> None:
     unknown = world.command("history", "past", "--txid", "999", code=2)
     assert "transaction 999 of past is not recorded, or no longer" in unknown
     assert f"found: transactions of lines: 1 to {count}" in unknown
-    assert "has no topology 'other'" in world.command("history", "other", code=2)
+    assert "has nothing of a topology 'other'" in world.command("history", "other", code=2)
     assert "has no batch group 'x'" in world.command("history", "past", "--group", "x", code=2)
 
 

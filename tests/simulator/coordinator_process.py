@@ -251,7 +251,7 @@ class SimOpening:
         self._site.check_first_life()
 
     def check_stored(self, store: StoredGroup) -> None:
-        """No manifest contradicts the positions here: tests/repair/test_contradictions.py has those that do."""
+        """No fork is simulated, and so no given batches."""
 
     def recovery_spouts(self, finishing: int) -> RecoverySpouts:
         self._shared.world.tell("finishes", finishing)

@@ -266,7 +266,7 @@ OF_ROLLBACKS: dict[str, tuple[Edit, ...]] = {
         Edit(ROLLBACK + "decided_manifest", "if hashlib.sha256(data).hexdigest() == last.digest:", "if data:"),
     ),
     "a table is left out of a rollback": (
-        Edit(ROLLBACK + "_Rollback.run", "for table in tables:", "for table in tables[1:]:"),
+        Edit(ROLLBACK + "_Rollback.run", "for table in tables]", "for table in tables[1:]]"),
     ),
     "the app of publications stays the same behind a rollback": (
         Edit(

@@ -8,7 +8,7 @@ are the tables' commits, and the look at their logs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,16 +24,17 @@ from trident.coordinators.errors import CommitConflict, CoordinationError, Table
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.records import Holder, TableMark
-from trident.coordinators.rolling_back import begin_rollback, unfinished_rollback
+from trident.coordinators.unfinished import begin_rollback, unfinished_rollback
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_connection import ZooKeeperConfig
+from trident.maintenance import applying
+from trident.maintenance.facts import APPEND, GroupFacts, TableAt, TableFacts, TopologyFacts
+from trident.maintenance.inventory import StoredTable
 from trident.states.core.control import ControlRecord, decode_control
 from trident.states.core.place import Place
 from trident.states.delta.kernel_errors import CommitOutcomeUnknown
 from trident.time_travel import rollback, rollback_look, rollback_plan
-from trident.time_travel.rollback_facts import APPEND, GroupFacts, TableAt, TableFacts, TopologyFacts, last_that_stays
-from trident.time_travel.rollback_plan import Choices, control_after
-from trident.time_travel.rollback_tables import Marks, TableOf
+from trident.time_travel.rollback_plan import Choices, control_after, last_that_stays
 
 _WAREHOUSE = Place("/w")
 _TAKE_SECS, _COMMIT_TRIES = 30.0, 20
@@ -98,7 +99,7 @@ class RollbackProcess:
                 intent = planned.intent
                 begin_rollback(self.zk, lease, TOPOLOGY, intent)
                 self.shared.world.reached("a rollback begins")
-                if planned.facts.group.pending:
+                if planned.group.decision is not None:
                     self.shared.world.reached("a rollback takes a decided transaction back")
             tables: Any = Engine(self.process, self.shared.faults, self.shared.warehouse, self.shared.checker)
             rollback._Rollback(self.zk, tables, lease, _WAREHOUSE, TOPOLOGY, intent).run()
@@ -122,15 +123,15 @@ class RollbackProcess:
                 control = _control(table, version)
                 if control.txid > (last.txid if last else 0) and control.attempt_id >= 0:
                     begun[control.txid] = max(begun.get(control.txid, 0), control.attempt_id)
-        pending = f"transaction {decision.txid}" if decision else ""
-        group = GroupFacts(shared.group, record, tables, pending, manifest, begun)
-        return TopologyFacts(TOPOLOGY, record.incarnation, group)
+        group = GroupFacts(shared.group, record, decision, tables, manifest=manifest, begun=begun)
+        return TopologyFacts(TOPOLOGY, record.incarnation, None, (group,))
 
     def _table(self, table: Table) -> TableFacts:
         """``then``: the newest version without a later transaction."""
         at = [TableAt(version.number, _control(table, version)) for version in table.versions]
         then = [one for one in at if one.control.txid <= self.txid]
-        return TableFacts(table.name, APPEND, table.name, at[-1], then[-1])
+        now = at[-1]
+        return TableFacts(table.name, APPEND, table.name, table.table_id, now.version, now.control, then=then[-1])
 
 
 def _control(table: Table, version: Version) -> ControlRecord:
@@ -143,14 +144,14 @@ class SimTableCommits:
     def __init__(self, engine: Engine, warehouse: Place, topology: str, intent: Any, epoch: int) -> None:
         self._engine, self._intent, self._epoch = engine, intent, epoch
 
-    def _of(self, table: TableOf) -> Table:
+    def _of(self, table: StoredTable) -> Table:
         return self._engine.table(table.path)
 
-    def control(self, table: TableOf) -> ControlRecord:
+    def control(self, table: StoredTable) -> ControlRecord:
         found = self._of(table)
         return _control(found, found.newest)
 
-    def take_back(self, table: TableOf, check_leads: Callable[[], None]) -> str:
+    def take_back(self, table: StoredTable, check_leads: Callable[[], None]) -> str:
         for _ in range(_COMMIT_TRIES):
             check_leads()
             snapshot = self._engine.load(str(_WAREHOUSE / table.path))
@@ -166,7 +167,7 @@ class SimTableCommits:
                 self._engine.replace(snapshot, version)
         raise TableError(f"no commit to {table.path} came about")
 
-    def marks(self, tables: Iterable[TableOf]) -> Marks:
+    def marks(self, tables: Iterable[StoredTable], before: Mapping[str, TableMark]) -> dict[str, TableMark]:
         found: dict[str, TableMark] = {}
         for table in tables:
             of_table = self._of(table)
@@ -174,7 +175,7 @@ class SimTableCommits:
                 control = _control(of_table, version)
                 if control.incarnation == self._intent.incarnation and control.attempt_id >= 0:
                     found.setdefault(of_table.table_id, control.mark(version.number))
-        return Marks(found)
+        return found
 
 
 class _Files:
@@ -193,7 +194,7 @@ class _Files:
 @contextlib.contextmanager
 def simulated(shared: Shared) -> Iterator[None]:
     """What production code takes from the warehouse during a rollback."""
-    tables = [TableOf(shared.group, APPEND, name) for name in shared.warehouse.tables]
+    tables = [StoredTable(shared.group, APPEND, name) for name in shared.warehouse.tables]
 
     def decode(data: bytes) -> Any:
         return SimpleNamespace(spouts=shared.warehouse.decoded(data)["spouts"])
@@ -202,12 +203,12 @@ def simulated(shared: Shared) -> Iterator[None]:
         mock.patch.object(rollback, "tables_of", lambda *_: [one for one in tables if _is_there(shared, one)]),
         mock.patch.object(rollback, "TableCommits", SimTableCommits),
         mock.patch.object(rollback, "list_descriptors", lambda *_: []),
-        mock.patch.object(rollback, "forget_copies", lambda *_: None),
+        mock.patch.object(applying, "forget_copies", lambda *_: None),
         mock.patch.object(rollback_look, "storage", _Files(shared.warehouse.manifests)),
         mock.patch.object(rollback_look, "Manifest", SimpleNamespace(decode=decode)),
     ):
         yield
 
 
-def _is_there(shared: Shared, table: TableOf) -> bool:
+def _is_there(shared: Shared, table: StoredTable) -> bool:
     return bool(shared.warehouse.tables[table.path].versions)

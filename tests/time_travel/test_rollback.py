@@ -269,13 +269,11 @@ def test_a_wrong_name_or_warehouse_is_told_and_makes_nothing(tmp_path: Path) -> 
     where = tmp_path / "warehouse"
     asked = ["rollback", "nope", "--to", "2", "--warehouse", str(where)]
     result = CliRunner().invoke(cli.main, asked)
-    assert result.exit_code == exit_codes.EXIT_BAD_INPUT and "has no topology 'nope'; found: none" in result.output
+    assert result.exit_code == exit_codes.EXIT_BAD_INPUT and "of a topology 'nope'; found: none" in result.output
     assert not where.exists()
     (where / "_trident" / "orders").mkdir(parents=True)
     result = CliRunner().invoke(cli.main, asked)
-    assert "found: those named orders" in result.output and sorted(path.name for path in where.iterdir()) == [
-        "_trident"
-    ]
+    assert "found: those of orders" in result.output and sorted(path.name for path in where.iterdir()) == ["_trident"]
 
 
 def test_what_is_gone_or_runs_is_refused(world: World) -> None:

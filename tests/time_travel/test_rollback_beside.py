@@ -10,9 +10,11 @@ import pytest
 
 from trident.coordinators.records import Marker
 from trident.coordinators.transactions import TransactionAttempt
+from trident.maintenance.facts import AUXILIARY
+from trident.maintenance.inventory import StoredTable, tables_of
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest, ManifestStore
-from trident.time_travel.rollback_look import _Look, own_tables_beside
+from trident.time_travel.rollback_look import _Look
 
 
 def dead_letters(folder: Path, incarnation: str) -> None:
@@ -43,8 +45,9 @@ def dead_letters(folder: Path, incarnation: str) -> None:
 def test_only_the_tables_of_this_life_are_taken_back(tmp_path: Path) -> None:
     dead_letters(tmp_path, "before")
     dead_letters(tmp_path, "now-r1")
-    (found,) = own_tables_beside(Place(tmp_path), "top", "now-r2")
-    assert found == (Place(tmp_path) / "top__now__dead_letters", "lines")
+    assert tables_of([], Place(tmp_path), "top", "now-r2") == [
+        StoredTable("lines", AUXILIARY, "top__now__dead_letters")
+    ]
 
 
 def test_of_a_long_past_only_manifests_behind_the_transaction_are_read(
@@ -59,6 +62,6 @@ def test_of_a_long_past_only_manifests_behind_the_transaction_are_read(
     whole = ManifestStore.read_found
     monkeypatch.setattr(ManifestStore, "read_found", lambda self, path: read.append(path.name) or whole(self, path))
     no_zookeeper: Any = None
-    look = _Look(no_zookeeper, place, "top", "lines", "9f3c", (), ())
+    look = _Look(no_zookeeper, place, "top", "lines", (), ())
     assert [found["s"]["metadata"] for found in look._since(Marker(37, 0, "d"), "9f3c-r1")] == [40, 39, 38]
     assert len(read) == 4

@@ -12,23 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trident.coordinators.errors import Deposed
-from trident.coordinators.records import GroupRecord, Marker, TableMark, UnfinishedRollback, UsedAttempts
+from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, UnfinishedRollback, UsedAttempts
 from trident.coordinators.transactions import TransactionAttempt
+from trident.maintenance.facts import (
+    APPEND,
+    AUXILIARY,
+    LOG,
+    PLAIN,
+    Elsewhere,
+    GroupFacts,
+    TableAt,
+    TableFacts,
+    TopologyFacts,
+    positions,
+)
+from trident.maintenance.inventory import StoredTable
 from trident.states.core.control import ControlRecord
 from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.manifest import Manifest
-from trident.time_travel.rollback_facts import (
-    APPEND,
-    BESIDE,
-    LOG,
-    PLAIN,
-    GroupFacts,
-    TableAt,
-    TableFacts,
-    TopologyFacts,
-)
 from trident.time_travel.rollback_plan import (
     UNSEEN_ATTEMPTS,
     Choices,
@@ -37,17 +40,22 @@ from trident.time_travel.rollback_plan import (
     merged_after,
     moved_files,
     plan,
-    positions,
     record_after,
     used,
 )
-from trident.time_travel.rollback_tables import TableCommits, TableOf
+from trident.time_travel.rollback_tables import TableCommits
 
 
 def data_file(name: str, txids: Sequence[int], rows: int = 1) -> LiveFile:
     """A data file of a log with rows of these transactions."""
     stats = {"minValues": {TXID_COLUMN: min(txids)}, "maxValues": {TXID_COLUMN: max(txids)}}
     return LiveFile(name, 1, {}, stats, rows, 0)
+
+
+def table_facts(state: str, role: str, path: str, now: TableAt, then: TableAt | None, unknown: str = "") -> TableFacts:
+    return TableFacts(
+        state, role, path, f"id-{path}", now.version, now.control, now.merged, now.files, then=then, unknown=unknown
+    )
 
 
 def control(txid: int, attempt_id: int = 0, floor: int = 0, starts_at: int = 1) -> ControlRecord:
@@ -109,7 +117,7 @@ class Model:
         has = [each.merged if role == PLAIN else each.control.txid for each in versions]
         then = max(at for at, each in enumerate(has) if each <= txid)
         state = "rows" if role == APPEND else "counts"
-        return TableFacts(state, role, {LOG: "counts__log"}.get(role, state), versions[-1], versions[then])
+        return table_facts(state, role, {LOG: "counts__log"}.get(role, state), versions[-1], versions[then])
 
 
 EVENTS = st.lists(
@@ -170,10 +178,10 @@ def topology(tables: tuple[TableFacts, ...], last: int, **changed: Any) -> Topol
         "inc", last + 1, last=Marker(last, 0, "x"), last_published=Marker(last, 0, "x")
     )
     begun = {txid: 0 for txid in range(1, last + 1)}
-    group = GroupFacts("g", record, tables, manifest=manifest(1), begun=begun)
-    outside = changed.pop("outside", {})
+    group = GroupFacts("g", record, changed.pop("decision", None), tables, manifest=manifest(1), begun=begun)
+    elsewhere = {name: Elsewhere(kind) for name, kind in changed.pop("outside", {}).items()}
     others = changed.pop("others", ())
-    return TopologyFacts("top", "inc", replace(group, **changed), others, outside)
+    return TopologyFacts("top", "inc", None, (replace(group, **changed), *others), elsewhere=elsewhere)
 
 
 def published(txids: Sequence[int], role: str = APPEND) -> list[TableAt]:
@@ -187,7 +195,9 @@ def published(txids: Sequence[int], role: str = APPEND) -> list[TableAt]:
 
 def rows_table(upto: int, txid: int) -> TableFacts:
     versions = published(range(1, upto + 1))
-    return TableFacts("rows", APPEND, "rows", versions[-1], versions[txid - 1] if 0 < txid <= upto else None, "cleaned")
+    return table_facts(
+        "rows", APPEND, "rows", versions[-1], versions[txid - 1] if 0 < txid <= upto else None, "cleaned"
+    )
 
 
 def refused(facts: TopologyFacts, txid: int, choices: Choices | None = None) -> list[str]:
@@ -210,7 +220,7 @@ def test_a_transaction_that_cannot_be_meant_is_refused(txid: int, text: str) -> 
 
 def test_at_the_last_transaction_there_is_nothing_to_do_unless_another_is_decided() -> None:
     assert of(topology((rows_table(5, 5),), 5), 5).is_there
-    made = plan(topology((rows_table(5, 5),), 5, pending="transaction 6"), 5, Choices())
+    made = plan(topology((rows_table(5, 5),), 5, decision=Decision(6, 0, "m", 1, "d")), 5, Choices())
     assert not made.refusals and not made.is_there and made.last == Marker(5, 0, "digest 5")
 
 
@@ -231,9 +241,9 @@ def test_a_table_that_cannot_get_back_refuses(changed: dict[str, Any], text: str
 def test_a_transaction_under_the_floor_of_a_log_is_refused_with_the_first_that_is_not() -> None:
     versions = published(range(1, 6), LOG)
     now = replace(versions[-1], control=replace(versions[-1].control, floor=4))
-    log = TableFacts("counts", LOG, "counts__log", now, versions[2])
+    log = table_facts("counts", LOG, "counts__log", now, versions[2])
     merged = [replace(at, merged=merged, files={}) for at, merged in ((versions[0], 1), (versions[-1], 5))]
-    plain = TableFacts("counts", PLAIN, "counts", merged[1], merged[0])
+    plain = table_facts("counts", PLAIN, "counts", merged[1], merged[0])
     (said,) = refused(topology((rows_table(5, 3), log, plain), 5), 3)
     assert "transaction 3 lies under a floor: the log of state counts no longer has transactions 2 to 4" in said
     assert "| name transaction 4 or a later one; snapshot_retention_txids" in said
@@ -256,7 +266,7 @@ def test_states_outside_are_refused_by_name_or_left() -> None:
 
 def test_a_state_outside_of_a_group_that_stays_is_refused_with_what_becomes_of_it() -> None:
     facts = topology((rows_table(5, 3),), 5, outside={"totals": "sqlite-map"})
-    facts = replace(facts, outside_of={"totals": "numbers"})
+    facts = replace(facts, elsewhere={"totals": Elsewhere("sqlite-map", "numbers")})
     (said,) = refused(facts, 3)
     assert "state totals (sqlite-map) of batch group 'numbers', which stays, is not in Delta tables" in said
     assert "--leave totals goes on" in said and "has to be cleared" in said
@@ -292,7 +302,8 @@ def test_a_source_that_acknowledges_and_came_with_a_later_transaction_is_named_t
 
 
 def test_another_group_must_have_finished_what_it_has_decided() -> None:
-    other = GroupFacts("h", GroupRecord("inc", 2, last=Marker(1, 0, "x")), (), pending="transaction 2")
+    record = GroupRecord("inc", 2, last=Marker(1, 0, "x"))
+    other = GroupFacts("h", record, Decision(2, 0, "m", 1, "d"), ())
     (said,) = refused(topology((rows_table(5, 3),), 5, others=(other,)), 3)
     assert "batch group 'h', which stays, has decided transaction 2" in said
 
@@ -306,10 +317,10 @@ def of(facts: TopologyFacts, txid: int) -> Plan:
 def test_transactions_that_changed_nothing_are_read_again() -> None:
     """Their positions are in no manifest: those of the last one that has one are taken."""
     versions = published([1, 2, 5])
-    table = TableFacts("rows", APPEND, "rows", versions[-1], versions[1])
+    table = table_facts("rows", APPEND, "rows", versions[-1], versions[1])
     made = of(topology((table,), 5), 4)
     assert made.last == Marker(2, 0, "digest 2")
-    assert record_after(made.facts.group.record, made.intent, {}).current_txid == 3
+    assert record_after(made.group.recorded, made.intent, {}).current_txid == 3
 
 
 def test_the_record_is_that_of_then_and_no_attempt_id_comes_again() -> None:
@@ -332,9 +343,9 @@ def test_the_record_is_that_of_then_and_no_attempt_id_comes_again() -> None:
 
 
 def test_ids_go_on_far_above_where_attempts_have_left_no_trace() -> None:
-    facts = topology((rows_table(5, 3),), 5, begun={5: 3}).group
+    facts = topology((rows_table(5, 3),), 5, begun={5: 3}).groups[0]
     assert used(facts) == UsedAttempts(6, 3 + UNSEEN_ATTEMPTS)
-    again = replace(facts, record=replace(facts.record, used=UsedAttempts(50, 5000)), begun={4: 0, 5: 3})
+    again = replace(facts, record=replace(facts.recorded, used=UsedAttempts(50, 5000)), begun={4: 0, 5: 3})
     assert used(again) == UsedAttempts(50, 5000)
 
 
@@ -365,7 +376,7 @@ def test_a_group_that_stays_keeps_its_rows_and_its_floor() -> None:
     assert merged_after(now, None) == 9
 
 
-@pytest.mark.parametrize("role", [APPEND, PLAIN, BESIDE])
+@pytest.mark.parametrize("role", [APPEND, PLAIN, AUXILIARY])
 def test_only_of_a_log_the_column_of_txids_tells_what_comes_back(role: str) -> None:
     """An append table may have a column of the user's own with that name, and numbers below zero in it."""
     then = TableAt(1, control(1), files={"a": data_file("a", [-7])})
@@ -376,8 +387,8 @@ def test_only_of_a_log_the_column_of_txids_tells_what_comes_back(role: str) -> N
 def test_dead_letters_are_no_witness_of_the_last_transaction() -> None:
     """They take part only in transactions that have rows for them."""
     versions = published([1, 2])
-    beside = TableFacts("d", BESIDE, "d", versions[-1], versions[0])
-    assert of(topology((rows_table(5, 3), beside), 5), 3).last == Marker(3, 0, "digest 3")
+    letters = table_facts("d", AUXILIARY, "d", versions[-1], versions[0])
+    assert of(topology((rows_table(5, 3), letters), 5), 3).last == Marker(3, 0, "digest 3")
 
 
 def test_a_table_that_another_leader_has_changed_meanwhile_is_not_taken_back() -> None:
@@ -400,4 +411,6 @@ def test_a_table_that_another_leader_has_changed_meanwhile_is_not_taken_back() -
     intent = UnfinishedRollback("g", 1, Marker(1, 0, "d"), "inc-r1", UsedAttempts(3, 0), {"rows": 1})
     engine: Any = Engine()
     with pytest.raises(Deposed):
-        TableCommits(engine, Place("/nowhere"), "top", intent, 1).take_back(TableOf("g", APPEND, "rows"), check_leads)
+        TableCommits(engine, Place("/nowhere"), "top", intent, 1).take_back(
+            StoredTable("g", APPEND, "rows"), check_leads
+        )

@@ -32,7 +32,7 @@ from trident.states.outside.health import OutsideHealth
 from trident.watching import collecting, otel
 from trident.watching.collecting import Collecting
 from trident.watching.events import LostLead, Started, Terminated, TookOver, Watchers
-from trident.watching.facts import ADVANCES_KEPT, DiskFacts, Facts, GroupFacts, MemoryFacts, MergeFacts, TableFacts
+from trident.watching.facts import ADVANCES_KEPT, DiskFacts, Facts, GroupFigures, MemoryFacts, MergeFacts, TableSize
 from trident.watching.instruments import Instruments
 from trident.watching.metric_table import ALERTS, DASHBOARD, METRICS, monitoring_file
 from trident.watching.metrics import Metrics
@@ -167,7 +167,7 @@ def test_topologies_of_one_process_do_not_meet() -> None:
 # --- facts ----------------------------------------------------------------------------------------
 
 
-def group_facts(**more: Any) -> GroupFacts:
+def group_facts(**more: Any) -> GroupFigures:
     status = GroupStatus(
         "g",
         11,
@@ -185,7 +185,7 @@ def group_facts(**more: Any) -> GroupFacts:
         "led_from": 900.0,
         "backlog_since": 400.0,
     }
-    return GroupFacts(status, **{**given, **more})
+    return GroupFigures(status, **{**given, **more})
 
 
 def test_facts_give_the_other_values() -> None:
@@ -197,7 +197,7 @@ def test_facts_give_the_other_values() -> None:
         epoch=4,
         zookeeper_connected=True,
         groups=(group_facts(),),
-        tables=(TableFacts("g", "counts", "log", 3, 999, None), TableFacts("g", "", "dead_letters", 1, 5, 2)),
+        tables=(TableSize("g", "counts", "log", 3, 999, None), TableSize("g", "", "dead_letters", 1, 5, 2)),
         disk=DiskFacts(10, 100),
         memory=MemoryFacts(1, 2, 3, 4),
         collected={"status": 1009.0},
@@ -407,8 +407,8 @@ def test_a_process_that_leads_no_more_has_no_tables_and_one_that_leads_has_them_
     try:
         assert eventually(lambda: len(made.facts().collected) == 3, 30)
         observed.role = "leader"
-        letters = TableFacts("g", "", "dead_letters", 0, 0, 0)
-        assert eventually(lambda: TableFacts("g", "counts", "plain", 0, 0, 0) in made.facts().tables, 30)
+        letters = TableSize("g", "", "dead_letters", 0, 0, 0)
+        assert eventually(lambda: TableSize("g", "counts", "plain", 0, 0, 0) in made.facts().tables, 30)
         assert letters in made.facts().tables and made.facts().disk is not None
         observed.role = "standby"
         assert eventually(lambda: made.facts().role == "standby", 30)

@@ -64,8 +64,16 @@ IMPURE = {
     *SPARK_AND_DELTA,
 }
 # `trident repair` decides on facts, without I/O: repair/look.py finds them, repair/apply.py does what is decided.
-REPAIR = ["damaged", "diagnose", "facts", "foreign", "outside", "rebuild", "steps", "stuck", "whole"]
+REPAIR = ["damaged", "diagnose", "foreign", "outside", "rebuild", "steps", "whole"]
+FACTS_MAY_USE = {
+    "coordinators.positions",
+    "coordinators.records",
+    "states.core.control",
+    "states.delta.kernel_files",
+    "states.delta.manifest",
+}
 REPAIR_MAY_USE = {
+    "trident.maintenance.facts",
     "coordinators.positions",
     "coordinators.records",
     "states.core.control",
@@ -81,14 +89,14 @@ ROLLBACK_MAY_USE = {
     "states.delta.kernel_files",
     "states.delta.manifest",
     "states.keyed.tables",
-    "trident.time_travel.rollback_facts",
+    "trident.maintenance.facts",
 }
 PURE = {
     **{f"trident/repair/{name}.py": REPAIR_MAY_USE for name in REPAIR},
     "coordinators/master.py": {"coordinators.backoff", "coordinators.transactions", "coordinators.errors"},
     "coordinators/backoff.py": set(),
     "coordinators/incarnation_ids.py": set(),
-    "trident/time_travel/rollback_facts.py": ROLLBACK_MAY_USE,
+    "trident/maintenance/facts.py": FACTS_MAY_USE,
     "trident/time_travel/rollback_plan.py": ROLLBACK_MAY_USE,
     "coordinators/positions.py": {"coordinators.errors", "coordinators.records"},
     "coordinators/transactions.py": set(),

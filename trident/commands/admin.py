@@ -6,25 +6,23 @@ import json
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trident.commands.reset import reset
 from trident.config import TridentConfig, as_config
 from trident.coordinators.driver import GroupDriver
-from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
+from trident.coordinators.errors import CoordinationError, TridentError
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.leadership import Lease
 from trident.coordinators.master import Limits
 from trident.coordinators.ports import Beginning, Initialized, ProcessedBatch
-from trident.coordinators.registration import Registration
 from trident.coordinators.transactions import TransactionAttempt
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.maintenance.applying import engine_for
+from trident.maintenance.inventory import choose_group, registered, unknown_topology
 from trident.running.own_zookeeper import leading, own_zookeeper
-from trident.running.positions_check import check_by_manifest
 from trident.running.status import read_status
 from trident.running.view import recorder
-from trident.spark.session import make_session, spark_settings
-from trident.spark.stores import configure_by_session
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from trident.states.core.names import check_name
@@ -36,9 +34,6 @@ from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import latest_txid
 from trident.states.publishing.committer import DeltaCommitter
 from trident.states.publishing.dead_letters import dead_letter_binding, stage_letters
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["compact", "reset", "skip"]
 
@@ -63,27 +58,25 @@ def compact(name: str, config: TridentConfig | None = None, force: bool = False)
     check_name("topology", name)
     config = as_config(config)
     warehouse = config.warehouse_place()
-    descriptors = _descriptors(warehouse, name)
+    descriptors = list_descriptors(warehouse, name)
+    if not descriptors:
+        raise unknown_topology(warehouse, name)
     if not force:
         with own_zookeeper(config, warehouse, name, "compact"):
             pass
-    spark = make_session(f"trident compact {name}", spark_settings(config))
-    configure_by_session(warehouse, spark)
-    engine = KernelEngine(spark)
+    engine = engine_for(f"compact {name}", config, warehouse)
     lines = []
     keyed = [one for one in descriptors if one.state_kind.has_log and one.ends_at is None]
     for group in dict.fromkeys(one.group for one in keyed):
-        lines += _compact_group(spark, engine, warehouse, [one for one in keyed if one.group == group])
+        lines += _compact_group(engine, warehouse, [one for one in keyed if one.group == group])
     return "\n".join(lines) or f"{name} has no keyed state: there is nothing to merge"
 
 
-def _compact_group(
-    spark: SparkSession, engine: KernelEngine, warehouse: Place, states: Sequence[StateDescriptor]
-) -> list[str]:
+def _compact_group(engine: KernelEngine, warehouse: Place, states: Sequence[StateDescriptor]) -> list[str]:
     """Merges the keyed states of a batch group up to one transaction, and records the view of it."""
     first, lines = states[0], []
     txid = latest_txid(warehouse, first.name)
-    compactors = [Compactor(spark, engine, warehouse, state) for state in states]
+    compactors = [Compactor(engine.spark, engine, warehouse, state) for state in states]
     for compactor in compactors:
         report = compactor.merge_once(txid, force=True, upto=txid)
         # The log is dropped by the topology, which knows how much of it to keep.
@@ -116,21 +109,12 @@ def skip(
     config = as_config(config)
     warehouse = config.warehouse_place()
     with own_zookeeper(config, warehouse, name, "skip", force) as zk:
-        registered = Registration(zk, name).read()
-        if registered is None:
-            raise TopologyError(f"ZooKeeper knows no topology {name!r}", action="check the name and zookeeper_root")
-        incarnation, identity = registered
-        groups: dict[str, list[str]] = identity["groups"]
-        if group is None and len(groups) > 1:
-            raise TopologyError(f"{name} has several batch groups", expected=f"--group, one of {sorted(groups)}")
-        group = group or next(iter(groups))
-        if group not in groups:
-            raise TopologyError(f"{name} has no batch group {group!r}", expected=f"one of {sorted(groups)}")
-        spark = make_session(f"trident skip {name}", spark_settings(config))
-        configure_by_session(warehouse, spark)
-        with leading(zk, name, list(groups)) as lease:
-            spouts = {tx_id: identity["streams"][tx_id] for tx_id in groups[group]}
-            return _skip(KernelEngine(spark), zk, lease, warehouse, name, group, spouts, incarnation, txid)
+        incarnation, identity = registered(zk, name)
+        group = choose_group(name, list(identity["groups"]), group)
+        engine = engine_for(f"skip {name}", config, warehouse)
+        with leading(zk, name, list(identity["groups"])) as lease:
+            spouts = {tx_id: identity["streams"][tx_id] for tx_id in identity["groups"][group]}
+            return _skip(engine, zk, lease, warehouse, name, group, spouts, incarnation, txid)
 
 
 def _skip(
@@ -155,7 +139,6 @@ def _skip(
             expected="the current transaction, begun and not decided",
             action="start the topology to finish what is decided; `trident status` shows the current transaction",
         )
-    check_by_manifest(store, warehouse)
     metadata = {tx_id: of_stream.get(txid) for tx_id, of_stream in pins.items()}
     unpinned = [tx_id for tx_id, value in metadata.items() if value is None and not pins[tx_id]]
     if unpinned:
@@ -304,16 +287,6 @@ class _Advanced:
 
     def retries(self, attempt: TransactionAttempt, part: str, error: BaseException) -> None:
         """The driver keeps the error."""
-
-
-def _descriptors(warehouse: Place, name: str) -> list[StateDescriptor]:
-    found = list_descriptors(warehouse, name)
-    if not found:
-        raise TopologyError(
-            f"the warehouse {warehouse} has no state of a topology {name!r}",
-            action="check the name, or name the warehouse with --set warehouse=…",
-        )
-    return found
 
 
 def _last_error(warehouse: Place, name: str, group: str) -> str:

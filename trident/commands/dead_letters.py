@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from trident.config import TridentConfig, as_config
-from trident.coordinators.errors import TopologyError
+from trident.maintenance.inventory import warehouse_of
 from trident.messages.letters import DeadLetter, LetterBox
 from trident.running.own_zookeeper import own_zookeeper
-from trident.states.core import storage
-from trident.states.core.names import check_name
-from trident.states.core.place import Place
 from trident.states.outside.outbox_letters import RefusedRequest, refused_requests
 
 
@@ -21,7 +18,7 @@ def dead_letters(name: str, config: TridentConfig | None = None) -> list[DeadLet
         TopologyError: the warehouse knows no such topology.
         TableError: a table of dead letters or messages cannot be read.
     """
-    return LetterBox(_warehouse(name, as_config(config)), name).letters()
+    return LetterBox(warehouse_of(as_config(config), name), name).letters()
 
 
 def refused_by_servers(name: str, config: TridentConfig | None = None) -> list[RefusedRequest]:
@@ -33,7 +30,7 @@ def refused_by_servers(name: str, config: TridentConfig | None = None) -> list[R
         TopologyError: the warehouse knows no such topology.
         OutboxDamaged, TableError: what is kept of them is not as it was written.
     """
-    return refused_requests(_warehouse(name, as_config(config)), name)
+    return refused_requests(warehouse_of(as_config(config), name), name)
 
 
 def replay(
@@ -63,20 +60,9 @@ def replay(
         CoordinationError: the topology is another ZooKeeper's.
     """
     config = as_config(config)
-    warehouse = _warehouse(name, config)
+    warehouse = warehouse_of(config, name)
     if not force:
         with own_zookeeper(config, warehouse, name, "dead-letters replay"):
             pass
     lines = LetterBox(warehouse, name).replay(stream, messages, again)
     return "\n".join(lines) or f"{name}: no dead letter is to be replayed"
-
-
-def _warehouse(name: str, config: TridentConfig) -> Place:
-    check_name("topology", name)
-    warehouse = config.warehouse_place()
-    if not storage.is_folder(warehouse / "_trident" / name):
-        raise TopologyError(
-            f"the warehouse {warehouse} has no topology {name!r}",
-            action="check the name, or name the warehouse with --set warehouse=…",
-        )
-    return warehouse

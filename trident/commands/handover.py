@@ -31,8 +31,8 @@ from trident.coordinators.handing_over import (
 )
 from trident.coordinators.leadership import current_holder, holder_is_gone, holder_is_here
 from trident.coordinators.records import Holder, LeaderRecord, decode
-from trident.coordinators.registration import Registration
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.maintenance.inventory import registered
 from trident.running.own_zookeeper import own_zookeeper
 
 LAST = 5
@@ -105,11 +105,7 @@ class _Handover:
         self._request: HandoverRequest | None = None
 
     def run(self) -> int:
-        registered = Registration(self._zk, self._name).read()
-        if registered is None:
-            raise TopologyError(
-                f"ZooKeeper knows no topology {self._name!r}", action="check the name, warehouse and zookeeper"
-            )
+        incarnation, _ = registered(self._zk, self._name)
         live = self._live()
         if live is None:
             raise TopologyError(
@@ -126,7 +122,7 @@ class _Handover:
                 action="stop the process that leads: the standby leads then",
             )
         # Without a rehearsal, too: code that does not fit the topology would take the lease, and end.
-        self._ask(registered[0])
+        self._ask(incarnation)
         what = "the look whether its code fits" if self._wish.without_rehearsal else "the rehearsal"
         code = self._judge(self._wait_answer(what, lambda one: one.outcome != SERVES))
         if code or self._wish.only_rehearse:

@@ -10,9 +10,8 @@ from typing import Any
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError, TransactionNotKept
 from trident.coordinators.incarnation_ids import rollbacks_of
-from trident.states.core import storage
+from trident.maintenance.inventory import warehouse_of
 from trident.states.core.descriptor import list_descriptors
-from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.manifest import groups_with_manifests
 from trident.states.history.recorded import BeforeRollback, Transactions, recorded_transactions
@@ -44,8 +43,7 @@ def history(
         TopologyError: the warehouse knows no such topology, or group.
         TransactionNotKept: nothing is known of the txid: the message says what is kept.
     """
-    check_name("topology", name)
-    warehouse = as_config(config).warehouse_place()
+    warehouse = warehouse_of(as_config(config), name)
     found = {
         each: recorded_transactions(warehouse, name, each, None if txid is None else {txid}, last or None, earlier=True)
         for each in _groups(warehouse, name, group)
@@ -70,11 +68,6 @@ def history(
 
 
 def _groups(warehouse: Place, name: str, group: str | None) -> list[str]:
-    if not storage.is_folder(warehouse / "_trident" / name):
-        raise TopologyError(
-            f"the warehouse {warehouse} has no topology {name!r}",
-            action="check the name, or name the warehouse with --set warehouse=…",
-        )
     described = (state.group for state in list_descriptors(warehouse, name))
     groups = sorted({*described, *groups_with_manifests(warehouse, name)})
     if group is not None and group not in groups:

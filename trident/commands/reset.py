@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TableError, TopologyError
-from trident.coordinators.resetting import delete_topology, finish_reset
+from trident.coordinators.unfinished import delete_topology, finish_reset
 from trident.running.own_zookeeper import own_zookeeper
 from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor, list_descriptors

@@ -13,17 +13,16 @@ from dataclasses import asdict
 from typing import Any
 
 from trident.config import TridentConfig, as_config
-from trident.coordinators.errors import NotLeading, TopologyError, TridentError
+from trident.coordinators.errors import NotLeading, TridentError
 from trident.drpc.http import HttpServer
 from trident.drpc.requests import Answer
+from trident.maintenance.inventory import warehouse_of
 from trident.messages.letters import DeadLetter, LetterBox
 from trident.planning.requests import DrpcPlan
 from trident.running.led_before import LedBefore
 from trident.running.standby_notes import waiting_standbys
 from trident.running.status import condition, read_status
-from trident.states.core import storage
 from trident.states.core.descriptor import list_descriptors
-from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.manifest import groups_with_manifests
 from trident.states.history.recorded import Transactions, last_transactions
@@ -59,15 +58,8 @@ def serve(
         TopologyError: the warehouse knows no such topology.
         AddressInUse: another process listens there.
     """
-    check_name("topology", name)
     config = as_config(config)
-    warehouse = config.warehouse_place()
-    if not storage.is_folder(warehouse / "_trident" / name):
-        raise TopologyError(
-            f"the warehouse {warehouse} has no topology {name!r}",
-            action="check the name, or name the warehouse with --warehouse …",
-        )
-    source = WarehouseSource(warehouse, name)
+    source = WarehouseSource(warehouse_of(config, name), name)
     server = HttpServer(f"127.0.0.1:{port}", config.http_token, _NoFunctions(name), LivePage(source).routes())
     try:
         told(f"http://{server.address}/")

@@ -12,21 +12,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators import faults
-from trident.coordinators.errors import CoordinationError, Halted, TableError, TopologyError
+from trident.coordinators.errors import Halted, TableError, TopologyError
 from trident.coordinators.leadership import Lease
 from trident.coordinators.repairing import RepairStore, leap_epochs
-from trident.coordinators.resetting import refuse_unfinished_reset
-from trident.coordinators.rolling_back import refuse_unfinished_rollback
+from trident.coordinators.unfinished import refuse_unfinished
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.maintenance.applying import carry_out, engine_for
+from trident.maintenance.facts import TopologyFacts
 from trident.repair.diagnose import diagnose
-from trident.repair.facts import TopologyFacts
 from trident.repair.file_ledger import write_ledger
 from trident.repair.look import look
 from trident.repair.rebuild import EPOCH_LEAP
@@ -42,27 +43,21 @@ from trident.repair.steps import (
     Step,
     WriteLedger,
     WriteRecord,
-    with_versions,
 )
 from trident.running.connecting import open_zookeeper
 from trident.running.own_zookeeper import leading, refuse_leader_elsewhere
-from trident.spark.session import make_session, spark_settings
-from trident.spark.stores import configure_by_session
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.place import Place
-from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_lock import table_lock
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.copies import forget_copies
-from trident.states.keyed.log_watch import repair_marker, repaired_to
+from trident.states.keyed.log_watch import repair_marker
 from trident.states.outside.outbox_log import OutboxLog, outbox_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("trident.repair")
-STEP = faults.register("repair.step", "one step of a repair: a RESTORE with its multi, or a multi")
 RESTORE = faults.register("repair.restore", "the RESTORE of a repair, of which ZooKeeper does not know yet")
 
 
@@ -106,11 +101,8 @@ def repair(
     config, choices = as_config(config), choices or Choices()
     warehouse = config.warehouse_place()
     with closing(open_zookeeper(config, warehouse)) as zk:
-        refuse_unfinished_reset(zk, name)
-        refuse_unfinished_rollback(zk, name)
-        spark = spark or make_session(f"trident repair {name}", spark_settings(config))
-        configure_by_session(warehouse, spark)
-        engine = KernelEngine(spark)
+        refuse_unfinished(zk, name)
+        engine = engine_for(f"repair {name}", config, warehouse, spark)
         facts = look(zk, engine, warehouse, name)
         _check_choices(facts, choices)
         findings = diagnose(facts, choices)
@@ -119,11 +111,18 @@ def repair(
         refuse_leader_elsewhere(zk, config, warehouse, name, "repair")
         with leading(zk, name, [group.name for group in facts.groups]) as lease:
             # Again, now that no other process writes.
-            facts = look(zk, engine, warehouse, name)
-            findings = diagnose(facts, choices)
-            if any(isinstance(step, WriteRecord) for step in _steps(findings)):
-                leap_epochs(zk, lease, facts.epoch + EPOCH_LEAP)
-            done = _Repair(zk, engine, lease, warehouse, facts).run(_steps(findings))
+            facts = now = look(zk, engine, warehouse, name)
+            findings = steps_of = diagnose(facts, choices)
+            done = []
+            while restores := [step for step in _steps(steps_of) if isinstance(step, Restore)]:
+                # First: what ZooKeeper is to say of a table depends on the version that its RESTORE makes.
+                done += _Repair(zk, engine, lease, warehouse, now).run(restores)
+                now = look(zk, engine, warehouse, name)
+                steps_of = diagnose(now, choices)
+            steps = list(_steps(steps_of))
+            if any(isinstance(step, WriteRecord) for step in steps):
+                leap_epochs(zk, lease, now.epoch + EPOCH_LEAP)
+            done += _Repair(zk, engine, lease, warehouse, now).run(steps)
         return Repaired(facts, findings, done, diagnose(look(zk, engine, warehouse, name), choices))
 
 
@@ -159,18 +158,9 @@ class _Repair:
         self, zk: ZooKeeper, engine: KernelEngine, lease: Lease, warehouse: Place, facts: TopologyFacts
     ) -> None:
         self._zk, self._engine, self._lease, self._warehouse, self._facts = zk, engine, lease, warehouse, facts
-        self._versions: dict[str, int] = {}  # table id → the version that restoring has made
 
     def run(self, steps: Iterable[Step]) -> list[str]:
-        done = []
-        for step in steps:
-            if self._lease.lost.is_set():
-                raise CoordinationError("the lease was lost while repairing", action="run the command again")
-            self._lease.fences[step.group].verify(self._zk)
-            with faults.fault_point(STEP):
-                forget_copies(self._warehouse)
-                done.append(self._do(step))
-        return done
+        return carry_out(self._zk, self._lease, self._warehouse, [partial(self._do, step) for step in steps])
 
     def _do(self, step: Step) -> str:
         if isinstance(step, Restore):
@@ -218,36 +208,24 @@ class _Repair:
                     expected=f"table {step.table_id}, version {step.seen}",
                     action="run the command again: it looks at what is there now",
                 )
-            restored = self._run_restore(path, step.version, step.seen)
-        self._versions[step.table_id] = restored
-        store = self._store(step.group)
-        if step.mark is not None and store.exists:
-            store.put_tables({step.table_id: replace(step.mark, version=restored)})
-        return f"{step.path} has the rows of its version {step.version} again, as version {restored}"
-
-    def _run_restore(self, path: str, version: int, seen: int) -> int:
-        session = self._engine.spark.newSession()
-        session.conf.set(
-            "spark.databricks.delta.commitInfo.userMetadata", repair_marker(self._facts.name, version, seen)
-        )
-        try:
-            with faults.fault_point(RESTORE):
-                DeltaTable.forPath(session, path).restoreToVersion(version)
-        except faults.InjectedFault:
-            raise
-        except Exception as error:
-            raise TableError(
-                f"{path} could not be restored to version {version}: {str(error).splitlines()[0][:500]}",
-                action="nothing was changed; bring the table back from a back-up, or look at the other choices",
-            ) from error
-        version = self._engine.load(path).version
-        # A commit that came right behind it is looked at next time: it is after the mark.
-        made = (one for one in DeltaLog(path).commits_down(version) if repaired_to(one, self._facts.name) is not None)
-        return next(made).version
+            session = self._engine.spark.newSession()
+            marker = repair_marker(self._facts.name, step.version, step.seen)
+            session.conf.set("spark.databricks.delta.commitInfo.userMetadata", marker)
+            try:
+                with faults.fault_point(RESTORE):
+                    DeltaTable.forPath(session, path).restoreToVersion(step.version)
+            except faults.InjectedFault:
+                raise
+            except Exception as error:
+                raise TableError(
+                    f"{path} could not be restored to version {step.version}: {str(error).splitlines()[0][:500]}",
+                    action="nothing was changed; bring the table back from a back-up, or look at the other choices",
+                ) from error
+        return f"{step.path} has the rows of its version {step.version} again"
 
     def _write(self, step: WriteRecord) -> str:
-        store = self._store(step.group, step.tx_ids)
-        record = with_versions(step.record, self._versions)
-        txid = record.last_published.txid if record.last_published else 0
-        store.rebuild(step.incarnation, step.identity, record, step.decision, step.pins, step.opaque, max(txid, 1))
+        store, record = self._store(step.group, step.tx_ids), step.record
+        txid = record.last_published.txid if record.last_published else 1
+        registered = step.incarnation, step.identity
+        store.rebuild(record, step.decision, step.pins, step.opaque, txid, registered)
         return f"ZooKeeper's record of {step.group} is written: current transaction {record.current_txid}"

@@ -1,4 +1,4 @@
-"""Positions, ledgers and a decision that are lost or damaged, mended where that can be proved: pure decisions.
+"""Positions, ledgers, a decision, values that are lost or damaged, mended where that can be proved: pure decisions.
 
 The proof of a position is the digest in the group's record: metadata of a
 manifest, or of what is still stored, that has it is what was there. Pins of
@@ -12,11 +12,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from trident.coordinators.positions import digest_of
-from trident.repair.facts import APPEND, LOG, GroupFacts
-from trident.repair.steps import AbandonDecision, Choices, Finding, Offer, PutPositions, Refused, WriteLedger
+from trident.maintenance.facts import APPEND, LOG, GroupFacts
+from trident.repair.steps import (
+    AbandonDecision,
+    Choices,
+    ClampValues,
+    Finding,
+    Offer,
+    PutPositions,
+    Refused,
+    WriteLedger,
+)
+
+_STUCK_SHOWN = 20
 
 
-def lost_positions(group: GroupFacts) -> list[Finding]:
+def lost_positions(group: GroupFacts, choices: Choices) -> list[Finding]:
     """Tells whether each stream is where the record says, and how it gets there again."""
     if not group.misplaced or group.record is None:
         return []
@@ -30,14 +41,14 @@ def lost_positions(group: GroupFacts) -> list[Finding]:
     for tx_id in sorted({one.tx_id for one in group.misplaced if one.txid}):
         proved = _pins_of(group, tx_id)
         if isinstance(proved, Refused):
-            return [Finding("positions lost", group.name, text, refusal=proved.text)]
+            return [choices.finding("positions lost", group.name, text, proved)]
         pins[tx_id], begun = proved
         anew |= begun
     for one in group.misplaced:
         if not one.txid:
             values = {} if one.expected == "" else next(_partitions(group, one.tx_id, one.expected), None)
             if values is None:
-                return [Finding("positions lost", group.name, text, refusal=_unproved(one.tx_id).text)]
+                return [choices.finding("positions lost", group.name, text, _unproved(one.tx_id))]
             opaque[one.tx_id] = values
     meaning = "put the positions back that the manifests have: they are proved to be those that were there"
     if anew:
@@ -47,28 +58,28 @@ def lost_positions(group: GroupFacts) -> list[Finding]:
         )
     last = group.record.last.txid if group.record.last else 1
     offer = Offer((), f"{meaning}. Nothing is lost or counted twice.", (PutPositions(group.name, pins, opaque, last),))
-    return [Finding("positions lost", group.name, text, (offer,), chosen=offer)]
+    return [choices.finding("positions lost", group.name, text, offer)]
 
 
-def damaged_ledgers(group: GroupFacts) -> list[Finding]:
+def damaged_ledgers(group: GroupFacts, choices: Choices) -> list[Finding]:
     """Ledgers of files that are lost, older, or not as they were written."""
-    findings = []
-    for ledger in group.ledgers:
-        text = f"the ledger of files {ledger.path} is damaged; {ledger.text}"
-        if ledger.data is not None:
-            meaning = (
-                "write it again from what is readable of it and the files that are there: by its digest it is proved "
-                "to be the one that was there. No file is read twice or left out."
-            )
-            offer = Offer((), meaning, (WriteLedger(group.name, ledger),))
-            findings.append(Finding("ledger of files damaged", group.name, text, (offer,), chosen=offer))
-        else:
-            refusal = (
-                "which files were read is known nowhere else. Bring the file back from a back-up of the warehouse, and "
-                "run this again; or begin again with `trident reset NAME`."
-            )
-            findings.append(Finding("ledger of files damaged", group.name, text, refusal=refusal))
-    return findings
+    mended = (
+        "write it again from what is readable of it and the files that are there: by its digest it is proved to be the "
+        "one that was there. No file is read twice or left out."
+    )
+    lost = Refused(
+        "which files were read is known nowhere else. Bring the file back from a back-up of the warehouse, and run "
+        "this again; or begin again with `trident reset NAME`."
+    )
+    return [
+        choices.finding(
+            "ledger of files damaged",
+            group.name,
+            f"the ledger of files {ledger.path} is damaged; {ledger.text}",
+            lost if ledger.data is None else Offer((), mended, (WriteLedger(group.name, ledger),)),
+        )
+        for ledger in group.ledgers
+    ]
 
 
 def _pins_of(group: GroupFacts, tx_id: str) -> tuple[dict[int, Any], set[int]] | Refused:
@@ -77,14 +88,6 @@ def _pins_of(group: GroupFacts, tx_id: str) -> tuple[dict[int, Any], set[int]] |
     assert record is not None
     stored = group.pins.get(tx_id, {})
     wanted = dict((record.pins or {}).get(tx_id, {}))
-    if record.pins is None:
-        # By an older version: the last manifest is the witness; pins that it does not contradict stay.
-        wanted = {txid: digest_of(value) for txid, value in stored.items()}
-        for one in group.misplaced:
-            if one.tx_id == tx_id and one.txid:
-                if one.expected is None:
-                    return _unproved(tx_id)
-                wanted[one.txid] = one.expected
     first_undecided = record.current_txid + (1 if group.decision else 0)
     proved: dict[int, Any] = {}
     for txid, digest in sorted(wanted.items()):
@@ -102,10 +105,10 @@ def _pins_of(group: GroupFacts, tx_id: str) -> tuple[dict[int, Any], set[int]] |
     return proved, set()
 
 
-def _partitions(group: GroupFacts, tx_id: str, digest: str | None) -> Iterator[dict[str, Any]]:
+def _partitions(group: GroupFacts, tx_id: str, digest: str) -> Iterator[dict[str, Any]]:
     for one in reversed(group.manifests):
         values = one.manifest.spouts.get(tx_id, {}).get("opaque")
-        if values is not None and digest is not None and digest_of(values) == digest:
+        if values is not None and digest_of(values) == digest:
             yield dict(values)
 
 
@@ -159,7 +162,7 @@ def undecidable(group: GroupFacts, choices: Choices) -> list[Finding]:
     elif not published_to:
         refusal = f"the group has no Delta table that would show whether something is published already. {back}"
     if refusal:
-        return [Finding(kind, group.name, text, refusal=refusal)]
+        return [choices.finding(kind, group.name, text, Refused(refusal))]
     offer = Offer(
         ("--abandon-decision",),
         f"give the decision up: nothing of transaction {decision.txid} is published, no table has it, and users' "
@@ -168,4 +171,29 @@ def undecidable(group: GroupFacts, choices: Choices) -> list[Finding]:
         f"Nothing is lost or counted twice. Better, if you can: {back}",
         (AbandonDecision(group.name, decision),),
     )
-    return [Finding(kind, group.name, text, (offer,), chosen=choices.pick(offer))]
+    return [choices.finding(kind, group.name, text, offer)]
+
+
+def stuck_values(group: GroupFacts, choices: Choices) -> list[Finding]:
+    """Keyed states with a total that fits no value of its column, as earlier versions have let it in."""
+    findings = []
+    logs = {table.state: table for table in group.tables if table.role == LOG}
+    for table in group.tables:
+        control = logs[table.state].control if table.stuck_keys and table.state in logs else None
+        if control is None:
+            continue
+        keys = "; ".join(f"key {key}: {reason}" for key, reason in table.stuck_keys[:_STUCK_SHOWN])
+        more = f"; and {len(table.stuck_keys) - _STUCK_SHOWN} more" if len(table.stuck_keys) > _STUCK_SHOWN else ""
+        offer = Offer(
+            ("--clamp", table.state),
+            f"merge the log of {table.state} with the greatest, or least, value of the type for these keys: write "
+            "their exact totals down from this report first, THE TABLE HAS THEM NO MORE. The other keys are exact, "
+            "no transaction is processed again. To keep exact totals, give the state another name and a wider type.",
+            (ClampValues(group.name, table.state, control.txid),),
+        )
+        text = (
+            f"state {table.state} has keys whose totals fit no value of their column, so that no read of them and no "
+            f"MERGE succeeds: {keys}{more}"
+        )
+        findings.append(choices.finding("a value that does not fit", group.name, text, offer))
+    return findings

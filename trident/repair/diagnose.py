@@ -20,13 +20,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trident.coordinators.records import Decision, GroupRecord, TableMark, is_outside_id
-from trident.repair.damaged import damaged_ledgers, lost_positions, undecidable
-from trident.repair.facts import PLAIN, GroupFacts, TableFacts, TopologyFacts
+from trident.maintenance.facts import PLAIN, GroupFacts, TableFacts, TopologyFacts
+from trident.repair.damaged import damaged_ledgers, lost_positions, stuck_values, undecidable
 from trident.repair.foreign import foreign_changes, unverified_log
 from trident.repair.outside import outside_states
 from trident.repair.rebuild import marks_of, rebuild
-from trident.repair.steps import Choices, Finding, Offer, Refused, SetMarks, WriteRecord
-from trident.repair.stuck import stuck_values
+from trident.repair.steps import Choices, Finding, Offer, SetMarks, WriteRecord
 from trident.repair.whole import ahead_of_log, without_record
 from trident.states.keyed.plain_watch import ACCEPTED
 
@@ -62,8 +61,8 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
         *stuck_values(group, choices),
         *ahead_of_log(group),
         *undecidable(group, choices),
-        *lost_positions(group),
-        *damaged_ledgers(group),
+        *lost_positions(group, choices),
+        *damaged_ledgers(group, choices),
     ]
     return [*changed, *_went_back(group, choices), *outside_states(group, choices), *rest]
 
@@ -175,7 +174,7 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], ch
     else:
         meaning = "it is made again from the log, which has every transaction: nothing is lost or doubled"
         offer = Offer((), meaning, steps)
-    return Finding(RECREATED, group.name, text, (offer,), chosen=choices.pick(offer))
+    return choices.finding(RECREATED, group.name, text, offer)
 
 
 # --- ZooKeeper and tables at different transactions --------------------------------------------------------
@@ -277,12 +276,10 @@ def _rebuilt(
     facts: TopologyFacts, group: GroupFacts, choices: Choices, kind: str, text: str, lossy: bool, blocked: bool
 ) -> Finding:
     offer = rebuild(facts, group, lossy)
-    if isinstance(offer, Refused):
-        return Finding(kind, group.name, text, refusal=offer.text)
-    if blocked:
+    if blocked and isinstance(offer, Offer):
         reason = "first decide about the changes of others and the missing log entries above; name them in one command"
         return Finding(kind, group.name, text, (offer,), refusal=reason)
-    return Finding(kind, group.name, text, (offer,), chosen=choices.pick(offer))
+    return choices.finding(kind, group.name, text, offer)
 
 
 # --- what is left --------------------------------------------------------------------------------------------
@@ -324,9 +321,7 @@ def _went_back(group: GroupFacts, choices: Choices) -> list[Finding]:
             meaning += f"; log entries before version {table.unseen_before} are gone and could NOT BE LOOKED AT"
         steps = (SetMarks(group.name, marks_of([table])),)
         offer = Offer(options, f"take {table.path} as it is: {meaning}", steps)
-        findings.append(
-            Finding("table restored from an older copy", group.name, text, (offer,), chosen=choices.pick(offer))
-        )
+        findings.append(choices.finding("table restored from an older copy", group.name, text, offer))
     return findings
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError
 from trident.coordinators.stored_json import Unreadable
-from trident.repair.facts import LedgerDamage
+from trident.maintenance.facts import LedgerDamage
 from trident.spouts.files.cuts import read_position
 from trident.spouts.files.ledger import SCHEMA, FileLedger, LedgerBook, line_of
 from trident.spouts.files.listing import FileListing

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trident.coordinators.records import TableMark
-from trident.repair.facts import LOG, PLAIN, ForeignChange, GroupFacts, TableFacts
+from trident.maintenance.facts import LOG, PLAIN, ForeignChange, GroupFacts, TableFacts
 from trident.repair.rebuild import marks_of
 from trident.repair.steps import Choices, Finding, Offer, Refused, Restore, SetMarks
 from trident.states.keyed.plain_watch import ACCEPTED
@@ -14,7 +14,7 @@ from trident.states.keyed.plain_watch import ACCEPTED
 
 def foreign_changes(group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
     if not table.foreign:
-        return _healed(group, table)
+        return _healed(group, table, choices)
     first, restored = table.foreign[0], any(change.operation == "RESTORE" for change in table.foreign)
     older = (
         "the table is the older side (its rows are those of an earlier version)"
@@ -23,25 +23,18 @@ def foreign_changes(group: GroupFacts, table: TableFacts, choices: Choices) -> l
     )
     said = "; ".join(f"version {change.version}: {change.what}" for change in table.foreign[:10])
     text = f"another writer changed {table.path} after version {first.version - 1}; {older}; found: {said}"
-    undo, accept = _undo(group, table, first), _accept(group, table, restored)
-    offers = tuple(offer for offer in (undo, accept) if isinstance(offer, Offer))
-    refusal = " ".join(offer.text for offer in (undo, accept) if isinstance(offer, Refused))
-    chosen = None
-    if table.state in choices.undo_foreign and isinstance(undo, Offer):
-        chosen = undo
-    elif table.state in choices.accept_foreign and isinstance(accept, Offer):
-        chosen = accept
     kind = "table RESTOREd" if restored else "table written by someone else"
-    return [Finding(kind, group.name, text, offers, refusal, chosen)]
+    offers = _undo(group, table, first), _accept(group, table, restored)
+    return [choices.finding(kind, group.name, text, *offers)]
 
 
-def _healed(group: GroupFacts, table: TableFacts) -> list[Finding]:
+def _healed(group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
     """A repair that died between the RESTORE and telling ZooKeeper of it."""
     if not table.healed or table.mark is None or table.mark.version >= table.version:
         return []
     text = f"{table.path} has its rows back (version {table.version}), ZooKeeper knows version {table.mark.version}"
     offer = Offer((), "tell ZooKeeper; nothing else is left to be done", (SetMarks(group.name, marks_of([table])),))
-    return [Finding("repair not finished", group.name, text, (offer,), chosen=offer)]
+    return [choices.finding("repair not finished", group.name, text, offer)]
 
 
 def _undo(group: GroupFacts, table: TableFacts, first: ForeignChange) -> Offer | Refused:
@@ -58,7 +51,7 @@ def _undo(group: GroupFacts, table: TableFacts, first: ForeignChange) -> Offer |
         f"RESTORE {table.path} to version {good}, as this topology left it. The change is taken back; no transaction "
         "is lost or counted twice. Delta refuses it if VACUUM has removed files that this needs; then nothing changes. "
         "A stream that reads the table may stop at it, since rows are removed.",
-        (Restore(group.name, table.path, table.table_id, good, table.version, table.mark_now(good)),),
+        (Restore(group.name, table.path, table.table_id, good, table.version),),
     )
 
 
@@ -132,16 +125,11 @@ def unverified_log(group: GroupFacts, table: TableFacts, choices: Choices) -> li
         "that stays, and no later start will look again: compare the table with what you expect first.",
         (SetMarks(group.name, _accepted(table)),),
     )
-    return [
-        Finding(
-            "Delta log cleaned too far",
-            group.name,
-            f"the log entries of {table.path} after version {since} (the last that ZooKeeper knows) are gone up to "
-            f"some point before version {table.version}; which side is older cannot be known",
-            (offer,),
-            chosen=offer if table.state in choices.accept_unverified else None,
-        )
-    ]
+    text = (
+        f"the log entries of {table.path} after version {since} (the last that ZooKeeper knows) are gone up to some "
+        f"point before version {table.version}; which side is older cannot be known"
+    )
+    return [choices.finding("Delta log cleaned too far", group.name, text, offer)]
 
 
 def _accepted(table: TableFacts) -> Mapping[str, TableMark]:

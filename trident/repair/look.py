@@ -1,4 +1,4 @@
-"""Looks at ZooKeeper, every table with its log, manifests, and the names of staged folders.
+"""Looks for what contradicts: in ZooKeeper, every table with its log, manifests, the names of staged folders.
 
 Reads only. On a table that ZooKeeper says nothing of, changes by others are
 looked for in all that its log still has.
@@ -22,11 +22,10 @@ from trident.coordinators.records import Decision, GroupRecord, TableMark, is_ou
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.repair.facts import (
+from trident.maintenance.facts import (
     APPEND,
     LOG,
     PLAIN,
-    SIDE_TABLE,
     ForeignChange,
     GroupFacts,
     LedgerDamage,
@@ -35,8 +34,8 @@ from trident.repair.facts import (
     TableFacts,
     TopologyFacts,
 )
+from trident.maintenance.inventory import StoredTable, table_now, tables_of
 from trident.repair.file_ledger import look_at_ledger
-from trident.running.positions_check import misplaced_by_manifest
 from trident.running.status import read_status
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
@@ -46,8 +45,8 @@ from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import UPTO_COLUMN
 from trident.states.delta import history
-from trident.states.delta.delta_log import DeltaLog, TableCommit
-from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
+from trident.states.delta.delta_log import DeltaLog, TableCommit, TableMissing
+from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import Manifest, ManifestStore, groups_with_manifests
 from trident.states.delta.metadata_changes import asks_of_writers
 from trident.states.delta.staging import verify_staged
@@ -60,9 +59,8 @@ from trident.states.keyed.log_watch import (
     start_of,
 )
 from trident.states.keyed.plain_watch import is_our_merge, is_our_publish
-from trident.states.keyed.tables import adopted_version, merged_upto
+from trident.states.keyed.tables import adopted_version
 from trident.states.outside.outbox_log import OutboxLog, outbox_folder, outboxes_of
-from trident.states.publishing.dead_letters import tables_beside
 
 
 def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Place, name: str) -> TopologyFacts:
@@ -90,37 +88,28 @@ def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Place, name: str) -> To
         groups.append(_Look(zk, engine, warehouse, name, group, own, incarnation, streams).facts(known.get(group)))
     states_here = {one.name for one in descriptors}
     wanted = [state for state in (identity or {}).get("states", {}) if state not in states_here]
-    others = tuple(_of_others(engine, warehouse, name, wanted))
+    others = tuple(_of_others(warehouse, name, wanted))
     groups[0] = replace(groups[0], tables=(*groups[0].tables, *others))
     outside = (*groups[0].outside, *_unmarked(warehouse, name, groups))
     groups[0] = replace(groups[0], outside=outside)
     ours = [table for group in groups for table in group.tables if table not in others]
     controls = [table.control for table in ours if table.control]
     epoch = max([greatest_epoch(zk, name), _status_epoch(warehouse, name), *(control.epoch for control in controls)])
-    states = {
-        one.name: {
-            "keys": list(one.keys),
-            "value_schema": one.schema.simpleString(),
-            "aggregator": one.aggregator or "append",
-        }
-        for one in descriptors
-        if one.ends_at is None
-    }
+    states = {one.name: one.identity() for one in descriptors if one.ends_at is None}
     return TopologyFacts(name, incarnation, identity, tuple(groups), states, epoch)
 
 
-def _of_others(engine: KernelEngine, warehouse: Place, name: str, states: list[str]) -> Iterator[TableFacts]:
+def _of_others(warehouse: Place, name: str, states: list[str]) -> Iterator[TableFacts]:
     """Tables that have the names of this topology's states and belong to another topology."""
     for state in states:
         for role, relative in ((APPEND, state), (LOG, f"{state}__log")):
             try:
-                snapshot = engine.load(str(warehouse / relative))
+                snapshot = DeltaLog(warehouse / relative).at()
             except TableMissing:
                 continue
-            text = snapshot.control(DOMAIN)
-            control = decode_control(snapshot.path, text) if text is not None else None
-            if control is not None and control.topology != name:
-                yield TableFacts(state, role, relative, True, snapshot.table_id, snapshot.version, control)
+            found = replace(table_now(StoredTable("", role, relative), snapshot, None), state=state)
+            if found.control is not None and found.control.topology != name:
+                yield found
 
 
 def outside_facts(
@@ -193,7 +182,6 @@ class _Look:
         record, decision, pins = store.load()
         if record is not None:
             found = own_manifests(found, record.incarnation)
-        misplaced = [*store.misplaced, *misplaced_by_manifest(record, pins, store.partition_values, found)]
         tables = tuple(self._tables(record))
         since = _unfinished_since(tables, record, decision)
         manifests = tuple(
@@ -209,11 +197,11 @@ class _Look:
             record,
             decision,
             tables,
+            tx_ids,
             manifests,
             leftovers,
-            tx_ids,
             pins,
-            tuple(misplaced),
+            tuple(store.misplaced),
             tuple(self._ledgers(pins)),
             tuple(self._outside(record)),
         )
@@ -253,19 +241,20 @@ class _Look:
                         yield int(parts[0]), int(parts[1])
 
     def _tables(self, record: GroupRecord | None) -> Iterator[TableFacts]:
-        for one in self.descriptors:
-            role = LOG if one.state_kind.has_log else APPEND
-            published = self._table(one.name, role, one.published_path, record, one)
-            yield published
-            if role == LOG:
-                plain = self._table(one.name, PLAIN, one.plain_path, record, one)
-                control = published.control
-                floor, starts_at = (control.floor, control.starts_at) if control else (0, one.starts_at)
-                stuck = self._stuck_keys(one, published, plain)
-                yield replace(plain, floor=floor, starts_at=starts_at, stuck_keys=stuck)
-        for path, group in tables_beside(self.warehouse, self.topology):
-            if group == self.group:
-                yield self._table(path.name, SIDE_TABLE, path.name, record, None)
+        logs: dict[str, TableFacts] = {}
+        for table in tables_of(self.descriptors, self.warehouse, self.topology, None):
+            if table.group != self.group:
+                continue
+            found = self._table(table, record)
+            if table.role == LOG:
+                logs[found.state] = found
+            if table.role == PLAIN and table.state is not None:
+                log = logs[found.state]
+                floor = log.control.floor if log.control else 0
+                starts_at = (log.control or table.state).starts_at
+                stuck = self._stuck_keys(table.state, log, found)
+                found = replace(found, floor=floor, starts_at=starts_at, stuck_keys=stuck)
+            yield found
 
     def _stuck_keys(self, state: StateDescriptor, log: TableFacts, plain: TableFacts) -> tuple[tuple[str, str], ...]:
         """Keys that no read and no MERGE can give; not looked for where something else is wrong with the tables."""
@@ -278,36 +267,21 @@ class _Look:
         except TableError:  # what is wrong with the tables themselves is found by the other looks
             return ()
 
-    def _table(
-        self, state: str, role: str, relative: str, record: GroupRecord | None, descriptor: StateDescriptor | None
-    ) -> TableFacts:
-        path = self.warehouse / relative
+    def _table(self, table: StoredTable, record: GroupRecord | None) -> TableFacts:
+        path = self.warehouse / table.path
         try:
-            snapshot = self.engine.load(str(path))
+            found = table_now(table, DeltaLog(path).at(), record)
         except TableMissing:
-            return TableFacts(state, role, relative, False)
-        text = snapshot.control(DOMAIN)
-        control = decode_control(path, text) if text is not None else None
-        mark = record.tables.get(snapshot.table_id) if record else None
-        table = TableFacts(
-            state,
-            role,
-            relative,
-            True,
-            snapshot.table_id,
-            snapshot.version,
-            control,
-            mark=mark,
-            before=self._before(str(path), snapshot.version, control),
-            merged=merged_upto(descriptor, snapshot, descriptor.starts_at) if descriptor and role == PLAIN else 0,
-        )
-        if control is not None and descriptor is not None and role == PLAIN:
-            as_published = replace(descriptor, incarnation=control.incarnation)
-            table = replace(table, merged_log=merged_log_version(str(path), as_published))
+            return TableFacts(table.name, table.role, table.path)
+        control, state = found.control, table.state
+        found = replace(found, before=self._before(str(path), found.version, control))
+        if control is not None and state is not None and table.role == PLAIN:
+            as_published = replace(state, incarnation=control.incarnation)
+            found = replace(found, merged_log=merged_log_version(str(path), as_published))
         if control is None or (control.topology, control.group) != (self.topology, self.group):
-            return table
-        table = self._with_changes(table, path, snapshot, control, descriptor)
-        return replace(table, not_written=self._not_written(path, snapshot)) if table.foreign else table
+            return found
+        found = self._with_changes(found, path, control, state)
+        return replace(found, not_written=self._not_written(path, found.version)) if found.foreign else found
 
     def _before(self, path: str, version: int, control: ControlRecord | None) -> ControlRecord | None:
         """The control record before the present transaction's."""
@@ -322,12 +296,7 @@ class _Look:
         return None
 
     def _with_changes(
-        self,
-        table: TableFacts,
-        path: Place,
-        snapshot: TableSnapshot,
-        control: ControlRecord,
-        descriptor: StateDescriptor | None,
+        self, table: TableFacts, path: Place, control: ControlRecord, descriptor: StateDescriptor | None
     ) -> TableFacts:
         def ours(commit: TableCommit) -> bool:
             if table.role == PLAIN and descriptor is not None:
@@ -356,10 +325,10 @@ class _Look:
             odd_rows=self._odd_rows(path, table, descriptor) if table.role == PLAIN else "",
         )
 
-    def _not_written(self, path: Place, snapshot: TableSnapshot) -> str:
-        described = DeltaLog(path).described(snapshot.version)
+    def _not_written(self, path: Place, version: int) -> str:
+        described = DeltaLog(path).described(version)
         asks = [] if described is None else asks_of_writers(described.metadata)
-        reason = self.engine.why_not_written(snapshot)
+        reason = self.engine.why_not_written(self.engine.load_version(str(path), version))
         columns = [] if described is None else json.loads(described.metadata["schemaString"])["fields"]
         asks += [f"the column {one['name']}, which is NOT NULL" for one in columns if not one["nullable"]]
         return "; ".join(asks) or reason or ""

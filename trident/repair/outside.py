@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trident.coordinators.records import TableMark, outside_id
-from trident.repair.facts import GroupFacts, OutsideFacts
+from trident.maintenance.facts import GroupFacts, OutsideFacts
 from trident.repair.steps import Choices, Finding, NewOutbox, Offer, SetMarks, Step
 
 _LACKS = "a state outside of the warehouse lacks transactions"
@@ -17,9 +17,9 @@ def outside_states(group: GroupFacts, choices: Choices) -> list[Finding]:
     for one in group.outside:
         accepted = one.state in choices.accept_outside
         if one.damage or _ahead(group, one):
-            findings.append(_anew(group, one, accepted))
+            findings.append(_anew(group, one, choices))
         elif one.mark is not None and (accepted or _lacks(one, one.mark)):
-            findings.append(_finding(group.name, one, one.mark, accepted))
+            findings.append(_finding(group.name, one, one.mark, choices))
     return findings
 
 
@@ -36,7 +36,7 @@ def _ahead(group: GroupFacts, one: OutsideFacts) -> bool:
     return last[0] >= group.record.current_txid
 
 
-def _anew(group: GroupFacts, one: OutsideFacts, accepted: bool) -> Finding:
+def _anew(group: GroupFacts, one: OutsideFacts, choices: Choices) -> Finding:
     """Of a record that cannot be gone on with."""
     if one.damage:
         title, text = _DAMAGED, one.damage
@@ -59,10 +59,10 @@ def _anew(group: GroupFacts, one: OutsideFacts, accepted: bool) -> Finding:
     if one.mark is not None:
         steps += (SetMarks(group.name, forget=(outside_id(one.state),)),)
     offer = Offer(("--accept-outside", one.state), meaning, steps)
-    return Finding(title, group.name, text, (offer,), chosen=offer if accepted else None)
+    return choices.finding(title, group.name, text, offer)
 
 
-def _finding(group: str, one: OutsideFacts, mark: TableMark, accepted: bool) -> Finding:
+def _finding(group: str, one: OutsideFacts, mark: TableMark, choices: Choices) -> Finding:
     known = f"transaction {mark.txid} attempt {mark.attempt_id}"
     if one.outbox is None:
         text = f"ZooKeeper says that state {one.state} has {known}; its store is not asked by this command"
@@ -77,4 +77,4 @@ def _finding(group: str, one: OutsideFacts, mark: TableMark, accepted: bool) -> 
     if one.outbox is not None:
         meaning += "; the server of an outbox may have them: they were sent"
     offer = Offer(("--accept-outside", one.state), meaning, (SetMarks(group, forget=(outside_id(one.state),)),))
-    return Finding(_LACKS, group, text, (offer,), chosen=offer if accepted else None)
+    return choices.finding(_LACKS, group, text, offer)

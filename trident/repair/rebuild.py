@@ -12,7 +12,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trident.coordinators.records import GroupRecord, Marker, TableMark
-from trident.repair.facts import APPEND, LOG, PLAIN, SIDE_TABLE, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
+from trident.maintenance.facts import (
+    APPEND,
+    AUXILIARY,
+    LOG,
+    PLAIN,
+    GroupFacts,
+    ManifestFacts,
+    TableFacts,
+    TopologyFacts,
+    identity_of,
+    positions,
+)
 from trident.repair.steps import Offer, Refused, WriteRecord
 from trident.repair.whole import not_whole
 from trident.states.core.control import ControlRecord
@@ -50,7 +61,7 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     fresh = [t for t in group.tables if t.exists and t.role in (APPEND, LOG) and not t.has_transaction]
     lagging += [table for table in fresh if table.state in taking_part]
     # Of the tables that have part in every transaction: the one before tells half published from restored.
-    leaders = [t for t in tables if t.role != SIDE_TABLE and t.has(found.decision)]
+    leaders = [t for t in tables if t.role != AUXILIARY and t.has(found.decision)]
     before = max((t.before for t in leaders if t.before), key=lambda one: (one.txid, one.attempt_id), default=None)
     problem = _half_way(found, lagging, before)
     if problem:
@@ -58,7 +69,7 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     pending = bool(lagging) or _may_be_unfinished(found)
     if isinstance(pending, str):
         return Refused(pending)
-    identity = _identity(facts, group, found)
+    identity = _identity(facts, found)
     if isinstance(identity, Refused):
         return identity
     return _offer(facts, group, found, bool(pending), before, identity, lossy)
@@ -79,7 +90,7 @@ def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRe
             and (control.txid, control.attempt_id, control.digest) == (before.txid, before.attempt_id, before.digest)
         )
         new_one = control is not None and control.attempt_id < 0
-        if not same_before and not new_one and table.role != SIDE_TABLE:
+        if not same_before and not new_one and table.role != AUXILIARY:
             return (
                 f"{table.path} has transaction {control.txid if control else 0}, and the last before "
                 f"{found.decision.txid} was {before.txid if before else 'not to be found in the logs'}: the table was "
@@ -105,23 +116,18 @@ def _may_be_unfinished(found: ManifestFacts) -> bool | str:
     return any(part.state_kind.survives_elsewhere for part in own) or told
 
 
-def _identity(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> Mapping[str, Any] | Refused:
+def _identity(facts: TopologyFacts, found: ManifestFacts) -> Mapping[str, Any] | Refused:
     if facts.identity is not None:
         return facts.identity
-    streams: dict[str, str] = {}
-    groups: dict[str, list[str]] = {}
-    for other in facts.groups:
-        spouts = other.manifests[-1].manifest.spouts if other.manifests else {}
-        streams.update({tx_id: str(spout.get("spout") or "") for tx_id, spout in spouts.items()})
-        if spouts:
-            groups[other.name] = sorted(spouts)
-    unknown = sorted(tx_id for tx_id in found.manifest.spouts if not streams.get(tx_id))
+    spouts = {one.name: one.manifests[-1].manifest.spouts if one.manifests else {} for one in facts.groups}
+    identity = identity_of(spouts, facts.state_identities)
+    unknown = sorted(tx_id for tx_id in found.manifest.spouts if not identity["streams"].get(tx_id))
     if unknown:
         return Refused(
             f"the manifest does not say which spout stream {unknown[0]!r} has (its last transaction was skipped): "
             "nothing is guessed. Restore ZooKeeper from a copy, or begin again with `trident reset NAME`."
         )
-    return {"streams": streams, "states": dict(facts.state_identities), "groups": groups}
+    return identity
 
 
 def _offer(
@@ -150,9 +156,9 @@ def _offer(
     used = group.record.used if group.record else None
     record = GroupRecord(incarnation, current, attempts, parents, last, published, marks_of(group.tables), used=used)
     spouts = manifest.spouts
-    pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if "opaque" not in spout}
-    # A pending decision stores them itself when it advances.
-    opaque = {tx_id: dict(spout["opaque"]) for tx_id, spout in spouts.items() if spout.get("opaque") and not pending}
+    pins, opaque = positions(spouts, txid)
+    if pending:  # the decision stores them itself when it advances
+        opaque = {}
     tx_ids = tuple(sorted({*group.tx_ids, *spouts}))
     step = WriteRecord(
         group.name,
@@ -163,10 +169,9 @@ def _offer(
         decision if pending else None,
         pins,
         opaque,
-        facts.epoch + EPOCH_LEAP,
     )
     options, text = _meaning(group, found, current, pending, lossy)
-    unsure = [t.path for t in group.tables if t.role == SIDE_TABLE and t.exists and t.control and t.control.txid < txid]
+    unsure = [t.path for t in group.tables if t.role == AUXILIARY and t.exists and t.control and t.control.txid < txid]
     if unsure:
         text += f" {', '.join(unsure)} may lack some of its earlier rows: not all transactions write there."
     return Offer(options, text, (step,))
@@ -242,5 +247,5 @@ def _unseen(group: GroupFacts) -> str:
 
 
 def marks_of(tables: Iterable[TableFacts]) -> dict[str, TableMark]:
-    found = {table.table_id: table.mark_now() for table in tables if table.exists}
+    found = {table.table_id: table.mark_now for table in tables if table.exists}
     return {table_id: mark for table_id, mark in found.items() if mark is not None}

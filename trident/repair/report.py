@@ -6,17 +6,17 @@ import shlex
 from collections.abc import Sequence
 
 from trident.config import is_secret_setting
+from trident.maintenance.facts import GroupFacts, TableFacts
 from trident.repair.apply import Repaired
-from trident.repair.facts import GroupFacts, TableFacts
 from trident.repair.steps import Finding
 from trident.settings import ENVIRONMENT_PREFIX
 
 _HIDDEN = "***"
 
 
-def where_words(warehouse: str | None, zookeeper: str | None, settings: Sequence[str]) -> list[str]:
+def where_words(settings: Sequence[str]) -> list[str]:
     """The options that name warehouse and ZooKeeper, to be typed again; the values of secret settings are hidden."""
-    words = [*(["--warehouse", warehouse] if warehouse else []), *(["--zookeeper", zookeeper] if zookeeper else [])]
+    words = []
     for setting in settings:
         key = setting.partition("=")[0].strip()
         words += ["--set", f"{key}={_HIDDEN}" if is_secret_setting(key) else setting]

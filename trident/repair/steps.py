@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trident.coordinators.records import Decision, GroupRecord, TableMark
-from trident.repair.facts import LedgerDamage
+from trident.maintenance.facts import LedgerDamage
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,25 @@ class Choices:
         """All states that are named."""
         return self.undo_foreign | self.accept_foreign | self.accept_unverified | self.clamp
 
-    def pick(self, offer: Offer) -> Offer | None:
-        """The offer, if every option that it needs was given (of a state's change, others decide)."""
-        given = {
-            "--adopt-tables": self.adopt_tables,
-            "--accept-loss": self.accept_loss,
-            "--abandon-decision": self.abandon_decision,
-        }
-        return offer if all(given[option] for option in offer.options) else None
+    def takes(self, offer: Offer) -> bool:
+        """Tells whether every option that an offer needs was given, with the state that it names."""
+        words = iter(offer.options)
+        for option in words:
+            given = getattr(self, option.removeprefix("--").replace("-", "_"))
+            if not (given if isinstance(given, bool) else next(words) in given):
+                return False
+        return True
+
+    def finding(self, kind: str, group: str, text: str, *offers: Offer | Refused) -> Finding:
+        """A finding with what is offered, or why nothing is; chosen is the first offer that the choices name."""
+        made = tuple(offer for offer in offers if isinstance(offer, Offer))
+        refusal = " ".join(offer.text for offer in offers if isinstance(offer, Refused))
+        return Finding(kind, group, text, made, refusal, next(filter(self.takes, made), None))
 
 
 @dataclass(frozen=True)
 class Restore:
-    """RESTORE a table to one of its own versions, and let ZooKeeper know of the version that this makes.
+    """RESTORE a table to one of its own versions; ZooKeeper knows of it by the next look.
 
     ``seen`` is the version that this was decided on: at another one it is not done.
     """
@@ -50,7 +56,6 @@ class Restore:
     table_id: str
     version: int
     seen: int
-    mark: TableMark | None
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,6 @@ class WriteRecord:
     decision: Decision | None
     pins: Mapping[str, Mapping[int, Any]]
     opaque: Mapping[str, Mapping[str, Any]]
-    epoch: int
 
 
 @dataclass(frozen=True)
@@ -163,9 +167,3 @@ class Refused:
     """Why something is not offered."""
 
     text: str
-
-
-def with_versions(record: GroupRecord, versions: Mapping[str, int]) -> GroupRecord:
-    """A record whose marks have the versions that restoring tables has made."""
-    marks = {one: replace(mark, version=versions.get(one, mark.version)) for one, mark in record.tables.items()}
-    return replace(record, tables=marks)

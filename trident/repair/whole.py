@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trident.repair.facts import LOG, PLAIN, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
+from trident.maintenance.facts import LOG, PLAIN, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair.steps import Finding
 from trident.states.core.kinds import find_kind
 from trident.states.delta.manifest import outlives_process

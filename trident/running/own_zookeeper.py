@@ -24,8 +24,12 @@ from trident.coordinators.errors import CoordinationError, CorruptZnode, Trident
 from trident.coordinators.leadership import Leadership, Lease
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
-from trident.coordinators.resetting import refuse_unfinished_reset, unfinished_reset
-from trident.coordinators.rolling_back import refuse_unfinished_rollback, unfinished_rollback
+from trident.coordinators.unfinished import (
+    refuse_unfinished_reset,
+    refuse_unfinished_rollback,
+    unfinished_reset,
+    unfinished_rollback,
+)
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.status import TopologyStatus, read_status, status_path

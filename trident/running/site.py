@@ -14,7 +14,6 @@ from trident.coordinators.ports import GroupParts, StoredGroup, Term
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.messages.executor import MessageSpoutExecutor
 from trident.planning.code_id import code_id
-from trident.running.positions_check import check_by_manifest
 from trident.running.runner import SparkBatchRunner
 from trident.running.session_end import session_end
 from trident.running.storage_failures import FailureExplainer, written_folders
@@ -168,7 +167,6 @@ class SparkOpening:
         check_group_is_new(self._site.warehouse, self._site.topology, self._plan.name, self._term.incarnation)
 
     def check_stored(self, store: StoredGroup) -> None:
-        check_by_manifest(store, self._site.warehouse)
         given = self._given()
         if given is not None and not given.may_acknowledge:
             check_reads_only(self._site.topology, self._plan.spouts)

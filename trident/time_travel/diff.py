@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import ConfigError, TopologyError, TridentError
 from trident.coordinators.incarnation_ids import same_start
+from trident.maintenance.inventory import incarnation_of
 from trident.running.status import read_status
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.names import check_name
@@ -14,7 +15,6 @@ from trident.states.core.place import Place, warehouse_place
 from trident.states.delta.manifest import groups_with_manifests
 from trident.time_travel.comparing import Parting, Side, first_parting
 from trident.time_travel.fork_record import ForkRecord, load_fork
-from trident.time_travel.fork_source import incarnation_of
 
 
 @dataclass(frozen=True)

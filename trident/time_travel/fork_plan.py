@@ -9,6 +9,7 @@ from typing import Any
 
 from trident.coordinators.errors import SourceError, TableError, TopologyError
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
+from trident.maintenance.facts import identity_of
 from trident.spouts.given_batches import GivenBatches
 from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import StateDescriptor
@@ -217,12 +218,8 @@ def first_record(fork: ForkRecord, decision: Decision, marks: Mapping[str, Table
 
 def identity(pasts: Iterable[Past], states: Iterable[StateDescriptor]) -> dict[str, Any]:
     """The fork's identity, as its original's manifests and descriptors say."""
-    streams: dict[str, str] = {}
-    groups: dict[str, list[str]] = {}
-    for past in pasts:
-        streams.update({tx_id: str(spout.get("spout") or "") for tx_id, spout in past.spouts.items()})
-        groups[past.group] = sorted(past.spouts)
-    unknown = sorted(tx_id for tx_id, spout in streams.items() if not spout)
+    made = identity_of({past.group: past.spouts for past in pasts}, {state.name: state.identity() for state in states})
+    unknown = sorted(tx_id for tx_id, spout in made["streams"].items() if not spout)
     if unknown:
         raise TableError(
             f"no kept manifest says which spout stream {unknown[0]!r} has",
@@ -230,12 +227,4 @@ def identity(pasts: Iterable[Past], states: Iterable[StateDescriptor]) -> dict[s
             expected="one of the kept transactions that was processed",
             action="name an earlier transaction",
         )
-    of_states = {
-        state.name: {
-            "keys": list(state.keys),
-            "value_schema": state.schema.simpleString(),
-            "aggregator": state.aggregator or "append",
-        }
-        for state in states
-    }
-    return {"streams": streams, "states": of_states, "groups": groups}
+    return made

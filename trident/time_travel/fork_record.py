@@ -90,16 +90,16 @@ class ForkRecord:
             storage.write(path, data)
         return len(data)
 
-    def begin_in(self, warehouse: Place) -> bool:
-        """Writes the first record; False where another call has begun a fork of this name, whose record stays."""
+    def begin_in(self, warehouse: Place) -> ForkRecord:
+        """Writes the first record; returns the one that is there: another call may have begun a fork of this name."""
         path = _path(warehouse, self.name)
         with faults.fault_point(WRITE):
             storage.make_folder(path.parent, warehouse)
             try:
                 storage.create(path, self._data())
             except FileExistsError:
-                return False
-        return True
+                return load_fork(warehouse, self.name) or self
+        return self
 
     def _data(self) -> bytes:
         return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1, sort_keys=True).encode()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from trident.coordinators.errors import TableError, TopologyError, TransactionNotKept
-from trident.coordinators.incarnation_ids import first_id, rollbacks_of, same_start
-from trident.states.core import storage
+from trident.coordinators.errors import TopologyError, TransactionNotKept
+from trident.coordinators.incarnation_ids import rollbacks_of, same_start
 from trident.states.core.descriptor import descriptors_of_group
 from trident.states.core.place import Place
-from trident.states.delta.incarnations import incarnations_in
 from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 from trident.states.history.kept import KeptManifests
 from trident.states.history.versions import StateVersions, group_as_of
@@ -19,33 +17,6 @@ from trident.time_travel.fork_plan import Past
 from trident.time_travel.fork_record import ForkedGroup, ForkedState, ForkRecord
 
 At = Mapping[str, int] | int
-
-
-def incarnation_of(warehouse: Place, topology: str) -> str:
-    """The incarnation of a topology, as its tables and manifests say: the one behind its last rollback.
-
-    Raises:
-        TopologyError: the warehouse has nothing of the topology.
-        TableError: its tables are of several incarnations.
-    """
-    signs = incarnations_in(warehouse, topology)
-    found = {sign.incarnation for sign in signs}
-    if len({first_id(one) for one in found}) == 1:
-        return max(found, key=rollbacks_of)
-    if found:
-        raise TableError(
-            f"the tables of {topology} are of several incarnations",
-            found="; ".join(sign.text for sign in signs),
-            expected="one",
-            action="start the topology once: it settles with which it goes on",
-        )
-    own = warehouse / "_trident"
-    others = [name for name in sorted(storage.list_names(own)) if groups_with_manifests(warehouse, name)]
-    raise TopologyError(
-        f"the warehouse {warehouse} has no transaction of a topology {topology!r}",
-        found=f"those of {', '.join(others)}" if others else "none of any topology",
-        action="check the name, and the warehouse in which it runs",
-    )
 
 
 def pasts_of(warehouse: Place, topology: str, incarnation: str, at: At, record: ForkRecord | None = None) -> list[Past]:

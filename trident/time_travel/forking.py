@@ -18,8 +18,10 @@ from trident.coordinators.group_store import GroupStore
 from trident.coordinators.records import Decision, TableMark
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import RepairStore
-from trident.coordinators.resetting import refuse_unfinished_reset
+from trident.coordinators.unfinished import refuse_unfinished_reset
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.maintenance.facts import positions
+from trident.maintenance.inventory import incarnation_of
 from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.own_zookeeper import leading
 from trident.spouts.given_batches import load_given
@@ -31,9 +33,8 @@ from trident.states.history.cloning import Cloned
 from trident.time_travel import fork_plan
 from trident.time_travel.fork_plan import Past
 from trident.time_travel.fork_record import ForkRecord, forks_in, load_fork
-from trident.time_travel.fork_source import begin_record, incarnation_of, pasts_of
+from trident.time_travel.fork_source import begin_record, pasts_of
 from trident.time_travel.fork_tables import copy_streams, forked_states, make_tables
-from trident.time_travel.rollback_plan import positions
 
 MANIFEST = faults.register(
     "fork.manifest", "the manifest of a fork's first transaction, which its original has decided"
@@ -130,38 +131,29 @@ def fork(
     source, warehouse = config.warehouse_place(), warehouse_place(target)
     own = config.with_overrides([f"warehouse={warehouse}"])
     _check_apart(source, warehouse)
-    found = _found(warehouse, as_name)
-    if found is None:
+    record, pasts = _found(warehouse, as_name), list[Past]()
+    if record is None:
         _check_free(own, warehouse, as_name, None)
         incarnation = incarnation_of(source, name)
         pasts = pasts_of(source, name, incarnation, at)
-        record = begin_record(source, name, incarnation, as_name, uuid.uuid4().hex, until_kept, pasts)
+        begun = begin_record(source, name, incarnation, as_name, uuid.uuid4().hex, until_kept, pasts)
         storage.make_warehouse(warehouse)
-        if not record.begin_in(warehouse):  # another call was faster: this one goes on with that one's ids
-            return fork(
-                name,
-                at,
-                as_name,
-                target,
-                config,
-                until_kept=until_kept,
-                may_copy=may_copy,
-                accept_acknowledging=accept_acknowledging,
-            )
-    else:
-        record = found
-        _check_same(record, source, name, at, until_kept, warehouse)
-        if record.whole:
-            _accept(record, warehouse, accept_acknowledging)
-            return Forked(record, warehouse, was_whole=True)
+        record = begun.begin_in(warehouse)
+        if record != begun:  # another call was faster: this one goes on with that one's ids
+            pasts = []
+    _check_same(record, source, name, at, until_kept, warehouse)
+    if not pasts and not record.whole:
         _check_free(own, warehouse, as_name, record.incarnation)
         if _is_registered(own, warehouse, record):
             # Only the last word was missing; it may have begun since, and nothing of it is touched.
-            replace(record, whole=True).put_into(warehouse)
-            _accept(record, warehouse, accept_acknowledging)
-            return Forked(record, warehouse, was_whole=True)
-        at_all = {group: part.at for group, part in record.groups.items()}
-        pasts = pasts_of(source, name, record.source_incarnation, at_all, record)
+            record = replace(record, whole=True)
+            record.put_into(warehouse)
+        else:
+            at_all = {group: part.at for group, part in record.groups.items()}
+            pasts = pasts_of(source, name, record.source_incarnation, at_all, record)
+    if not pasts:
+        _accept(record, warehouse, accept_acknowledging)
+        return Forked(record, warehouse, was_whole=True)
     made = _Fork(source, warehouse, record, may_copy, accept_acknowledging)
     identity = made.make(pasts)
     with closing(open_zookeeper(own, warehouse)) as zk:
@@ -240,7 +232,7 @@ class _Fork:
                 first = fork_plan.first_record(record, decision, self._marks[past.group])
                 pins, opaque = positions(past.manifest.spouts, decision.txid)
                 with faults.fault_point(ZOOKEEPER):
-                    store.rebuild(record.incarnation, identity, first, None, pins, opaque, decision.txid)
+                    store.rebuild(first, None, pins, opaque, decision.txid, (record.incarnation, identity))
 
 
 # --- where it may be made ---------------------------------------------------------------------------------

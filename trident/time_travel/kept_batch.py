@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trident.coordinators.errors import TableError, TopologyError, TransactionNotKept, described
-from trident.coordinators.incarnation_ids import first_id, rollbacks_of, up_to
+from trident.coordinators.incarnation_ids import up_to
 from trident.coordinators.records import Decision
+from trident.maintenance.inventory import choose_group, incarnation_of
 from trident.operations.windows import windows_with_rows
 from trident.planning.graph import Built, TopologyGraph
 from trident.planning.groups import GroupPlan, plan
-from trident.states.core import storage
 from trident.states.core.names import checked_txid
 from trident.states.core.place import Place
-from trident.states.delta.incarnations import incarnations_in
 from trident.states.delta.manifest import Manifest
 from trident.states.history.kept import KeptManifests
 from trident.states.history.versions import published_as_of
-
-_NOT_TOPOLOGIES = frozenset({"states", "zookeeper"})
 
 
 @dataclass(frozen=True)
@@ -105,54 +102,7 @@ def group_of(plans: list[GroupPlan], topology: str, group: str | None) -> GroupP
         TopologyError: there is none of that name, or there are several.
     """
     named = {one.name: one for one in plans}
-    if group is None and len(named) == 1:
-        return plans[0]
-    if group in named:
-        return named[group]
-    raise TopologyError(
-        f"{topology} has several batch groups, each with its own transactions"
-        if group is None
-        else f"{topology} has no batch group {group!r}",
-        found="no group named" if group is None else repr(group),
-        expected=f"one of {', '.join(sorted(named))}" if named else "a topology with a stream of batches",
-        action="name one: group=… in Python, --group on the command line",
-    )
-
-
-def incarnation_of(warehouse: Place, topology: str) -> str:
-    """The topology's incarnation, as its tables and manifests say.
-
-    Raises:
-        TopologyError: the warehouse has nothing of the topology.
-        TableError: its tables are of several incarnations.
-    """
-    signs = incarnations_in(warehouse, topology)
-    found = sorted({sign.incarnation for sign in signs}, key=rollbacks_of)
-    if len({first_id(each) for each in found}) == 1:
-        return found[-1]  # a table that has left the topology has no part in its rollbacks
-    if found:
-        raise TableError(
-            f"the tables of {topology} are of several incarnations",
-            found="; ".join(sign.text for sign in signs),
-            expected="one",
-            action="start the topology once: it settles which of them it goes on with",
-        )
-    others = topologies_in(warehouse)
-    raise TopologyError(
-        f"the warehouse {warehouse} has no transaction of a topology {topology!r}",
-        found=f"those of {', '.join(others)}" if others else "none of any topology",
-        action="name the warehouse in which it ran, and a topology of the name that it had",
-    )
-
-
-def topologies_in(warehouse: Place) -> list[str]:
-    """The topologies of which a warehouse has a folder."""
-    own = warehouse / "_trident"
-    return [
-        name
-        for name in sorted(storage.list_names(own))
-        if name not in _NOT_TOPOLOGIES and name[:1].isalpha() and storage.is_folder(own / name)
-    ]
+    return named[choose_group(topology, list(named), group)]
 
 
 def check_streams(manifest: Manifest, chosen: GroupPlan) -> None:

@@ -11,32 +11,21 @@ from trident.coordinators.errors import TableError, TopologyError
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.incarnation_ids import same_start, up_to
 from trident.coordinators.records import Marker
-from trident.coordinators.registration import Registration
 from trident.coordinators.stored_json import Unreadable
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.maintenance.facts import PLAIN, Elsewhere, GroupFacts, TableAt, TableFacts, TopologyFacts
+from trident.maintenance.inventory import StoredTable, choose_group, registered, table_now, tables_of
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
-from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.core.descriptor import list_descriptors
 from trident.states.core.kinds import stored_kind
 from trident.states.core.place import Place
-from trident.states.delta import history
 from trident.states.delta.delta_log import DeltaLog, LogSnapshot
 from trident.states.delta.kernel_files import LiveFile, is_plain
 from trident.states.delta.manifest import Manifest, ManifestStore
-from trident.states.keyed.tables import merged_upto
-from trident.states.publishing.dead_letters import tables_beside
-from trident.time_travel.rollback_facts import (
-    APPEND,
-    BESIDE,
-    LOG,
-    PLAIN,
-    GroupFacts,
-    TableAt,
-    TableFacts,
-    TopologyFacts,
-    last_that_stays,
-)
-from trident.time_travel.rollback_plan import move_of
+from trident.states.history.versions import plain_as_of, published_as_of
+from trident.states.keyed.compaction import SnapshotUnavailable
+from trident.time_travel.rollback_plan import last_that_stays, move_of
 
 
 def look(zk: ZooKeeper, warehouse: Place, name: str, group: str | None, txid: int) -> TopologyFacts:
@@ -49,59 +38,36 @@ def look(zk: ZooKeeper, warehouse: Place, name: str, group: str | None, txid: in
         TopologyError: ZooKeeper knows no such topology or group, or it has several.
         CorruptZnode, TableError: something cannot be read.
     """
-    registered = Registration(zk, name).read()
-    if registered is None:
-        raise TopologyError(
-            f"ZooKeeper knows no topology {name!r}",
-            action=f"check the name, warehouse and zookeeper; `trident repair {name}` rebuilds what it has forgotten",
-        )
-    incarnation, identity = registered
-    groups = sorted(identity["groups"])
-    if group is None and len(groups) > 1:
-        raise TopologyError(
-            f"{name} has several batch groups, each with transactions of its own",
-            found=", ".join(groups),
-            action="--group NAME says whose transactions are taken back; the others stay where they are",
-        )
-    chosen = groups[0] if group is None else group
-    if chosen not in groups:
-        raise TopologyError(f"{name} has no batch group {chosen!r}", expected=f"one of {', '.join(groups)}")
-    descriptors = list_descriptors(warehouse, name)
-    looks = {
-        each: _Look(zk, warehouse, name, each, incarnation, descriptors, identity["groups"][each]) for each in groups
-    }
-    facts = {each: one.facts(txid if each == chosen else None) for each, one in looks.items()}
-    outside, outside_of = _outside(
-        warehouse, name, incarnation, groups, identity["states"], {one.name for one in descriptors}
-    )
-    others = tuple(facts[each] for each in groups if each != chosen)
-    return TopologyFacts(name, incarnation, facts[chosen], others, outside, outside_of)
+    incarnation, identity = registered(zk, name)
+    chosen = choose_group(name, list(identity["groups"]), group)
+    groups = [chosen, *sorted(identity["groups"].keys() - {chosen})]
+    states = list_descriptors(warehouse, name)
+    tables = tables_of(states, warehouse, name, incarnation)
+    facts = []
+    for each in groups:
+        own = [table for table in tables if table.group == each]
+        looking = _Look(zk, warehouse, name, each, own, identity["groups"][each])
+        facts.append(looking.facts(txid if each == chosen else None))
+    wanted = sorted(identity["states"].keys() - {state.name for state in states})
+    elsewhere = _elsewhere(warehouse, name, incarnation, groups, wanted)
+    return TopologyFacts(name, incarnation, identity, tuple(facts), elsewhere=elsewhere)
 
 
-def _outside(
-    warehouse: Place, name: str, incarnation: str, groups: Iterable[str], states: Iterable[str], described: set[str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The states whose rows are elsewhere, with their kinds and their batch groups as far as manifests say.
-
-    Those of a process go with it.
-    """
-    wanted = [state for state in sorted(states) if state not in described]
-    kinds: dict[str, str] = {}
-    of: dict[str, str] = {}
+def _elsewhere(
+    warehouse: Place, name: str, incarnation: str, groups: Iterable[str], wanted: Sequence[str]
+) -> dict[str, Elsewhere]:
+    """The states without a descriptor; those of a process go with it."""
+    found = {state: Elsewhere("of a kind that no manifest names") for state in wanted}
     for group in groups if wanted else ():
-        # Every transaction names all states of its group. Behind a rollback the newest has not the greatest number.
+        # Every transaction names all states of its group. After a rollback the newest has not the greatest number.
         store = ManifestStore(warehouse, name, group)
         manifest = store.newest_of(up_to(incarnation)) or next((one for _, one in store.newest_first()), None)
         for table in manifest.tables if manifest is not None else ():
-            kinds[table.state] = table.kind
-            if table.state in wanted:
-                of[table.state] = group
-    outside = {
-        state: kinds.get(state, "of a kind that no manifest names")
-        for state in wanted
-        if state not in kinds or not stored_kind(kinds[state], state).in_process
-    }
-    return outside, of
+            if table.state in found and stored_kind(table.kind, table.state).in_process:
+                del found[table.state]
+            elif table.state in found:
+                found[table.state] = Elsewhere(table.kind, group)
+    return found
 
 
 @dataclass
@@ -112,101 +78,72 @@ class _Look:
     warehouse: Place
     topology: str
     group: str
-    incarnation: str
-    descriptors: Sequence[StateDescriptor]
+    tables: Sequence[StoredTable]
     tx_ids: Sequence[str]
 
     def facts(self, txid: int | None) -> GroupFacts:
         """Args:
         txid: of the rollback; None of a group that stays.
         """
-        store = GroupStore(self.zk, self.topology, self.group, self.tx_ids)
-        record, decision, _ = store.load()
+        record, decision, _ = GroupStore(self.zk, self.topology, self.group, self.tx_ids).load()
         if record is None:
             raise TopologyError(
                 f"batch group {self.group!r} of {self.topology} has no transaction yet",
                 action="start the topology once, and stop it",
             )
-        tables = tuple(self._tables(record.current_txid - 1 if txid is None else txid, txid is None))
-        pending = f"transaction {decision.txid}" if decision else ""
+        tables = tuple(self._table(table, txid) for table in self.tables)
+        facts = GroupFacts(self.group, record, decision, tables)
+        if txid is None:
+            return facts
         last = last_that_stays(tables)
-        manifest = self._manifest(last, record.incarnation) if last and txid is not None else None
-        begun = self._begun(tables, last.txid if last else 0) if txid is not None else {}
-        since = tuple(self._since(last, record.incarnation)) if manifest and last else ()
-        return GroupFacts(self.group, record, tables, pending, manifest, begun, since)
+        facts = replace(facts, begun=self._begun(tables, last.txid if last else 0))
+        if last is None:
+            return facts
+        manifest = decided_manifest(self.warehouse, self.topology, self.group, record.incarnation, last)
+        since = tuple(self._since(last, record.incarnation)) if manifest else ()
+        return replace(facts, manifest=manifest, since=since)
 
-    def _tables(self, txid: int, stays: bool) -> Iterator[TableFacts]:
-        for state in self.descriptors:
-            if state.group != self.group:
-                continue
-            has_log = state.state_kind.has_log
-            yield self._table(state.name, LOG if has_log else APPEND, state.published_path, None, txid, stays)
-            if has_log:
-                yield self._table(state.name, PLAIN, state.plain_path, state, txid, stays)
-        for path, group in own_tables_beside(self.warehouse, self.topology, self.incarnation):
-            if group == self.group:
-                yield self._table(path.name, BESIDE, path.name, None, txid, stays)
-
-    def _table(
-        self, name: str, role: str, relative: str, state: StateDescriptor | None, txid: int, stays: bool
-    ) -> TableFacts:
-        path = str(self.warehouse / relative)
-        newest = DeltaLog(path).at()
-        control = control_of(newest)
-        now = table_at(newest, control, state)
-        unwritable = why_unwritable(newest)
-        if stays:
-            return TableFacts(name, role, relative, now, now, unwritable=unwritable)
+    def _table(self, table: StoredTable, txid: int | None) -> TableFacts:
+        snapshot = DeltaLog(self.warehouse / table.path).at()
+        control_of(snapshot)
+        now = replace(table_now(table, snapshot, None), unwritable=why_unwritable(snapshot))
+        if txid is None:
+            return replace(now, then=now.now)
         try:
-            then = self._then(path, control, state, txid)
+            older = self._then(table, now.now.control, txid)
         except TableError as error:
-            return TableFacts(name, role, relative, now, unknown=error.message, unwritable=unwritable)
-        if then is None:
-            oldest = min(DeltaLog(path).versions(), default=0)
-            unknown = f"what is left of its log begins at version {oldest}, which has a later transaction"
-            return TableFacts(name, role, relative, now, unknown=unknown, unwritable=unwritable)
-        snapshot, of_then = then
-        table = TableFacts(
-            name,
-            role,
-            relative,
-            now,
-            table_at(snapshot, of_then, state),
-            unwritable=unwritable or why_unwritable(snapshot),
-        )
-        return replace(table, gone=tuple(missing_files(self.warehouse / relative, move_of(table).comes)))
+            return replace(now, unknown=error.message)
+        now = replace(now, then=table_at(table, older), unwritable=now.unwritable or why_unwritable(older))
+        return replace(now, gone=tuple(missing_files(self.warehouse / table.path, move_of(now).comes)))
 
-    def _then(
-        self, path: str, now: ControlRecord, state: StateDescriptor | None, txid: int
-    ) -> tuple[LogSnapshot, ControlRecord] | None:
-        """The newest version without a later transaction, with its control record; None where the log does not say."""
-        if state is not None:
-            version = history.find_version_by_txn(path, state.merge_app_at_first, txid)
-        else:
-            version = history.find_version_by_control(path, DOMAIN, txid)
-        snapshot = None if version is None else DeltaLog(path).at(version)
-        control = None if snapshot is None or snapshot.control(DOMAIN) is None else control_of(snapshot)
-        if snapshot is not None and control is not None and same_start(control.incarnation, now.incarnation):
-            if state is None or merged_upto(state, snapshot, control.starts_at) <= max(txid, control.starts_at - 1):
-                return snapshot, control
-        return self._beginning(path, now, txid)
+    def _then(self, table: StoredTable, now: ControlRecord, txid: int) -> LogSnapshot:
+        """The newest version without a later transaction; of a table that began later the one with which it began.
 
-    def _beginning(self, path: str, now: ControlRecord, txid: int) -> tuple[LogSnapshot, ControlRecord] | None:
-        """The version with which a table that began behind a transaction began; None of a table that had begun."""
-        log = DeltaLog(path)
+        Raises:
+            TableError: what is left of the log does not say.
+        """
+        path = self.warehouse / table.path
+        try:
+            plain = plain_as_of(self.warehouse, table.state, txid) if table.role == PLAIN and table.state else None
+            found = plain or published_as_of(path, self.topology, self.group, now.incarnation, txid)
+            version = found.version
+        except SnapshotUnavailable:
+            began = self._beginning(DeltaLog(path), now, txid)
+            if began is None:
+                raise
+            version = began
+        return DeltaLog(path).at(version)
+
+    def _beginning(self, log: DeltaLog, now: ControlRecord, txid: int) -> int | None:
+        """The version with which a table that began after a transaction began; None of a table that had begun."""
         for version in log.versions():
-            text = log.commit(version).control.get(DOMAIN)
-            if isinstance(text, Mapping) and same_start(str(text.get("incarnation")), now.incarnation):
-                began = text.get("attempt_id") == -1 and int(text.get("starts_at", 0)) > txid
-                snapshot = log.at(version) if began else None
-                return None if snapshot is None else (snapshot, control_of(snapshot))
+            found = log.commit(version).control.get(DOMAIN)
+            if isinstance(found, Mapping) and same_start(str(found.get("incarnation")), now.incarnation):
+                return version if found.get("attempt_id") == -1 and int(found.get("starts_at", 0)) > txid else None
         return None
 
-    def _manifest(self, last: Marker, incarnation: str) -> Manifest | None:
-        return decided_manifest(self.warehouse, self.topology, self.group, incarnation, last)
-
     def _since(self, last: Marker, incarnation: str) -> Iterator[Mapping[str, Mapping[str, Any]]]:
-        """The streams of later attempts, as their manifests have them: a stream may have come behind ``last``."""
+        """The streams of later attempts, as their manifests have them: a stream may have come after ``last``."""
         for decision, manifest in ManifestStore(self.warehouse, self.topology, self.group).newest_first():
             if decision.txid <= last.txid:
                 return  # so are all that follow; each that is kept is a file to read
@@ -229,29 +166,19 @@ class _Look:
         return found
 
 
-def own_tables_beside(warehouse: Place, topology: str, incarnation: str) -> Iterator[tuple[Place, str]]:
-    """The tables of dead letters and settled messages, each with its batch group.
-
-    Those of a life before a reset are kept by it, and are no part of this one: their transactions are others.
-    """
-    for path, group in tables_beside(warehouse, topology):
-        if same_start(control_of(DeltaLog(path).at()).incarnation, incarnation):
-            yield path, group
-
-
 def control_of(snapshot: LogSnapshot) -> ControlRecord:
-    """A table version's control record."""
+    """A table version's control record.
+
+    Raises:
+        ForeignTable: it has none.
+    """
     return decode_control(snapshot.path, snapshot.control(DOMAIN))
 
 
-def table_at(snapshot: LogSnapshot, control: ControlRecord, state: StateDescriptor | None) -> TableAt:
-    """A table version as a rollback sees it.
-
-    Args:
-        state: of a plain table.
-    """
-    merged = 0 if state is None else merged_upto(state, snapshot, control.starts_at)
-    return TableAt(snapshot.version, control, merged, snapshot.files)
+def table_at(table: StoredTable, snapshot: LogSnapshot) -> TableAt:
+    """A table version as a rollback sees it."""
+    control_of(snapshot)
+    return table_now(table, snapshot, None).now
 
 
 def why_unwritable(snapshot: LogSnapshot) -> str:

@@ -21,18 +21,10 @@ from typing import Any
 
 from trident.coordinators.incarnation_ids import after_rollback
 from trident.coordinators.records import GroupRecord, Marker, TableMark, UnfinishedRollback, UsedAttempts
+from trident.maintenance.facts import APPEND, LOG, PLAIN, GroupFacts, TableAt, TableFacts, TopologyFacts
 from trident.states.core.control import ControlRecord
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.tables import greatest_txid
-from trident.time_travel.rollback_facts import (
-    LOG,
-    PLAIN,
-    GroupFacts,
-    TableAt,
-    TableFacts,
-    TopologyFacts,
-    last_that_stays,
-)
 
 # A transaction that changed nothing leaves no trace of its attempts: ids go on so far above those that are known.
 UNSEEN_ATTEMPTS = 1000
@@ -86,6 +78,7 @@ class Plan:
     """The steps of a rollback, or why it is refused.
 
     Attributes:
+        facts: with the batch group that is taken back first.
         asked: the transaction that the user named.
         last: the last that stays of those that have changed anything; None where that is refused.
     """
@@ -99,19 +92,26 @@ class Plan:
     left: tuple[str, ...] = ()
 
     @property
+    def group(self) -> GroupFacts:
+        return self.facts.groups[0]
+
+    @property
     def is_there(self) -> bool:
         """Tells whether the transaction is the last one: there is nothing to take back."""
-        group = self.facts.group
-        return self.asked == group.record.current_txid - 1 and not group.pending
+        return self.asked == self.group.recorded.current_txid - 1 and self.group.decision is None
 
     @property
     def intent(self) -> UnfinishedRollback:
         """The record that is stored before the first step."""
         assert self.last is not None and not self.refusals
-        group = self.facts.group
         versions = {move.table.path: move.table.then.version for move in self.moves if move.table.then is not None}
-        incarnation = after_rollback(self.facts.incarnation)
-        return UnfinishedRollback(group.name, self.asked, self.last, incarnation, used(group), versions)
+        return UnfinishedRollback(self.group.name, self.asked, self.last, self.incarnation, used(self.group), versions)
+
+    @property
+    def incarnation(self) -> str:
+        """The one that it begins."""
+        assert self.facts.incarnation is not None
+        return after_rollback(self.facts.incarnation)
 
 
 def plan(facts: TopologyFacts, asked: int, choices: Choices) -> Plan:
@@ -120,10 +120,11 @@ def plan(facts: TopologyFacts, asked: int, choices: Choices) -> Plan:
     Args:
         facts: with every table's ``then`` as of that transaction.
     """
-    group = facts.group
+    group = facts.groups[0]
     last = last_that_stays(group.tables)
-    if asked == group.record.current_txid - 1 and not group.pending:
-        return Plan(facts, asked, last, (), ())
+    made = Plan(facts, asked, last, (), ())
+    if made.is_there:
+        return made
     refusals = list(_of_txid(facts, asked, last))
     moves: tuple[TableMove, ...] = ()
     if not refusals:
@@ -143,7 +144,17 @@ def plan(facts: TopologyFacts, asked: int, choices: Choices) -> Plan:
                 "--accept-loss takes that as it is",
             )
         )
-    return Plan(facts, asked, last, moves, tuple(refusals), lost, tuple(sorted(facts.outside)))
+    return Plan(facts, asked, last, moves, tuple(refusals), lost, tuple(sorted(facts.elsewhere)))
+
+
+def last_that_stays(tables: tuple[TableFacts, ...]) -> Marker | None:
+    """The last transaction that changed anything, of those that stay: each of these is in every published table."""
+    controls = [table.then.control for table in tables if table.role in (APPEND, LOG) and table.then is not None]
+    published = [control for control in controls if control.attempt_id >= 0]
+    if not published:
+        return None
+    last = max(published, key=lambda control: control.txid)
+    return Marker(last.txid, last.attempt_id, last.digest)
 
 
 def move_of(table: TableFacts) -> TableMove:
@@ -190,7 +201,7 @@ def merged_after(then: TableAt, last: Marker | None) -> int:
 
 def used(group: GroupFacts) -> UsedAttempts:
     """The attempt ids that may have begun for transactions that are taken back, or that had been before."""
-    record, before = group.record, group.record.used
+    record, before = group.recorded, group.recorded.used
     last = record.current_txid - 1
     begun = {**group.begun, **record.attempts}
     upto = max([last + 1, *begun, before.upto if before else 0])
@@ -216,22 +227,6 @@ def record_after(record: GroupRecord, intent: UnfinishedRollback, tables: Mappin
     )
 
 
-def positions(
-    spouts: Mapping[str, Mapping[str, Any]], txid: int
-) -> tuple[dict[str, dict[int, Any]], dict[str, dict[str, Any]]]:
-    """The pins, and the metadata of opaque partitions, as they were behind a transaction.
-
-    Args:
-        spouts: of the manifest of its decided attempt.
-
-    Returns:
-        tx_id → txid → metadata; tx_id → partition → metadata.
-    """
-    pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if "opaque" not in spout}
-    opaque = {tx_id: dict(spout["opaque"]) for tx_id, spout in spouts.items() if spout.get("opaque")}
-    return pins, opaque
-
-
 def acknowledged(spouts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """The streams whose sources cannot give again what they have given.
 
@@ -248,7 +243,7 @@ def acknowledged(spouts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _of_txid(facts: TopologyFacts, asked: int, last: Marker | None) -> Iterator[Refusal]:
-    group, current = facts.group, facts.group.record.current_txid
+    group, current = facts.groups[0], facts.groups[0].recorded.current_txid
     if asked < 1:
         yield Refusal(
             f"transaction {asked} never was: the first is 1",
@@ -301,10 +296,11 @@ def _of_positions(group: GroupFacts, last: Marker | None) -> Iterator[Refusal]:
 
 
 def _of_others(facts: TopologyFacts) -> Iterator[Refusal]:
-    for group in facts.others:
-        if group.pending:
+    for group in facts.groups[1:]:
+        if group.decision is not None:
             yield Refusal(
-                f"batch group {group.name!r}, which stays, has decided {group.pending} and not finished it",
+                f"batch group {group.name!r}, which stays, has decided transaction {group.decision.txid} and not "
+                "finished it",
                 f"start {facts.name} once, and stop it: a start finishes it first",
             )
         for table in group.tables:
@@ -316,9 +312,10 @@ def _of_others(facts: TopologyFacts) -> Iterator[Refusal]:
 
 
 def _of_outside(facts: TopologyFacts, choices: Choices) -> Iterator[Refusal]:
-    for name, kind in sorted(facts.outside.items()):
-        group = facts.outside_of.get(name, facts.group.name)
-        if name not in choices.leave and group != facts.group.name:
+    for name, found in sorted(facts.elsewhere.items()):
+        kind, own = found.kind, facts.groups[0].name
+        group = found.group or own
+        if name not in choices.leave and group != own:
             # It has nothing of what is taken back; but the next incarnation is that of all batch groups.
             yield Refusal(
                 f"state {name} ({kind}) of batch group {group!r}, which stays, is not in Delta tables: what it has is "
@@ -331,8 +328,8 @@ def _of_outside(facts: TopologyFacts, choices: Choices) -> Iterator[Refusal]:
                 f"state {name} ({kind}) is not in Delta tables: what it has of later transactions cannot be taken back",
                 f"--leave {name} leaves it as it is; its next start asks what to do with it",
             )
-    for name in sorted(choices.leave - set(facts.outside)):
-        known = ", ".join(sorted(facts.outside)) or "none: it has no such state"
+    for name in sorted(choices.leave - set(facts.elsewhere)):
+        known = ", ".join(sorted(facts.elsewhere)) or "none: it has no such state"
         yield Refusal(f"{facts.name} has no state {name!r} outside of Delta tables", f"--leave takes one of {known}")
 
 

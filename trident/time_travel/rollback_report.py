@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trident.coordinators.incarnation_ids import after_rollback
+from trident.maintenance.facts import AUXILIARY, LOG, PLAIN
 from trident.time_travel.rollback import RolledBack
-from trident.time_travel.rollback_facts import BESIDE, LOG, PLAIN
 from trident.time_travel.rollback_plan import Plan, TableMove
 
-_ROLES = {LOG: "log of a keyed state", PLAIN: "keyed state", BESIDE: "beside the states"}
+_ROLES = {LOG: "log of a keyed state", PLAIN: "keyed state", AUXILIARY: "beside the states"}
 
 
 def report(name: str, rolled_back: RolledBack, applied: bool) -> str:
@@ -36,8 +35,7 @@ def report(name: str, rolled_back: RolledBack, applied: bool) -> str:
 
 
 def _plan_lines(plan: Plan) -> Iterator[str]:
-    group, record = plan.facts.group, plan.facts.group.record
-    last = record.current_txid - 1
+    group, last = plan.group, plan.group.recorded.current_txid - 1
     yield f"{plan.facts.name}, batch group {group.name}: transaction {last} is the last that has advanced"
     if plan.is_there:
         return
@@ -53,8 +51,8 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
             f"Transactions {plan.last.txid + 1} to {plan.asked} changed nothing: what they read is read again, and "
             f"counted from transaction {plan.last.txid + 1} on"
         )
-    if group.pending:
-        yield f"{group.pending}, which is decided and not finished, is taken back with the others"
+    if group.decision is not None:
+        yield f"transaction {group.decision.txid}, which is decided and not finished, is taken back with the others"
     yield f"Taken back to transaction {plan.last.txid}; the next is {plan.last.txid + 1}:"
     yield from (_move_line(move) for move in plan.moves)
     yield from _source_lines(plan)
@@ -70,7 +68,7 @@ def _move_line(move: TableMove) -> str:
 
 
 def _source_lines(plan: Plan) -> Iterator[str]:
-    spouts = plan.facts.group.manifest.spouts if plan.facts.group.manifest else {}
+    spouts = plan.group.manifest.spouts if plan.group.manifest else {}
     assert plan.last is not None
     for tx_id, spout in sorted(spouts.items()):
         if tx_id in plan.lost:
@@ -78,11 +76,11 @@ def _source_lines(plan: Plan) -> Iterator[str]:
         else:
             yield f"  stream {tx_id} ({spout.get('spout')}): goes on behind transaction {plan.last.txid}"
     for name in plan.left:
-        stays = name in plan.facts.outside_of and plan.facts.outside_of[name] != plan.facts.group.name
+        stays = plan.facts.elsewhere[name].group not in ("", plan.group.name)
         of = "of a batch group that stays, with marks of the incarnation before" if stays else "with later rows"
         yield f"  state {name}: left as it is, {of}; its next start asks what to do"
-    for group in plan.facts.others:
-        yield f"  batch group {group.name}: stays at transaction {group.record.current_txid - 1}"
+    for group in plan.facts.groups[1:]:
+        yield f"  batch group {group.name}: stays at transaction {group.recorded.current_txid - 1}"
 
 
 def _reader_lines(plan: Plan) -> Iterator[str]:
@@ -95,5 +93,5 @@ def _reader_lines(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"  - states are read as of transaction {plan.last.txid if plan.last else '?'} from then on, of incarnation "
-        f"{after_rollback(plan.facts.incarnation)}"
+        f"{plan.incarnation}"
     )

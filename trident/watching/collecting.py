@@ -23,7 +23,7 @@ from trident.states.delta.beside import DEAD_LETTERS
 from trident.states.delta.delta_log import TableMissing
 from trident.states.delta.log_tables import SizedTables, TableTotals
 from trident.watching.events import Advanced, Event, LostLead, Started, TookOver
-from trident.watching.facts import ADVANCES_KEPT, DiskFacts, Facts, GroupFacts, MemoryFacts, MergeFacts, TableFacts
+from trident.watching.facts import ADVANCES_KEPT, DiskFacts, Facts, GroupFigures, MemoryFacts, MergeFacts, TableSize
 
 log = logging.getLogger("trident.watching")
 STATUS_SECS, PROCESS_SECS = 1.0, 5.0
@@ -141,7 +141,7 @@ class Collecting:
         with self._lock:
             advances, led_from = {group: tuple(kept) for group, kept in self._advances.items()}, self._led_from
         groups = tuple(
-            GroupFacts(
+            GroupFigures(
                 group,
                 merges.get(group.name, {}),
                 *failures.get(group.name, (0, 0.0)),
@@ -217,23 +217,23 @@ def _size(tables: SizedTables, path: Place) -> TableTotals | None:
         return None
 
 
-def _of_states(tables: SizedTables, warehouse: Place, states: Iterable[tuple[str, str]]) -> Iterable[TableFacts]:
+def _of_states(tables: SizedTables, warehouse: Place, states: Iterable[tuple[str, str]]) -> Iterable[TableSize]:
     for group, state in states:
         for table, name in (("plain", state), ("log", f"{state}__log")):
             with suppress(TableMissing):
                 found = _size(tables, warehouse / name)
                 if found is not None:
-                    yield TableFacts(group, state, table, found.files, found.bytes, found.rows)
+                    yield TableSize(group, state, table, found.files, found.bytes, found.rows)
 
 
 def _of_letters(
     tables: SizedTables, warehouse: Place, topology: str, states: Iterable[tuple[str, str]]
-) -> Iterable[TableFacts]:
+) -> Iterable[TableSize]:
     for group in dict.fromkeys(group for group, _ in states):
         try:
             found = _size(tables, warehouse / DEAD_LETTERS.table_name(topology, group))
         except TableMissing:
-            yield TableFacts(group, "", "dead_letters", 0, 0, 0)
+            yield TableSize(group, "", "dead_letters", 0, 0, 0)
             continue
         if found is not None:  # a look that fails must not say that the letters have gone
-            yield TableFacts(group, "", "dead_letters", found.files, found.bytes, found.rows)
+            yield TableSize(group, "", "dead_letters", found.files, found.bytes, found.rows)

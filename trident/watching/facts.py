@@ -27,7 +27,7 @@ class MergeFacts:
 
 
 @dataclass(frozen=True)
-class GroupFacts:
+class GroupFigures:
     """A batch group that runs in this process.
 
     Attributes:
@@ -50,7 +50,7 @@ class GroupFacts:
 
 
 @dataclass(frozen=True)
-class TableFacts:
+class TableSize:
     """The live files of one table. ``state`` is "" for the table of dead letters."""
 
     group: str
@@ -95,8 +95,8 @@ class Facts:
     role: str = "starting"
     epoch: int = 0
     zookeeper_connected: bool | None = None
-    groups: tuple[GroupFacts, ...] = ()
-    tables: tuple[TableFacts, ...] = ()
+    groups: tuple[GroupFigures, ...] = ()
+    tables: tuple[TableSize, ...] = ()
     disk: DiskFacts | None = None
     memory: MemoryFacts = MemoryFacts()
     collected: Mapping[str, float] = field(default_factory=dict)

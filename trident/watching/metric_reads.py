@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trident.watching.facts import ADVANCES_KEPT, Facts, GroupFacts
+from trident.watching.facts import ADVANCES_KEPT, Facts, GroupFigures
 
 Found = Iterator[tuple[tuple[str, ...], float]]
 ROLES = ("leader", "standby", "suspended", "starting", "running", "merging", "stopped", "failed", "halted")
@@ -34,7 +34,7 @@ def zookeeper_connected(facts: Facts) -> Found:
 # --- groups -----------------------------------------------------------------------------------
 
 
-def _of_groups(value: Callable[[GroupFacts, float], float | None]) -> Callable[[Facts], Found]:
+def _of_groups(value: Callable[[GroupFigures, float], float | None]) -> Callable[[Facts], Found]:
     def read(facts: Facts) -> Found:
         for group in facts.groups:
             found = value(group, facts.now)
@@ -44,15 +44,15 @@ def _of_groups(value: Callable[[GroupFacts, float], float | None]) -> Callable[[
     return read
 
 
-def _last_advance(group: GroupFacts, now: float) -> float:
+def _last_advance(group: GroupFigures, now: float) -> float:
     return group.advances[-1][1] if group.advances else group.led_from
 
 
-def _oldest(group: GroupFacts, now: float) -> float:
+def _oldest(group: GroupFigures, now: float) -> float:
     return max((now - attempt.since for attempt in group.status.attempts if attempt.since), default=0.0)
 
 
-def _backlog_age(group: GroupFacts, now: float) -> float | None:
+def _backlog_age(group: GroupFigures, now: float) -> float | None:
     if not group.status.backlog:
         return None
     return 0.0 if group.backlog_since is None else max(now - group.backlog_since, 0.0)
@@ -86,11 +86,11 @@ def modes(facts: Facts) -> Found:
 # --- what lags ----------------------------------------------------------------------------------
 
 
-def _lag(group: GroupFacts, upto: int) -> int:
+def _lag(group: GroupFigures, upto: int) -> int:
     return max(group.status.current_txid - 1 - upto, 0)
 
 
-def _lag_secs(group: GroupFacts, upto: int, now: float) -> float:
+def _lag_secs(group: GroupFigures, upto: int, now: float) -> float:
     """How long ago the oldest transaction behind ``upto`` advanced; as far as this leadership knows."""
     if not _lag(group, upto):
         return 0.0
@@ -101,7 +101,7 @@ def _lag_secs(group: GroupFacts, upto: int, now: float) -> float:
     return max(now - known, 0.0)
 
 
-def _of_merges(value: Callable[[GroupFacts, Any, float], float | None]) -> Callable[[Facts], Found]:
+def _of_merges(value: Callable[[GroupFigures, Any, float], float | None]) -> Callable[[Facts], Found]:
     def read(facts: Facts) -> Found:
         for group in facts.groups:
             for state, merge in group.merges.items():
@@ -119,7 +119,7 @@ merge_secs = _of_merges(lambda group, one, now: one.seconds)
 merge_failures = _of_merges(lambda group, one, now: one.failures)
 
 
-def _of_view(group: GroupFacts) -> int | None:
+def _of_view(group: GroupFigures) -> int | None:
     found: int | None = group.status.view_txid
     return found
 

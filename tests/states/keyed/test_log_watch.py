@@ -11,7 +11,7 @@ import pytest
 
 from trident.coordinators.errors import Halted
 from trident.coordinators.records import TableMark
-from trident.repair.facts import APPEND, TableFacts
+from trident.maintenance.facts import APPEND, TableFacts
 from trident.repair.look import _Look
 from trident.states.core.control import ControlRecord
 from trident.states.keyed.log_watch import check_log, merged_log_version, repair_marker, start_of
@@ -144,9 +144,9 @@ def test_entries_that_were_cleaned_up_do_not_stop_a_merge(log: Entries, plain: E
 
 def looked(log: Entries, mark: TableMark | None, txid: int = 2) -> TableFacts:
     control = ControlRecord("top", "lines", "inc", txid, 0, "d", 1, 1)
-    table = TableFacts("words", APPEND, "words", True, "id", log.version, control, mark=mark)
+    table = TableFacts("words", APPEND, "words", "id", log.version, control, mark=mark)
     looking = _Look(None, None, Path(log.path).parent, "top", "lines", [], "inc", {})  # type: ignore[arg-type]
-    return looking._with_changes(table, Path(log.path), None, control, None)  # type: ignore[arg-type]
+    return looking._with_changes(table, Path(log.path), control, None)  # type: ignore[arg-type]
 
 
 def test_without_a_mark_the_whole_log_is_looked_at_for_changes_by_others(tmp_path: Path) -> None:

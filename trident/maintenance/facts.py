@@ -1,4 +1,7 @@
-"""The findings of `trident repair` as values: ZooKeeper's, each table's, the manifests."""
+"""The stored facts of a topology, as values that commands decide on: ZooKeeper's records, tables, manifests.
+
+A command fills in what it needs: only a repair looks for changes by others, only a rollback at the tables' past.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from typing import Any
 from trident.coordinators.positions import Misplaced
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.states.core.control import ControlRecord
+from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.manifest import Manifest
 
-# The roles of a group's tables. Only a plain table takes no part in publishing.
-APPEND, LOG, PLAIN, SIDE_TABLE = "append", "log", "plain", "beside"
+# The roles of a group's tables; auxiliary: dead letters and messages. Only a plain table takes no part in publishing.
+APPEND, LOG, PLAIN, AUXILIARY = "append", "log", "plain", "auxiliary"
 
 
 @dataclass(frozen=True)
@@ -33,21 +37,38 @@ class ForeignChange:
 
 
 @dataclass(frozen=True)
+class TableAt:
+    """A table of the topology at one table version.
+
+    Attributes:
+        control: its control record; of a table that began later the one that it began with.
+        merged: P, of a plain table; else 0.
+        files: path → live file.
+    """
+
+    version: int
+    control: ControlRecord
+    merged: int = 0
+    files: Mapping[str, LiveFile] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class TableFacts:
-    """One table, looked at once.
+    """One table, as it is now.
 
     Attributes:
         state: the state's name; a keyed state's two tables have the same.
-        role: append, log, plain or beside (dead letters, messages).
         path: relative to the warehouse.
-        exists: whether there is a Delta table.
+        version: −1: there is no Delta table.
         control: its control record; None without one.
-        before: the control record before the present transaction; None when the log does not say any more.
         merged: P of a plain table.
+        files: path → live file.
+        mark: what ZooKeeper says of the table.
+
+        before: the control record before the present transaction; None when the log does not say any more.
         merged_log: of a plain table: the version of the log that its last MERGE has read; −1 before the first,
             None when that is not known.
         floor, starts_at: of a plain table, from its log's control record.
-        mark: what ZooKeeper says of the table.
         foreign: changes by others, oldest first: since the mark; without one, or when the table went back behind it,
             all that its log still has.
         unseen_before: the version before which log entries that would have to be looked at for them are gone; 0 when
@@ -55,24 +76,30 @@ class TableFacts:
         healed: whether a repair has taken back changes by others since the mark, and ZooKeeper may not know of it.
         ours_after: whether a transaction, or a MERGE, of ours came after the first of them.
         unverified: whether log entries that are needed to know are gone.
+        odd_rows: why a plain table's rows, changed by others, could not be merged into; "" when they could.
         not_written: why this framework cannot commit to it, though others changed it; "" where it can.
         stuck_keys: of a plain table: the keys without a value that fits, each with the reason, both as text.
-        odd_rows: why a plain table's rows, changed by others, could not be merged into; "" when they could.
+
+        then: its newest version without a transaction that a rollback takes back; None where it is not known.
+        unknown: why not, as text.
+        gone: files that it would get again, and that are not there, or not whole.
+        unwritable: why this framework does not write its log entries itself; "" where it does.
     """
 
     state: str
     role: str
     path: str
-    exists: bool
     table_id: str = ""
     version: int = -1
     control: ControlRecord | None = None
-    before: ControlRecord | None = None
     merged: int = 0
+    files: Mapping[str, LiveFile] = field(default_factory=dict)
+    mark: TableMark | None = None
+
+    before: ControlRecord | None = None
     merged_log: int | None = -1
     floor: int = 0
     starts_at: int = 1
-    mark: TableMark | None = None
     foreign: tuple[ForeignChange, ...] = ()
     unseen_before: int = 0
     healed: bool = False
@@ -81,6 +108,21 @@ class TableFacts:
     odd_rows: str = ""
     not_written: str = ""
     stuck_keys: tuple[tuple[str, str], ...] = ()
+
+    then: TableAt | None = None
+    unknown: str = ""
+    gone: tuple[str, ...] = ()
+    unwritable: str = ""
+
+    @property
+    def exists(self) -> bool:
+        return self.version >= 0
+
+    @property
+    def now(self) -> TableAt:
+        """The version that it is at, of a table that has a control record."""
+        assert self.control is not None
+        return TableAt(self.version, self.control, self.merged, self.files)
 
     @property
     def has_transaction(self) -> bool:
@@ -100,13 +142,13 @@ class TableFacts:
         """Tells whether files of a manifest that this table is to get are gone."""
         return bool(found.missing.get(self.state))
 
-    def mark_now(self, version: int | None = None) -> TableMark | None:
+    @property
+    def mark_now(self) -> TableMark | None:
         """Returns what ZooKeeper is to say of the table, as it is; None while it has no transaction."""
-        version = self.version if version is None else version
         if self.role == PLAIN:
             # The digest says whether changes of others were accepted in it: that stays true.
-            return TableMark(version, self.merged, 0, self.mark.digest if self.mark else "")
-        return self.control.mark(version) if self.has_transaction and self.control else None
+            return TableMark(self.version, self.merged, 0, self.mark.digest if self.mark else "")
+        return self.control.mark(self.version) if self.has_transaction and self.control else None
 
 
 @dataclass(frozen=True)
@@ -164,26 +206,54 @@ class GroupFacts:
     Attributes:
         record, decision: as ZooKeeper has them.
         tables: every table that the group writes, or has written.
+        tx_ids: the group's streams, as far as known.
+
         manifests: by attempt.
         leftovers: txid → the greatest attempt id that was ever seen of it: in manifests and staged folders.
-        tx_ids: the group's streams, as far as known.
         pins: tx_id → txid → metadata, as ZooKeeper has them.
         misplaced: positions in ZooKeeper that are not those of the record.
         ledgers: of FileSpouts, that are not as they were written.
         outside: the states outside of the warehouse of which ZooKeeper has a mark, and outboxes without one.
+
+        manifest: of the last transaction that a rollback keeps; None where it is not kept.
+        begun: txid → the greatest attempt id that a table's log has of it, of the transactions after that one.
+        since: the streams of each later attempt whose manifest is kept, as ``manifest.spouts``.
     """
 
     name: str
     record: GroupRecord | None
     decision: Decision | None
     tables: tuple[TableFacts, ...]
+    tx_ids: tuple[str, ...] = ()
+
     manifests: tuple[ManifestFacts, ...] = ()
     leftovers: Mapping[int, int] = field(default_factory=dict)
-    tx_ids: tuple[str, ...] = ()
     pins: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     misplaced: tuple[Misplaced, ...] = ()
     ledgers: tuple[LedgerDamage, ...] = ()
     outside: tuple[OutsideFacts, ...] = ()
+
+    manifest: Manifest | None = None
+    begun: Mapping[int, int] = field(default_factory=dict)
+    since: tuple[Mapping[str, Mapping[str, Any]], ...] = ()
+
+    @property
+    def recorded(self) -> GroupRecord:
+        """The record of a group that ZooKeeper knows."""
+        assert self.record is not None
+        return self.record
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A state whose rows are not in Delta tables, and outlive the process.
+
+    Attributes:
+        group: its batch group, as far as manifests say; else "".
+    """
+
+    kind: str
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -191,11 +261,11 @@ class TopologyFacts:
     """A topology.
 
     Attributes:
-        incarnation: as ZooKeeper has it; None when it knows no such topology.
-        identity: likewise.
+        incarnation, identity: as ZooKeeper has them; None when it knows no such topology.
+        groups: the one that a rollback takes back comes first.
         state_identities: of the states, from their descriptors.
         epoch: the greatest that was seen in tables, status and ZooKeeper.
-        leader: the present leader, as text; "" when there is none.
+        elsewhere: by name.
     """
 
     name: str
@@ -204,4 +274,32 @@ class TopologyFacts:
     groups: tuple[GroupFacts, ...]
     state_identities: Mapping[str, Any] = field(default_factory=dict)
     epoch: int = 0
-    leader: str = ""
+    elsewhere: Mapping[str, Elsewhere] = field(default_factory=dict)
+
+
+def identity_of(spouts: Mapping[str, Mapping[str, Mapping[str, Any]]], states: Mapping[str, Any]) -> dict[str, Any]:
+    """A topology's identity, as its manifests and descriptors say; "" for a spout that they do not name.
+
+    Args:
+        spouts: batch group → tx_id → what a manifest says of the stream.
+        states: name → its identity.
+    """
+    streams = {tx_id: str(one.get("spout") or "") for of_group in spouts.values() for tx_id, one in of_group.items()}
+    groups = {group: sorted(of_group) for group, of_group in spouts.items() if of_group}
+    return {"streams": streams, "states": dict(states), "groups": groups}
+
+
+def positions(
+    spouts: Mapping[str, Mapping[str, Any]], txid: int
+) -> tuple[dict[str, dict[int, Any]], dict[str, dict[str, Any]]]:
+    """The pins, and the metadata of opaque partitions, as they were after a transaction.
+
+    Args:
+        spouts: of the manifest of its decided attempt.
+
+    Returns:
+        tx_id → txid → metadata; tx_id → partition → metadata.
+    """
+    pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if "opaque" not in spout}
+    opaque = {tx_id: dict(spout["opaque"]) for tx_id, spout in spouts.items() if spout.get("opaque")}
+    return pins, opaque

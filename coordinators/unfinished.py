@@ -1,10 +1,10 @@
-"""Resets a topology in ZooKeeper: forgets all but the fences.
+"""Resets and rollbacks of a topology in ZooKeeper: a mark of each is written first, and goes last.
 
-A reset also deletes files, and it may be killed anywhere. So the multi that
-forgets the topology leaves a mark of the reset in the same step, and the mark
-goes last. While it is there no process starts the topology over what is left of
-its tables, and the reset, run again, knows that it may go on, though nothing else
-says any more that this is the topology's own ZooKeeper.
+A reset deletes files, a rollback commits to several tables, and either may be
+killed anywhere. While its mark is there no process leads the topology over
+what is left half done, and the same command, run again, does the rest: a reset
+knows by it that it may go on, though nothing else says any more that this is
+the topology's own ZooKeeper; a rollback does exactly what its intent says.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trident.coordinators import faults
-from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed
-from trident.coordinators.leadership import current_holder, holder_is_gone
-from trident.coordinators.records import RESERVED_NAMES, Holder, decode, encode
+from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed, StaleState
+from trident.coordinators.leadership import Lease, current_holder, holder_is_gone
+from trident.coordinators.records import RESERVED_NAMES, Holder, Incarnation, UnfinishedRollback, decode, encode
 from trident.coordinators.znodes import Create, Delete, MultiRefused, Op, SetData, parts_of
 from trident.coordinators.zookeeper import ZooKeeper
 
 RESET = faults.register("zk.reset", "the multis that forget a topology")
-# With a dot in it: no stream and no batch group can have this name.
-_MARK = "reset.unfinished"
+INTENT = faults.register("zk.rollback", "the multis that begin and end a rollback")
+# With a dot in them: no stream and no batch group can have these names.
+_RESET_MARK, _ROLLBACK_MARK = "reset.unfinished", "rollback.unfinished"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def unfinished_reset(zk: ZooKeeper, topology: str) -> UnfinishedReset | None:
     Raises:
         CorruptZnode: its mark cannot be read.
     """
-    path = zk.path(topology, _MARK)
+    path = zk.path(topology, _RESET_MARK)
     found = zk.get(path)
     return decode(path, found[0], UnfinishedReset) if found else None
 
@@ -52,7 +53,7 @@ def refuse_unfinished_reset(zk: ZooKeeper, topology: str) -> None:
         raise CoordinationError(
             f"a reset of topology {topology!r} was begun and has not ended: its transactions are forgotten, and some "
             "of its tables and files may be gone",
-            found=f"the znode {zk.path(topology, _MARK)}",
+            found=f"the znode {zk.path(topology, _RESET_MARK)}",
             expected="a topology that is whole, or none",
             action=f"run `trident reset {topology}` again, with the options that it had (--drop-tables): it goes on",
         )
@@ -77,7 +78,7 @@ def delete_topology(zk: ZooKeeper, topology: str, unfinished: Iterable[str] | No
         OutcomeUnknown: the connection was lost; do it again.
         CorruptZnode: a process holds the live znode, and it cannot be read who.
     """
-    root, mark = zk.path(topology), zk.path(topology, _MARK)
+    root, mark = zk.path(topology), zk.path(topology, _RESET_MARK)
     zk.sync(root)
     bumps: list[Op] = []
     doomed: list[str] = []
@@ -117,11 +118,11 @@ def finish_reset(zk: ZooKeeper, topology: str) -> None:
     Raises:
         OutcomeUnknown: the connection was lost; do the reset again.
     """
-    root, mark = zk.path(topology), zk.path(topology, _MARK)
+    root, mark = zk.path(topology), zk.path(topology, _RESET_MARK)
     if zk.exists(mark) is None:
         return
     ops: list[Op] = [Delete(mark)]
-    if zk.children(root) == [_MARK]:
+    if zk.children(root) == [_RESET_MARK]:
         ops.append(Delete(root))
     try:
         zk.multi(ops, RESET)
@@ -175,3 +176,66 @@ def _collect(zk: ZooKeeper, root: str, path: str, bumps: list[Op], doomed: list[
     if not kept:
         doomed.append(path)
     return kept
+
+
+# --- rollbacks ----------------------------------------------------------------------------------------
+
+
+def unfinished_rollback(zk: ZooKeeper, topology: str) -> UnfinishedRollback | None:
+    """The rollback of a topology that was begun and has not ended; None when there is none.
+
+    Raises:
+        CorruptZnode: its znode cannot be read.
+    """
+    path = zk.path(topology, _ROLLBACK_MARK)
+    found = zk.get(path)
+    return decode(path, found[0], UnfinishedRollback) if found else None
+
+
+def refuse_unfinished_rollback(zk: ZooKeeper, topology: str) -> None:
+    """Refuses to go on with a topology whose rollback has not ended."""
+    unfinished = unfinished_rollback(zk, topology)
+    if unfinished is not None:
+        raise CoordinationError(
+            f"a rollback of topology {topology!r} to transaction {unfinished.txid} of batch group "
+            f"{unfinished.group!r} was begun and has not ended: some of its tables may be of then, and others of now",
+            found=f"the znode {zk.path(topology, _ROLLBACK_MARK)}",
+            expected="a topology whose tables are all of one moment",
+            action=f"run `trident rollback {topology} --to {unfinished.txid} --apply` again: it goes on",
+        )
+
+
+def begin_rollback(zk: ZooKeeper, lease: Lease, topology: str, intent: UnfinishedRollback) -> None:
+    """Stores the intent, under the fence.
+
+    Raises:
+        Deposed: another coordinator leads; nothing was written.
+        OutcomeUnknown: the answer was lost; run the command again.
+    """
+    zk.multi([*_fenced(lease), Create(zk.path(topology, _ROLLBACK_MARK), encode(intent))], INTENT)
+
+
+def finish_rollback(zk: ZooKeeper, lease: Lease, topology: str, incarnation: str) -> None:
+    """Every table and record is as it was meant to be: the topology may go on.
+
+    Raises: as :func:`begin_rollback`.
+    """
+    path = zk.path(topology, "incarnation")
+    found = zk.get(path)
+    if found is None:
+        raise StaleState(f"{path} is gone", expected="the topology's incarnation", action="run `trident repair` first")
+    ops: list[Op] = [SetData(path, encode(Incarnation(incarnation)), found[1].znode_version)]
+    zk.multi([*_fenced(lease), *ops, Delete(zk.path(topology, _ROLLBACK_MARK))], INTENT)
+
+
+def _fenced(lease: Lease) -> list[Op]:
+    ops: list[Op] = []
+    for fence in lease.fences.values():
+        fence.check_op(ops)
+    return ops
+
+
+def refuse_unfinished(zk: ZooKeeper, topology: str) -> None:
+    """Refuses to go on with a topology of which a reset or a rollback has not ended."""
+    refuse_unfinished_reset(zk, topology)
+    refuse_unfinished_rollback(zk, topology)

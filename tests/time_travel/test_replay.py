@@ -232,7 +232,7 @@ def test_bad_input_says_what_is_kept_and_what_to_do(ran: Path, spark: SparkSessi
             replay(topology_of(), ran, txid, spark=spark)  # type: ignore[arg-type]
     with pytest.raises(TransactionNotKept, match="of transactions 1 to 4"):
         replay(topology_of(), ran, 5, spark=spark)
-    with pytest.raises(TopologyError, match="no transaction of a topology 'other'; found: those of told"):
+    with pytest.raises(TopologyError, match="nothing of a topology 'other'; found: those of told"):
         replay(topology_of(name="other"), ran, 1, spark=spark)
     with pytest.raises(TopologyError, match="none of any topology"):
         replay(topology_of(), tmp_path / "elsewhere", 1, spark=spark)

@@ -1,10 +1,10 @@
 """Every setting of a topology: one table with default, unit and meaning.
 
-Where a value comes from, the later the stronger::
+Sources of a value; a later one wins::
 
     default  <  settings file  <  TRIDENT_<KEY> in the environment  <  TridentConfig(key=...)  <  --set key=value
 
-Spark settings add up: of those with one name the stronger source's counts.
+Spark settings add up; of those with one name the later source wins.
 
 The table is the class :class:`TridentConfig` itself; ``docs/configuration.md``
 is made from it (``python -m trident.config``).
@@ -73,10 +73,10 @@ _SECTIONS = {
 class TridentConfig:
     """The settings of a topology; made once, never changed. Neither its repr nor its pickle has the secrets.
 
-    A setting that is not given is taken from the environment
-    (``TRIDENT_MAX_ATTEMPTS=3``), from the TOML file that ``TRIDENT_SETTINGS`` names, and then from the defaults. An
-    environment variable that begins with ``TRIDENT_`` but is no setting is passed over, since other software may
-    own it, unless its name is nearly that of a setting: that is a typing error.
+    A setting that is not given comes from the environment
+    (``TRIDENT_MAX_ATTEMPTS=3``), then from the TOML file that ``TRIDENT_SETTINGS`` names, then from the defaults. An
+    environment variable that begins with ``TRIDENT_`` and is no setting is ignored, since other software may own
+    it, unless its name is close to a setting's: that is a typing error.
 
     Args:
         **settings: any of the fields below, by name. Times are seconds. Text is
@@ -90,23 +90,23 @@ class TridentConfig:
     max_spout_pending: int = _setting(
         3,
         whole(1),
-        "Transactions of a batch group that may be active at once. With 1, too, the spouts are asked for N+1 once N is "
-        "decided, perhaps before they hear of N's success.",
+        "Transactions of a batch group that may be active at once. With 1 too, the coordinator requests N+1 from the "
+        "spouts once N is decided, perhaps before it reports N's success to them.",
         unit="transactions",
     )
     max_attempts: int = _setting(
         8,
         whole(1),
-        "Failures of one transaction, since the coordinator started, after which the topology stops; after three in a "
-        "row that are the same failure of user code or of a source's data, for the same row, it stops then.",
+        "Failures of one transaction since the coordinator started, after which the topology stops. Three in a row that "
+        "are the same failure of user code or of a source's data, for the same row, stop it too.",
         unit="attempts",
     )
     message_timeout_secs: float | None = _setting(
         30.0,
         seconds(zero=False, optional=True),
-        "How long the processing of an attempt may take, from its first Spark task on; fourfold until the process's"
-        " first transaction has advanced; doubles with each attempt that timed out, and the next transactions keep what"
-        " one came to need. `none`: for ever.",
+        "How long the processing of an attempt may take, from its first Spark task on; four times as long until the"
+        " process's first transaction has advanced. Each time-out doubles it, for the next transactions too. `none`: no"
+        " limit.",
     )
     batch_emit_interval_secs: float = _setting(
         0.0, seconds(zero=True), "Least time between the starts of two new transactions; replays never wait for it."
@@ -114,66 +114,65 @@ class TridentConfig:
     stop_timeout_secs: float = _setting(
         60.0,
         seconds(zero=False),
-        "How long a stop waits for what is decided, and for calls of yours that run (a spout's `close`, `success`,"
-        " `commit`); then it ends without them, and the next start does the rest.",
+        "How long a stop waits for decided transactions and for running calls of your code (a spout's `close`,"
+        " `success`, `commit`); then it ends without them, and the next start does the rest.",
     )
     merge_at_stop_secs: float = _setting(
         60.0,
         seconds(zero=True),
         "How long the last MERGE, which brings the plain tables up to date, may take at a stop. Rows that it does not"
-        " bring over stay in the log, where snapshots and the next start find it. 0: no such MERGE.",
+        " reach stay in the log, where snapshots and the next start find them. 0: no such MERGE.",
     )
     warm_standby: bool = _setting(
         True,
         flag(),
-        "A standby rehearses transactions on empty batches, so that its first real one is as quick as any.",
+        "A standby rehearses transactions on empty batches, so that its first real one is as fast as any.",
     )
     keep_plans: bool = _setting(
         True,
         flag(),
-        "The plan of a small batch of rows, or of whole files, is kept for the batches after it, where one made"
-        " anew could not give other rows; `explain()` says where it is.",
+        "Later batches reuse the plan of a small batch of rows, or of whole files, where a new plan could not give other"
+        " rows; `explain()` says where.",
     )
     local_copies: bool = _setting(
         True,
         flag(),
-        "States that batches look up are copied to a store beside Spark's workers, where a look-up takes milliseconds"
+        "States that batches look up have a copy on the hosts of Spark's workers, where a look-up takes milliseconds"
         " instead of Spark jobs. On a cluster each host has its own, in its temporary folder.",
     )
     local_copy_bytes_max: int = _setting(
         64 << 30,
         whole(1 << 20),
-        "The greatest size of the local copy of one state; of a state that needs more there is none.",
+        "The largest local copy of one state; a state that needs more has none.",
         unit="bytes",
     )
 
     ackers: int = _setting(
         1,
         whole(0),
-        "Of a stream of messages: Spark tasks that add up the ledger of a batch, where it is large. Of a tuple"
-        " topology: tables that share the pending messages. 0: messages are not tracked, each is acknowledged when it"
-        " is emitted.",
+        "In a stream of messages: Spark tasks that sum the ledger of a large batch. In a tuple topology: tables that"
+        " share the pending messages. 0: messages are not tracked; each is acknowledged when it is emitted.",
     )
     max_pending_messages: int = _setting(
         10_000,
         whole(1),
-        "Messages of one spout (in a tuple topology: of one spout task) that may be handed out and not settled; a batch"
-        " takes its share of them.",
+        "Messages of one spout (in a tuple topology: of one spout task) that may be delivered and not yet acknowledged or"
+        " given up; a batch takes its share of them.",
         unit="messages",
     )
     max_replays: int = _setting(
-        3, whole(0), "How often a message that has failed is tried again; then it is a dead letter.", unit="replays"
+        3, whole(0), "How often a failed message is tried again before it becomes a dead letter.", unit="replays"
     )
     replay_backoff_secs: float = _setting(
         1.0,
         seconds(zero=True),
-        "How long after a failure the spout is told of it; doubles with each failure of the same message.",
+        "How long after a failure the spout's `fail` is called; doubles with each failure of the same message.",
     )
     remember_messages_secs: float = _setting(
         600.0,
         seconds(zero=True),
-        "How long a message that is settled is recognised when its source hands it out again; over a restart"
-        " counted back from the last one that was settled.",
+        "How long an acknowledged or given-up message is recognised when its source delivers it again; after a restart"
+        " counted back from the last such message.",
     )
 
     warehouse: str = _setting(
@@ -185,21 +184,21 @@ class TridentConfig:
     single_writer: bool = _setting(
         False,
         flag(),
-        "The warehouse's store may be one that lets two writers both win a name; you vouch for there never being two, a"
-        " coordinator that was stopped and wakes up among them.",
+        "Allows a store in which two writers can both create the same name. You guarantee that there are never two"
+        " writers, a coordinator that was suspended and wakes up included.",
     )
 
     history_retention_txids: int = _setting(
         1000,
         whole(0),
-        "Of so many transactions back the manifests are kept (sources' positions, files of all states), and recorded in"
-        " the table `<topology>__<group>__transactions`. 0: of none, and there is no such table.",
+        "How many past transactions keep their manifests (sources' positions, files of all states) and a row in the"
+        " table `<topology>__<group>__transactions`. 0: none, and no such table.",
         unit="transactions",
     )
     history_retention_secs: float | None = _setting(
         None,
         seconds(zero=False, optional=True),
-        "A manifest that is older is removed, also one of the last `history_retention_txids`. `none`: no such bound.",
+        "Removes older manifests, also those of the last `history_retention_txids`. `none`: no such limit.",
     )
 
     zookeeper: str = _setting(
@@ -207,7 +206,7 @@ class TridentConfig:
         text(
             pattern=HOSTS, expected='"embedded" or host:port,host:port, with one optional /chroot after the last host'
         ),
-        "`embedded`: a server of its own for the warehouse, on this machine. Otherwise the hosts.",
+        "`embedded`: a server on this machine, for this warehouse alone. Otherwise the hosts.",
     )
     zookeeper_root: str = _setting(
         "/trident",
@@ -215,7 +214,7 @@ class TridentConfig:
         "The znode under which everything is stored.",
     )
     zookeeper_session_timeout_secs: float = _setting(
-        20.0, seconds(zero=False), "Session timeout: after this time without contact a standby may take over."
+        20.0, seconds(zero=False), "Session timeout: a standby may take over after this time without contact."
     )
     zookeeper_connect_timeout_secs: float = _setting(
         15.0, seconds(zero=False), "How long the first connection may take before ZooKeeper counts as unreachable."
@@ -266,8 +265,8 @@ class TridentConfig:
     python_archive: str | None = _setting(
         None,
         path(optional=True),
-        "Of a cluster: a packed environment (`venv-pack`, `conda-pack`; `.tar.gz`, `.zip`), whose `bin/python` the"
-        " executors run; `none`: the Python that their hosts have.",
+        "On a cluster: a packed environment (`venv-pack`, `conda-pack`; `.tar.gz`, `.zip`) whose `bin/python` the"
+        " executors run; `none`: the Python of their hosts.",
     )
     driver_memory: str | None = _setting(
         None,
@@ -278,12 +277,12 @@ class TridentConfig:
         True,
         flag(),
         "A session that the topology makes starts from an archive of Spark's classes in the user's cache folder, which"
-        " halves the start; the first process has it made beside it.",
+        " halves the start. The first process makes the archive in the background.",
     )
     batch_partitions: int | None = _setting(
         None,
         whole(1, optional=True),
-        "Spark partitions of a batch; `none`: what its spout says it is worth, one for a small batch.",
+        "Spark partitions of a batch; `none`: as its spout says, one for a small batch.",
         unit="partitions",
     )
     shuffle_partitions: int | None = _setting(
@@ -296,8 +295,8 @@ class TridentConfig:
     http: str = _setting(
         "",
         listen(),
-        "Where requests to DRPC streams are answered over HTTP: `3774` is `127.0.0.1:3774`; port 0 takes a free one."
-        " Any other address than a loopback one needs `http_token`.",
+        "The address for requests over HTTP: `3774` is `127.0.0.1:3774`; port 0 takes a free one. An address other than a"
+        " loopback one needs `http_token`.",
     )
     http_token: str | None = _setting(
         None,
@@ -314,13 +313,13 @@ class TridentConfig:
     metrics_interval_secs: float = _setting(
         30.0,
         seconds(zero=False),
-        "How often metrics look at the tables' sizes and at the disk; at a warehouse in a store every 300 s at most.",
+        "How often metrics read the tables' sizes and the disk's; for a warehouse in a store every 300 s at most.",
     )
     page: bool = _setting(
         True,
         flag(),
-        "The live page at the port `http`: it shows what the topology does, values of states and rows of dead letters"
-        " included, to everybody who may ask there.",
+        "The live page at the port `http`. It shows what the topology does, values of states and rows of dead letters"
+        " included, to everyone who may send requests there.",
     )
 
     progress: str = _setting(
@@ -339,8 +338,8 @@ class TridentConfig:
     listener_classes: tuple[str, ...] = _setting(
         (),
         classes(),
-        "Listeners that are told of the topology's events, beside those that the program gives to `start`; each is"
-        " made without arguments.",
+        "Listeners of the topology's events, in addition to those that the program gives to `start`; each is made"
+        " without arguments.",
     )
 
     def __init__(self, **settings: Any) -> None:
@@ -363,7 +362,7 @@ class TridentConfig:
         self._check()
 
     def replace(self, **settings: Any) -> TridentConfig:
-        """A copy with these settings instead; the environment is not read again."""
+        """Returns a copy with these settings; it does not read the environment again."""
         return self._with(named(_FIELDS, settings, type(self).__name__))
 
     def with_overrides(self, assignments: Iterable[str]) -> TridentConfig:

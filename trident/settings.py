@@ -37,12 +37,12 @@ _SPARK = "spark"
 Given = Mapping[str, tuple[Any, str]]
 # Of docs/configuration.md.
 ABOUT_SOURCES = """\
-Where a value comes from, the later the stronger: the default; the settings file; the environment
+Sources of a value, of which a later one wins: the default; the settings file; the environment
 (`TRIDENT_MAX_ATTEMPTS=3`); `TridentConfig(max_attempts=3)`; on the command line `--set max_attempts=3`. An
 unknown name is an error.
 
 The settings file is TOML. `TRIDENT_SETTINGS=trident.toml` names it, or `--settings trident.toml` of every
-command; none is read unless it is named:
+command; without either, no file is read:
 
 ```toml
 warehouse = "/shared/lake"
@@ -52,7 +52,7 @@ max_spout_pending = 4
 master = "spark://head:7077"
 executor.memory = "4g"                   # spark.executor.memory
 speculation = true
-"speculation.interval" = "1s"            # quoted, where another setting is the beginning of its name
+"speculation.interval" = "1s"            # quoted where another setting is a prefix of the name
 ```
 
 Spark settings of all sources add up: `[spark]`; `TRIDENT_SPARK_CONF`; single variables, in which two underscores

@@ -32,7 +32,7 @@ BENT = {
     "is said": "the actor says it",
 }
 # Tables of figures, pages made from docstrings, lists of what tests do; and pages with texts made from the code.
-NOT_FOR_USERS = re.compile("benchmarks|decisions/|faults|modules|proof|reference|/(configuration|drpc|metrics|page)[.]")
+NOT_FOR_USERS = re.compile("benchmarks|decisions/|faults|modules|proof|reference")
 CODE = r"^```.*?^```$|<!--.*?-->|`[^`\n]*`|\]\([^)]*\)"
 MEANT = r"\bbehind\s+(?:a|the)\s+(?:firewall|proxy|load\s+balancer)"  # a place in a network
 NO_PROSE = re.compile(f"{CODE}|{MEANT}", re.MULTILINE | re.DOTALL | re.IGNORECASE)

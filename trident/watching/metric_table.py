@@ -157,7 +157,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
             "counter",
             "",
             ("group", "part", "kind"),
-            "Failures by part (processing; ready: a spout was asked; decide, publish, spout_commit, advance: tried"
+            "Failures by part (processing; ready: a call of a spout's is_ready; decide, publish, spout_commit, advance: tried"
             " again) and by class of the error.",
         ),
         Metric(
@@ -240,7 +240,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
             "gauge",
             SECONDS,
             _GROUP,
-            "How long the spouts have raised whenever they were asked for something; 0: they do not.",
+            "How long every call of a spout has raised; 0: they do not.",
             reads.source_failing,
         ),
         Metric(

@@ -6,7 +6,7 @@ export const KEPT = 100;
 const STAGES = ["beginning", "processing", "processed", "preparing", "deciding", "publishing", "advancing"];
 const STAGE_WORDS = { beginning: "begins", processing: "is processed", processed: "waits for its turn", preparing: "is prepared", deciding: "is decided", publishing: "is published", advancing: "advances", committing: "commits" };
 const PHASES = { begin: "begin", process: "process", wait: "waits for its turn", prepare: "prepare", decide: "decide", publish: "publish", spout_commit: "spout's commit", advance: "advance" };
-const FAILED_PARTS = { processing: "while it was processed: replayed", ready: "while a spout was asked if it has something", decide: "at the decision: tried again", publish: "while it was published: tried again", spout_commit: "in the spout's commit: tried again", advance: "at the advance: tried again" };
+const FAILED_PARTS = { processing: "while it was processed: replayed", ready: "in a spout's is_ready", decide: "at the decision: tried again", publish: "while it was published: tried again", spout_commit: "in the spout's commit: tried again", advance: "at the advance: tried again" };
 
 // --- numbers ------------------------------------------------------------------------------
 

@@ -97,8 +97,8 @@ class TridentConfig:
     max_attempts: int = _setting(
         8,
         whole(1),
-        "Failures of one transaction since the coordinator started, after which the topology stops. Three in a row that "
-        "are the same failure of user code or of a source's data, for the same row, stop it too.",
+        "Failures of one transaction since the coordinator started, after which the topology stops. Three in a row "
+        "that are the same failure of user code or of a source's data, for the same row, stop it too.",
         unit="attempts",
     )
     message_timeout_secs: float | None = _setting(
@@ -131,8 +131,8 @@ class TridentConfig:
     keep_plans: bool = _setting(
         True,
         flag(),
-        "Later batches reuse the plan of a small batch of rows, or of whole files, where a new plan could not give other"
-        " rows; `explain()` says where.",
+        "Later batches reuse the plan of a small batch of rows, or of whole files, where a new plan could not give"
+        " other rows; `explain()` says where.",
     )
     local_copies: bool = _setting(
         True,
@@ -156,8 +156,8 @@ class TridentConfig:
     max_pending_messages: int = _setting(
         10_000,
         whole(1),
-        "Messages of one spout (in a tuple topology: of one spout task) that may be delivered and not yet acknowledged or"
-        " given up; a batch takes its share of them.",
+        "Messages of one spout (in a tuple topology: of one spout task) that may be delivered and not yet acknowledged"
+        " or given up; a batch takes its share of them.",
         unit="messages",
     )
     max_replays: int = _setting(
@@ -295,8 +295,8 @@ class TridentConfig:
     http: str = _setting(
         "",
         listen(),
-        "The address for requests over HTTP: `3774` is `127.0.0.1:3774`; port 0 takes a free one. An address other than a"
-        " loopback one needs `http_token`.",
+        "The address for requests over HTTP: `3774` is `127.0.0.1:3774`; port 0 takes a free one. An address other than"
+        " a loopback one needs `http_token`.",
     )
     http_token: str | None = _setting(
         None,

@@ -157,8 +157,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
             "counter",
             "",
             ("group", "part", "kind"),
-            "Failures by part (processing; ready: a call of a spout's is_ready; decide, publish, spout_commit, advance: tried"
-            " again) and by class of the error.",
+            "Failures by part (processing; ready: a call of a spout's is_ready; decide, publish, spout_commit, advance:"
+            " tried again) and by class of the error.",
         ),
         Metric(
             "trident_current_txid",

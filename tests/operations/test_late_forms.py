@@ -183,16 +183,6 @@ def on_arrow(group: GroupPlan, inputs: Mapping[str, pa.Table], copies: Mapping[s
     return group.late_on_arrow.run(cast, BatchInfo(ATTEMPT), copies)
 
 
-def whole_on_arrow(
-    group: GroupPlan, rows: list[tuple[Any, ...]], copies: Mapping[str, CopyAsOf]
-) -> dict[str, pa.Table]:
-    """Both parts as one plan, as a Python worker runs it that is given the batch."""
-    assert group.whole_on_arrow is not None, "every operation here has a form over Arrow"
-    kind = to_arrow_schema(StructType(list(group.nodes[0].schema.fields)), timezone="UTC")
-    given = pa.table([pa.array(column, field.type) for column, field in zip(zip(*rows), kind)], kind)
-    return group.whole_on_arrow.run({"rows": given}, BatchInfo(ATTEMPT), copies)
-
-
 def shown(tables: Mapping[str, pa.Table]) -> dict[str, list[str]]:
     """Rows that differ have other texts: of NaN, the sign of a zero, and null; instants are in UTC."""
     return {name: sorted(map(repr, _in_utc(table).to_pylist())) for name, table in tables.items()}
@@ -252,9 +242,6 @@ def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs:
     try:
         before = early(spark, group, rows)
     except Exception:  # Spark refuses them before the late part
-        if group.whole_on_arrow is not None:
-            with copied(folder, group, stored) as copies, pytest.raises(LeftToSpark):
-                whole_on_arrow(group, rows, copies)
         return False
     inputs = between(group, before)
     try:
@@ -280,19 +267,7 @@ def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs:
                 assert not oracle, "rows are left to Spark that Spark can compute"
             else:
                 assert here == oracle
-        if group.whole_on_arrow is not None and rows:
-            early_states = shown({name: before[name] for name in before if name not in _staged_between(group)})
-            try:
-                whole = shown(whole_on_arrow(group, rows, copies))
-            except LeftToSpark:
-                assert not oracle, "rows are left to Spark that Spark can compute"
-            else:
-                assert whole == {**early_states, **oracle}
     return bool(oracle)
-
-
-def _staged_between(group: GroupPlan) -> set[str]:
-    return {one.name for one in group.lowered.boundaries.values() if one.own}
 
 
 @st.composite

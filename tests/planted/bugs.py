@@ -420,10 +420,10 @@ PLANTED: dict[str, Caught] = {
         r"assert \{'", "late_at_once.py::test_of_several_in_flight_only_the_next_one_is"
     ),
     "198-a-promised-copy-is-read-as-it-is": spark(
-        "assert", "late_at_once.py::test_own_steps_are_one_job_too_and_wait_for_the_copy[False]"
+        "assert", "late_at_once.py::test_own_steps_are_one_job_too_and_wait_for_the_copy"
     ),
     "199-rows-that-one-job-goes-on-with-are-not-staged": spark(
-        "assert", "late_at_once.py::test_own_steps_are_one_job_too_and_wait_for_the_copy[True]"
+        "assert", "late_at_once.py::test_own_steps_are_one_job_too_and_wait_for_the_copy"
     ),
     "227-a-promise-forgets-another-history": spark(
         "assert {", "state_copy.py::test_after_the_tables_went_back_another_history_is_followed[promised before]"

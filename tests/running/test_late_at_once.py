@@ -28,9 +28,9 @@ from trident import (
 from trident import functions as F
 from trident.coordinators import faults
 from trident.coordinators.transactions import TransactionAttempt
-from trident.running import late_in_worker
+from trident.running import kept_plans, late_in_worker
 from trident.running.kept_plans import KeptPlans
-from trident.running.late_at_once import LateAtOnce, WholeInWorker
+from trident.running.late_at_once import LateAtOnce
 from trident.running.late_forms import LateForms
 from trident.running.runner import SparkBatchRunner
 from trident.states.keyed.copies import StateCopies
@@ -215,17 +215,13 @@ NUMBERS = [
 ]
 
 
-def sums(by_spark: bool = False) -> TridentTopology:
-    """The early part has a form over Arrow, or an expression that is left to Spark. Each row has an instant."""
+def sums() -> TridentTopology:
+    """Each row has an instant."""
     made = TridentTopology("sums")
     batches = [[(key, n, _instant(n)) for key, n in batch] for batch in NUMBERS]
     numbers = made.new_stream("numbers", FixedBatchSpout("key string, n long, at timestamp", batches))
-    if by_spark:
-        numbers = numbers.with_column("n", F.col("n") + 0)
     total = numbers.group_by("key").persistent_aggregate(DeltaMapState("sums"), "n", Sum(), "sum")
     total.new_values_stream().partition_persist(DeltaAppend("news"))
-    if not by_spark:
-        numbers.state_query(total, "key", MapGet(), "before").partition_persist(DeltaAppend("asked"))
     return made
 
 
@@ -233,26 +229,20 @@ def _instant(n: int | None) -> dt.datetime | None:
     return None if n is None else dt.datetime(2026, 3, 29, 1, 30, tzinfo=dt.timezone.utc) + dt.timedelta(hours=n)
 
 
-def check_sums(query: Any, warehouse: Any, by_spark: bool = False) -> None:
+def check_sums(query: Any, warehouse: Any) -> None:
     running: dict[Any, int] = {}
-    news, asked = Counter[tuple](), Counter[tuple]()
+    news = Counter[tuple]()
     for batch in NUMBERS:
-        asked.update((key, n, _instant(n), running.get(key)) for key, n in batch)
         for key, n in batch:
             running[key] = running.get(key, 0) + (n or 0)
         news.update((key, running[key]) for key in {key for key, _ in batch})
     assert {row["key"]: row["sum"] for row in query.snapshot("sums").collect()} == running
-    for name, columns, rows in (("news", ("key", "sum"), news), ("asked", ("key", "n", "at", "before"), asked)):
-        if name == "news" or not by_spark:
-            found = Table.read(warehouse / name).rows()
-            assert Counter(tuple(row[column] for column in columns) for row in found) == rows
+    assert Counter((row["key"], row["sum"]) for row in Table.read(warehouse / "news").rows()) == news
 
 
-@pytest.mark.parametrize("by_spark", sample([False, True], False))
-def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms, monkeypatch, by_spark):  # noqa: F811
+def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms, monkeypatch):  # noqa: F811
     """A state's own rows are staged by the worker that goes on with them; the copy comes while it waits."""
-    real, form, taken = StateCopies.bring_on, LateAtOnce if by_spark else WholeInWorker, []
-    real_stage = form.stage
+    real, real_stage, taken = StateCopies.bring_on, LateAtOnce.stage, []
 
     def late(self: StateCopies, *args: Any) -> bool:
         time.sleep(0.3)
@@ -263,10 +253,10 @@ def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms,
         return taken[-1]
 
     monkeypatch.setattr(StateCopies, "bring_on", late)
-    monkeypatch.setattr(form, "stage", noted)
-    query = start(sums(by_spark), max_spout_pending=1)
+    monkeypatch.setattr(LateAtOnce, "stage", noted)
+    query = start(sums(), max_spout_pending=1)
     query.process_all_available(WAIT_SECS)
-    check_sums(query, tmp_path / "warehouse", by_spark)
+    check_sums(query, tmp_path / "warehouse")
     assert forms == ["one_job"] * len(NUMBERS) and None not in taken and len(taken) == len(NUMBERS)
 
 
@@ -276,7 +266,8 @@ def test_a_jar_that_does_not_fit_costs_jobs_and_no_row(spark, start, tmp_path, f
     if form == "pass":
         monkeypatch.setattr(LateForms, "stage_at_once", lambda *_: None)
     with unfit_jar(monkeypatch, caplog):
-        monkeypatch.setattr(late_in_worker, "kept_plan_class", lambda _: Unfit(spark))
+        module = kept_plans if form == "one_job" else late_in_worker
+        monkeypatch.setattr(module, "kept_plan_class", lambda _: Unfit(spark))
         query = start(sums() if form == "one_job" else topology(), max_spout_pending=1, max_attempts=1)
         query.process_all_available(WAIT_SECS)
         if form == "one_job":
@@ -286,13 +277,13 @@ def test_a_jar_that_does_not_fit_costs_jobs_and_no_row(spark, start, tmp_path, f
         assert "one_job" not in forms
 
 
-@pytest.mark.parametrize(("by_spark", "in_flight"), sample([(False, 3), (True, 1)], (False, 3)))
-def test_an_attempt_that_fails_behind_a_promise_leaves_nothing(start, tmp_path, forms, by_spark, in_flight):  # noqa: F811
+@pytest.mark.parametrize("in_flight", sample([3, 1], 3))
+def test_an_attempt_that_fails_behind_a_promise_leaves_nothing(start, tmp_path, forms, in_flight):  # noqa: F811
     faults.arm("resolve.stage:do_then_fail:2,stage.write:do_then_fail:2,copy.apply:fail_before:2")
-    query = start(sums(by_spark), max_spout_pending=in_flight)
+    query = start(sums(), max_spout_pending=in_flight)
     query.process_all_available(WAIT_SECS)
     assert not faults.unfired()
-    check_sums(query, tmp_path / "warehouse", by_spark)
+    check_sums(query, tmp_path / "warehouse")
     assert "one_job" in forms and set(forms) <= {"one_job", "driver", "tables"}
 
 
@@ -349,7 +340,7 @@ def test_a_copy_that_goes_while_the_worker_waits_for_it_is_not_read(start, tmp_p
         return False
 
     monkeypatch.setattr(StateCopies, "bring_on", taken_away)
-    query = start(sums(False), max_spout_pending=1)
+    query = start(sums(), max_spout_pending=1)
     query.process_all_available(WAIT_SECS)
-    check_sums(query, tmp_path / "warehouse", False)
+    check_sums(query, tmp_path / "warehouse")
     assert gone and "driver" in forms and "pass" not in forms

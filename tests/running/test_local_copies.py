@@ -216,7 +216,9 @@ def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypa
 
 def test_explain_says_which_form_few_rows_take() -> None:
     job = "before (few rows: by the early half's Spark job when it begins in the turn, else"
-    assert f"{job} in the coordinator's process, without a Spark job):" in own_topology().explain()
+    here = "in the coordinator's process, without a Spark job):"
+    assert f"{job} {here}" in sums().explain()
+    assert f"before (few rows: {here}" in own_topology().explain()
     assert f"{job} by another):" in at_once().explain()
     assert "before (few rows: one Spark job):" in topology().explain()
 
@@ -469,7 +471,7 @@ def test_an_attempt_that_one_job_left_to_spark_goes_to_the_tables_at_once_and_is
     )
     late = _late_part(copies, ["counts"], lambda *_: {})
     late._plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
-    late._at_once, late._large_batches = [cast("Any", SimpleNamespace(stage=at_once))], LargeLooks()
+    late._at_once, late._large_batches = cast("Any", SimpleNamespace(stage=at_once)), LargeLooks()
     watch = SimpleNamespace(parts=1, begin_run=lambda: None)
 
     def form_of(attempt: TransactionAttempt) -> str:

@@ -111,22 +111,6 @@ class GroupPlan(LoweredPlan):
             return None
         return arrow_plan(self.lowered.late_segments, self._boundary_names)
 
-    @cached_property
-    def whole_on_arrow(self) -> ArrowPlan | None:
-        """Both parts over Arrow as one plan; it begins with the rows of the one stream, under its name.
-
-        None where the early part is left to Spark or calls code of the user's, which Spark may run in several tasks, or
-        where several streams meet.
-        """
-        sources_ = set(self.lowered.sources)
-        if self.late_on_arrow is None or len(sources_) != 1:
-            return None
-        (source,) = sources_
-        early = arrow_plan(self.lowered.segments, {source: source.tx_id, **self._boundary_names})
-        if early is None or not early.is_own:
-            return None
-        return arrow_plan([*self.lowered.segments, *self.lowered.late_segments], {source: source.tx_id})
-
     @property
     def _boundary_names(self) -> dict[Node, str]:
         return {node: boundary.name for node, boundary in self.lowered.boundaries.items()}

@@ -41,12 +41,10 @@ def why_not_kept(plan: GroupPlan) -> str | None:
 def is_one_job(plan: GroupPlan) -> bool:
     """Tells whether both parts of a small batch can be one Spark job in the batch's turn, where the session agrees."""
     late, boundaries = plan.late_on_arrow, plan.lowered.boundaries.values()
-    if late is None or plan.tracked or not plan.late_states or why_not_kept(plan) is not None:
+    if late is None or len(boundaries) != 1 or plan.tracked or not plan.late_states or why_not_kept(plan) is not None:
         return False
     given = (pa.schema(list(zip(names_of(one.fields), arrow_types(one.fields)))) for one in boundaries)
-    if not late.is_own and late.has_times(given):
-        return False
-    return len(boundaries) == 1 or plan.whole_on_arrow is not None
+    return late.is_own or not late.has_times(given)
 
 
 def _ops(plan: GroupPlan) -> Iterator[Operation]:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
 from trident.coordinators.daemon_pool import DaemonPool
@@ -19,7 +18,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.window_spec import Unit
 from trident.running.boundaries import SMALL_BYTES, Staged, bytes_of
 from trident.running.large_looks import LargeLooks
-from trident.running.late_at_once import LateAtOnce, Staging, WholeInWorker, at_once_forms
+from trident.running.late_at_once import LateAtOnce, Staging
 from trident.running.late_in_driver import LateInDriver
 from trident.running.late_in_worker import LateInWorker, WorkerPass, late_pass
 from trident.spark.jobs import JobWatch
@@ -54,7 +53,6 @@ class LateForms:
 
     Args:
         staging: where rows are staged.
-        schemas: stream → that of its rows.
         reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
         copies: the local copies of the states that the group looks up; None: there are none here.
         host_copies: those on the hosts of a cluster's executors; None: tasks use none, or find those of this host.
@@ -66,7 +64,6 @@ class LateForms:
         spark: "SparkSession",
         plan: "GroupPlan",
         staging: Staging,
-        schemas: Mapping[str, StructType],
         reader: Callable[..., "DataFrame"],
         copies: StateCopies | None,
         host_copies: HostCopies | None,
@@ -83,7 +80,7 @@ class LateForms:
         self._bringing = DaemonPool(1, "trident-copies")
         self._in_driver: LateInDriver | None = None
         self._in_worker: LateInWorker | None = None
-        self._at_once: list[WholeInWorker | LateAtOnce] = []
+        self._at_once: LateAtOnce | None = None
         if copies is None:
             return
         if plan.late_in_driver is not None:
@@ -94,8 +91,9 @@ class LateForms:
         if late is None or kept_plan_class(spark.sparkContext) is None:
             return
         self._in_worker = LateInWorker(WorkerPass(spark, late), boundaries, targets, incarnation)
-        for_none = not self._is_empty({one.name: [] for one in boundaries})
-        self._at_once = at_once_forms(spark, plan, late, for_none, staging, schemas)
+        if len(boundaries) == 1:
+            for_none = not self._is_empty({boundaries[0].name: []})
+            self._at_once = LateAtOnce(spark, plan, late, for_none, staging)
 
     def advanced(self, txid: int) -> None:
         """Tells that a transaction has advanced; returns at once."""
@@ -129,7 +127,7 @@ class LateForms:
             target → its files, without the boundaries; None: nothing is staged, and the parts run one behind the other.
         """
         before = attempt.txid - 1
-        if not self._at_once or self._last_advanced != before or self._large_batches.rests({_BATCH}, attempt.txid):
+        if self._at_once is None or self._last_advanced != before or self._large_batches.rests({_BATCH}, attempt.txid):
             return None
         assert self._copies is not None
         states, brought = self._plan.lowered.copied_states, None
@@ -143,16 +141,11 @@ class LateForms:
         watch.parts = 2
         try:
             with faults.fault_point(RESOLVE):
-                tried = (form.stage(attempt, slots, info, copies) for form in self._at_once)
-                staged = next((one for one in tried if one is not None), None)
+                staged = self._at_once.stage(attempt, slots, info, copies)
         except Exception as error:
             report = find_report(error, STALE, SPARKS)
             if report is None:
-                if not self._without_the_jar(error):
-                    raise
-                watch.parts = 1
-                watch.begin_run()
-                return None
+                raise
             if report["kind"] == SPARKS or brought is None:
                 self._could_not(report, attempt.txid)
             elif _is_true(brought):
@@ -219,10 +212,10 @@ class LateForms:
             self._large_looks.found(report["large"], txid)
 
     def _without_the_jar(self, error: Exception) -> bool:
-        """Tells whether the jar of kept plans does not fit; then no form is tried again that needs it."""
+        """Tells whether the jar of kept plans does not fit; then no late part is a pass of a kept plan again."""
         if not own_jar.does_not_fit(self._spark.sparkContext, error):
             return False
-        self._in_worker, self._at_once = None, []
+        self._in_worker = None
         return True
 
     def close(self) -> None:

@@ -123,7 +123,6 @@ class SparkBatchRunner:
                 incarnation,
                 self._codec,
             ),
-            self._schemas,
             reader,
             copies,
             host_copies,

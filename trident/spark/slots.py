@@ -58,16 +58,11 @@ class RowsSlot:
         return "rows", self.schema.json()
 
     @property
-    def stream(self) -> bytes:
-        """The rows as an Arrow stream."""
+    def rows(self) -> str:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.table.schema) as stream:
             stream.write(self.table)
-        return bytes(sink.getvalue())
-
-    @property
-    def rows(self) -> str:
-        return base64.b64encode(self.stream).decode("ascii")
+        return base64.b64encode(sink.getvalue()).decode("ascii")
 
     def over(self, kept: Any, property: str) -> "DataFrame":
         spark: Any = self.spark

@@ -1,4 +1,4 @@
-"""A small batch, or its late part, in one Python worker: takes its rows, runs a plan over Arrow, stages rows."""
+"""The late part of a small batch in one Python worker: takes its rows, runs a plan over Arrow, stages rows."""
 
 from __future__ import annotations
 
@@ -30,21 +30,19 @@ LATE = "trident.late"
 
 @dataclass(frozen=True)
 class LateBatch:
-    """One batch's late part, or all of it, as the driver sends it, pickled.
+    """One batch's late part, as the driver sends it, pickled.
 
     Attributes:
         info: a BatchInfo.
         copies: the local copies of the states that are looked up.
         attempt: the value of the local property ATTEMPT.
         files: boundary → the paths of its staged files, in the order of the batch.
-        rows: of a whole batch, as an Arrow stream; None: they are in files.
     """
 
     info: Any
     copies: Mapping[str, "CopyAsOf"]
     attempt: str = ""
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    rows: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class LatePass:
     """The function for mapInArrow: batches as rows in, reports on staged files out. It is the same for each batch.
 
     Attributes:
-        boundaries: name → the schema of its rows; of a whole batch the stream is the one.
+        boundaries: name → the schema of its rows.
         targets: where rows are staged, each with its txid column.
     """
 
@@ -84,12 +82,7 @@ class LatePass:
                 yield from report_batches(self._reports(pickle.loads(sent)))
 
     def _reports(self, batch: LateBatch) -> Iterator[dict[str, Any]]:
-        if batch.rows is None:
-            inputs = {name: rows_of(batch.files[name], schema) for name, schema in self.boundaries.items()}
-        else:
-            ((name, schema),) = self.boundaries.items()
-            with pa.ipc.open_stream(batch.rows) as stream:
-                inputs = {name: _as(stream.read_all(), schema).combine_chunks()}
+        inputs = {name: rows_of(batch.files[name], schema) for name, schema in self.boundaries.items()}
         yield from self.staged(inputs, batch, batch.attempt)
 
 

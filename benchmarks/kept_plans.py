@@ -43,13 +43,13 @@ def run(bench: Bench, report: Report) -> None:
 
 def _staging(bench: Bench, report: Report, name: str) -> None:
     from trident.planning.groups import plan
-    from trident.running.kept_plans import KeptPlans
+    from trident.running.kept_plans import early_plans
     from trident.states.delta.staging import StagingTarget
 
     slots = _slots(bench, name)
     group: GroupPlan = plan(_topology(name, bench.fresh("unused")).graph)[0]
     targets = [StagingTarget(binding.name, bench.fresh("staged")) for binding in group.bindings]
-    kept = KeptPlans(bench.spark, group, targets, "snappy", True)
+    kept = early_plans(bench.spark, group, targets, "snappy", True)
     ways: dict[str, Callable[[int], object]] = {
         "kept": lambda number: _kept(kept, slots[number % len(slots)], number),
         "made anew": lambda number: _anew(group, targets, slots[number % len(slots)], number),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from trident.coordinators.errors import TridentError
@@ -70,12 +70,12 @@ class HostCopies:
             for state, one in followed.items()
         }
 
-    def used(self, states: Collection[str], txid: int) -> None:
-        """Tells that a task has used the copies as of a transaction."""
+    def served(self, copies: Mapping[str, SentCopy]) -> None:
+        """Takes note that a task has used copies."""
         with self._lock:
-            for state in states:
+            for state, copy in copies.items():
                 one = self._followed[state]
-                one.txid, one.failures, one.building, one.reason = txid, 0, False, None
+                one.txid, one.failures, one.building, one.reason = copy.txid, 0, False, None
 
     def failed(self, state: str, reason: str, building: bool = False) -> None:
         """Tells that a task had no copy, and why: the tables are read for a while, the longer the more often.

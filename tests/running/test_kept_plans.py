@@ -32,7 +32,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.planning.groups import GroupPlan, plan
 from trident.planning.kept import why_not_kept
 from trident.running import kept_plans
-from trident.running.kept_plans import KeptPlans
+from trident.running.kept_plans import early_plans
 from trident.spark import kept_plans_jar
 from trident.spark.rows import held_rows
 from trident.spark.slots import FilesSlot, RowsSlot, Slot, TaskSlot
@@ -78,7 +78,7 @@ class Group:
             StagingTarget(name, folder / name, *((t.partition_columns, t.txid_column) if (t := tables[name]) else ()))
             for name in names
         ]
-        self.kept = KeptPlans(spark, self.plan, self.targets, "snappy", enabled)
+        self.kept = early_plans(spark, self.plan, self.targets, "snappy", enabled)
 
     def slots(self, rows: Mapping[str, Rows]) -> dict[str, Slot]:
         slots: dict[str, Slot] = {}

@@ -28,10 +28,10 @@ from trident import (
 from trident import functions as F
 from trident.coordinators import faults
 from trident.coordinators.transactions import TransactionAttempt
-from trident.running import kept_plans, late_in_worker
+from trident.running import kept_plans
 from trident.running.kept_plans import KeptPlans
-from trident.running.late_at_once import LateAtOnce
-from trident.running.late_forms import LateForms
+from trident.running.late_jobs import OneJob
+from trident.running.late_part import LatePart
 from trident.running.runner import SparkBatchRunner
 from trident.states.keyed.copies import StateCopies
 
@@ -109,13 +109,13 @@ def test_each_transaction_is_one_job_and_gives_what_a_fold_gives(start, tmp_path
 def test_of_several_in_flight_only_the_next_one_is(start, tmp_path, forms, monkeypatch):  # noqa: F811
     asked: list[tuple[int, int]] = []  # as of which transaction, and the last one that had advanced by then
     advanced: list[int] = []
-    real_as_of, real_promised, real_advanced = StateCopies.as_of, StateCopies.promised, LateForms.advanced
+    real_as_of, real_promised, real_advanced = StateCopies.as_of, StateCopies.promised, LatePart.advanced
 
     def noted_as_of(self: StateCopies, states: Any, txid: int) -> Any:
         asked.append((txid, advanced[-1]))
         return real_as_of(self, states, txid)
 
-    def noted_advanced(self: LateForms, txid: int) -> None:
+    def noted_advanced(self: LatePart, txid: int) -> None:
         advanced.append(txid)
         real_advanced(self, txid)
 
@@ -125,7 +125,7 @@ def test_of_several_in_flight_only_the_next_one_is(start, tmp_path, forms, monke
 
     monkeypatch.setattr(StateCopies, "as_of", noted_as_of)
     monkeypatch.setattr(StateCopies, "promised", noted_promised)
-    monkeypatch.setattr(LateForms, "advanced", noted_advanced)
+    monkeypatch.setattr(LatePart, "advanced", noted_advanced)
     lines = LINES[:5]
     query = start(topology(lines), max_spout_pending=4)
     query.process_all_available(WAIT_SECS)
@@ -136,15 +136,15 @@ def test_of_several_in_flight_only_the_next_one_is(start, tmp_path, forms, monke
 
 
 @pytest.mark.long
-def test_a_batch_too_large_for_the_one_job_goes_to_the_tables_and_the_next_ones_rest(
+def test_a_batch_too_large_for_the_one_job_goes_to_the_tables_and_so_do_some_after_it(
     start,  # noqa: F811
     tmp_path,
     forms,
     monkeypatch,
 ):
-    monkeypatch.setattr("trident.running.late_at_once._BYTES_MAX", 0)
+    monkeypatch.setattr("trident.running.late_jobs._BYTES_MAX", 0)
     lines = [line for line in LINES if line.strip()] + ["a b", "c d longword"]
-    jobs = {LateAtOnce: Counter[int](), KeptPlans: Counter[int]()}
+    jobs = {OneJob: Counter[int](), KeptPlans: Counter[int]()}
     for form, staged in jobs.items():
 
         def noted(self: Any, *args: Any, real: Any = form.stage, staged: Counter[int] = staged) -> Any:
@@ -156,10 +156,9 @@ def test_a_batch_too_large_for_the_one_job_goes_to_the_tables_and_the_next_ones_
     query.process_all_available(WAIT_SECS)
     assert found(query, tmp_path / "warehouse") == expected(lines)
     tried = {1, 2, 4, 8}
-    assert jobs[LateAtOnce] == dict.fromkeys(tried, 1)
+    assert jobs[OneJob] == dict.fromkeys(tried, 1)
     assert jobs[KeptPlans] == {txid: 1 + (txid in tried) for txid in range(1, len(lines) + 1)}
-    # The one that has tried is known to need the tables; one that rests is as small as others here.
-    assert forms == ["tables" if txid in tried else "pass" for txid in range(1, len(lines) + 1)]
+    assert forms == ["tables"] * len(lines)
 
 
 LONG = "x" * 1000
@@ -191,7 +190,7 @@ def test_rows_of_a_key_in_several_spark_partitions_are_folded_once(
 ):
     """A kept plan may have several without an exchange: where streams meet."""
     if form == "pass":
-        monkeypatch.setattr(LateAtOnce, "stage", lambda *_: None)
+        monkeypatch.setattr(OneJob, "stage", lambda *_: None)
     if spread_by == "setting":
         spark.conf.set(UNION, "false")
     try:
@@ -242,7 +241,7 @@ def check_sums(query: Any, warehouse: Any) -> None:
 
 def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms, monkeypatch):  # noqa: F811
     """A state's own rows are staged by the worker that goes on with them; the copy comes while it waits."""
-    real, real_stage, taken = StateCopies.bring_on, LateAtOnce.stage, []
+    real, real_stage, taken = StateCopies.bring_on, OneJob.stage, []
 
     def late(self: StateCopies, *args: Any) -> bool:
         time.sleep(0.3)
@@ -253,7 +252,7 @@ def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms,
         return taken[-1]
 
     monkeypatch.setattr(StateCopies, "bring_on", late)
-    monkeypatch.setattr(LateAtOnce, "stage", noted)
+    monkeypatch.setattr(OneJob, "stage", noted)
     query = start(sums(), max_spout_pending=1)
     query.process_all_available(WAIT_SECS)
     check_sums(query, tmp_path / "warehouse")
@@ -264,10 +263,9 @@ def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms,
 def test_a_jar_that_does_not_fit_costs_jobs_and_no_row(spark, start, tmp_path, forms, monkeypatch, caplog, form):  # noqa: F811
     """V2: in the middle of a batch's one job, and of the pass of its late part."""
     if form == "pass":
-        monkeypatch.setattr(LateForms, "stage_at_once", lambda *_: None)
+        monkeypatch.setattr(LatePart, "stage_at_once", lambda *_: None)
     with unfit_jar(monkeypatch, caplog):
-        module = kept_plans if form == "one_job" else late_in_worker
-        monkeypatch.setattr(module, "kept_plan_class", lambda _: Unfit(spark))
+        monkeypatch.setattr(kept_plans, "kept_plan_class", lambda _: Unfit(spark))
         query = start(sums() if form == "one_job" else topology(), max_spout_pending=1, max_attempts=1)
         query.process_all_available(WAIT_SECS)
         if form == "one_job":
@@ -306,7 +304,7 @@ def test_a_filter_that_is_always_false_gives_the_late_part_an_empty_batch(
 ):
     """Spark gives its rows no partition; an aggregate without groups has a row all the same."""
     if form == "pass":
-        monkeypatch.setattr(LateForms, "stage_at_once", lambda *_: None)
+        monkeypatch.setattr(LatePart, "stage_at_once", lambda *_: None)
     made = TridentTopology("filtered")
     numbers = made.new_stream("numbers", FixedBatchSpout("key string, n long", NUMBERS))
     kept = numbers.filter(F.col("n") > 1 if passes == "some" else F.lit(False))

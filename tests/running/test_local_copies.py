@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -44,9 +43,9 @@ from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.processes import UNKNOWN
 from trident.coordinators.transactions import TransactionAttempt
-from trident.running.large_looks import LargeLooks
-from trident.running.late_forms import LateForms
-from trident.running.late_in_worker import LateInWorker
+from trident.running.late_choice import Able, Breaker, Rows
+from trident.running.late_jobs import WorkerPass
+from trident.running.late_part import LatePart
 from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
@@ -58,7 +57,6 @@ from trident.states.keyed.host_copies import HostCopies
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import look_up
-from trident.workers.reports import left_to_spark
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a e e e"]
@@ -180,8 +178,8 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
 )
 def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypatch, rows_max, form, keep_plans):  # noqa: F811
     forms: list[set[str]] = []
-    kept, stage = [], LateInWorker.stage
-    monkeypatch.setattr(LateInWorker, "stage", lambda *args: (kept.append(True), stage(*args))[1])
+    kept, stage = [], WorkerPass.stage
+    monkeypatch.setattr(WorkerPass, "stage", lambda *args: (kept.append(True), stage(*args))[1])
     real, read = SparkBatchRunner.resolve, StateCopies.as_of
 
     def noted(self: SparkBatchRunner, *args: Any) -> Any:
@@ -197,8 +195,8 @@ def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypa
 
     monkeypatch.setattr(SparkBatchRunner, "resolve", noted)
     monkeypatch.setattr(StateCopies, "as_of", taken_away)
-    monkeypatch.setattr("trident.running.late_in_driver.ROWS_MAX", rows_max)
-    monkeypatch.setattr(LateForms, "stage_at_once", lambda *_: None)  # as where several are in flight
+    monkeypatch.setattr("trident.running.late_choice.DRIVER_ROWS_MAX", rows_max)
+    monkeypatch.setattr(LatePart, "stage_at_once", lambda *_: None)  # as where several are in flight
     faults.arm("stage.write:do_then_fail:4")  # an attempt that fails after it has staged
     query = start(own_topology(), keep_plans=keep_plans)
     query.process_all_available(WAIT_SECS)
@@ -381,13 +379,12 @@ def test_threads_that_ask_at_once_share_the_copies_of_a_group() -> None:
 INFO = BatchInfo(TransactionAttempt(3, 0))
 
 
-def _late_part(copies: Any, states: list[str], on_copies: Callable[..., Any]) -> Any:
-    """A late part for which there are copies of some states: without Spark."""
-    made = SimpleNamespace(_copies=copies, _workers_are_here=True, _large_looks=LargeLooks(), _on_copies=on_copies)
-    made._left_to_spark = None
-    made._is_empty, made._by_spark = lambda staged: False, lambda *_: {}
-    made._copies_for = lambda *_: ("pass", dict.fromkeys(states, 1))
-    made._could_not = partial(LateForms._could_not, made)
+def _late_part(copies: Any, on_copies: Callable[..., Any]) -> LatePart:
+    """A late part in one Spark partition that looks states up in copies: without Spark."""
+    made: Any = object.__new__(LatePart)
+    made._plan, made._states, made._copies, made._is_local = SimpleNamespace(name="lines"), ["counts"], copies, True
+    made._able, made._breaker = Able(one_job=False, driver=False, one_partition=True), Breaker()
+    made._size, made._by_spark, made._in_one_partition = lambda staged: Rows(False, 1, 1), lambda *_: {}, on_copies
     return made
 
 
@@ -395,7 +392,9 @@ def _late_part(copies: Any, states: list[str], on_copies: Callable[..., Any]) ->
 def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
     told: list[tuple] = []
     copies = SimpleNamespace(
-        served=lambda states: told.append(("served", *states)), failed=lambda *why: told.append(("failed", *why))
+        as_of=lambda states, txid: dict.fromkeys(states, 1),
+        served=lambda states: told.append(("served", *states)),
+        failed=lambda *why: told.append(("failed", *why)),
     )
 
     def late_on_copies(*_: Any) -> Any:
@@ -403,10 +402,8 @@ def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
             raise StaleCopy(look_up.told("counts", ValueError("damaged")))
         return {}
 
-    form, _ = LateForms.stage(
-        _late_part(copies, ["counts"], late_on_copies), TransactionAttempt(3, 0), {}, INFO, lambda: None
-    )
-    assert (form, told) == (
+    form, _ = _late_part(copies, late_on_copies).stage(TransactionAttempt(3, 0), {}, INFO, lambda: None)
+    assert (form.value, told) == (
         ("tables", [("failed", "counts", "damaged")]) if fails else ("pass", [("served", "counts")])
     )
 
@@ -439,7 +436,7 @@ class Texts:
 @pytest.mark.parametrize("rows_max", [1000, 0], ids=["driver", "pass"])
 def test_texts_that_are_not_utf_8_are_left_to_spark(start, tmp_path, monkeypatch, rows_max):  # noqa: F811
     """Arrow and Python would not read them: in the driver, on workers, in a copy."""
-    monkeypatch.setattr("trident.running.late_in_driver.ROWS_MAX", rows_max)
+    monkeypatch.setattr("trident.running.late_choice.DRIVER_ROWS_MAX", rows_max)
     batches = [b"a b", b"a tw\xffo", b"tw\xffo \xc3", b"a b"]
     made = TridentTopology("bytes")
     words = made.new_stream("words", Texts(batches))
@@ -456,58 +453,6 @@ def test_texts_that_are_not_utf_8_are_left_to_spark(start, tmp_path, monkeypatch
     assert {row[0] for row in query.snapshot("best").selectExpr("hex(word)").collect()} == {
         word.hex().upper() for word in known
     }
-
-
-def test_an_attempt_that_one_job_left_to_spark_goes_to_the_tables_at_once_and_is_not_tried_again() -> None:
-    """Its early functions have run for nothing once: not again in each attempt, nor its late ones in a pass."""
-    tried: list[int] = []
-
-    def at_once(attempt: TransactionAttempt, *_: Any) -> Any:
-        tried.append(attempt.txid)
-        raise left_to_spark("the rows between the halves of a batch are more than 32 MB")
-
-    copies = SimpleNamespace(
-        as_of=lambda states, txid: {"counts": 1}, promised=lambda states, txid: None, served=lambda states: None
-    )
-    late = _late_part(copies, ["counts"], lambda *_: {})
-    late._plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
-    late._at_once, late._large_batches = cast("Any", SimpleNamespace(stage=at_once)), LargeLooks()
-    watch = SimpleNamespace(parts=1, begin_run=lambda: None)
-
-    def form_of(attempt: TransactionAttempt) -> str:
-        late._last_advanced = attempt.txid - 1
-        assert LateForms.stage_at_once(late, attempt, {}, INFO, cast("Any", watch)) is None
-        return LateForms.stage(late, attempt, {}, INFO, lambda: None)[0]
-
-    forms = [[form_of(TransactionAttempt(txid, again)) for again in (0, 1)] for txid in range(1, 42)]
-    assert tried == [1, 2, 4, 8, 16, 27, 38]
-    assert forms == [["tables" if txid in tried else "pass", "pass"] for txid in range(1, 42)]
-
-
-def test_transactions_that_look_at_too_much_again_and_again_read_the_tables_at_once() -> None:
-    """Each of them would else read what it then throws away, in the leader's process."""
-    tried: list[int] = []
-
-    def late_on_copies(form: str, attempt: TransactionAttempt, *_: Any) -> Any:
-        tried.append(attempt.txid)
-        if attempt.txid not in fits:
-            look_up.check_due("counts", 1 << 20)
-        return {}
-
-    copies = SimpleNamespace(served=lambda states: None, failed=lambda *why: pytest.fail("the copy is as it should be"))
-    late = _late_part(copies, ["counts", "others"], late_on_copies)
-
-    def form_of(txid: int) -> str:
-        return LateForms.stage(late, TransactionAttempt(txid, 0), {}, INFO, lambda: None)[0]
-
-    fits: set[int] = set()
-    for txid in range(1, 42):
-        assert form_of(txid) == form_of(txid) == "tables", "another attempt does not try again"
-    assert tried == [1, 2, 4, 8, 16, 27, 38]
-    # One that fits ends that: the next one that does not is the first again.
-    fits, tried[:] = {49, 50}, []
-    assert [form_of(txid) for txid in (49, 50, 51, 52, 53, 54)] == ["pass", "pass", *["tables"] * 4]
-    assert tried == [49, 50, 51, 52, 54]
 
 
 @pytest.mark.parametrize("in_driver", [None, object()])
@@ -527,40 +472,11 @@ def test_on_a_cluster_copies_are_on_the_drivers_own_disk_and_only_where_no_task_
     assert SparkSite._new_copies(site, plan) is None, "others could put values there"
 
 
-@pytest.mark.parametrize(
-    ("workers_are_here", "in_driver", "given"),
-    [
-        (True, False, ("pass", "the driver's")),
-        (True, True, ("driver", "the driver's")),
-        (False, True, ("driver", "the driver's")),
-        (False, False, ("pass", "the hosts'")),
-    ],
-)
-def test_tasks_on_other_hosts_are_told_of_the_copies_there(workers_are_here, in_driver, given) -> None:
-    def copies_of(whose: str) -> Any:
-        return SimpleNamespace(as_of=lambda states, txid: {"counts": (whose, txid)})
-
-    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
-    late: Any = SimpleNamespace(
-        _boundaries=[],
-        _copies=copies_of("the driver's"),
-        _host_copies=copies_of("the hosts'"),
-        _workers_are_here=workers_are_here,
-        _in_driver=SimpleNamespace(takes=lambda staged: in_driver),
-        _plan=plan,
-    )
-    form, whose = given
-    found = LateForms._copies_for(late, TransactionAttempt(3, 0), {})
-    assert found == (form, {"counts": (whose, 2)})
-    late._copies = late._host_copies = None
-    assert LateForms._copies_for(late, TransactionAttempt(3, 0), {}) is None
-
-
 @pytest.mark.parametrize("fails", [None, "a log that is not mounted there"])
 @pytest.mark.long
 def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(start, tmp_path, monkeypatch, fails):  # noqa: F811
     """As on a cluster: the master is local, and the batches are told that it is not."""
-    for module in ("late_forms", "site"):
+    for module in ("late_part", "site"):
         monkeypatch.setattr(f"trident.running.{module}.is_local_master", lambda master: False)
     if fails:
         monkeypatch.setattr(HostCopies, "as_of", _elsewhere(HostCopies.as_of, fails))

@@ -38,13 +38,22 @@ def why_not_kept(plan: GroupPlan) -> str | None:
     return None
 
 
+def is_worker_pass(plan: GroupPlan) -> bool:
+    """Tells whether the late part of a small batch can be one pass of a Python worker, where the session agrees.
+
+    Around segments with code of the user's Spark gives times in the session's zone, and a worker in UTC; the
+    framework's own steps do not look at the zone.
+    """
+    late = plan.late_on_arrow
+    if late is None or plan.tracked or not plan.late_states:
+        return False
+    fields = (one.fields for one in plan.lowered.boundaries.values())
+    return late.is_own or not late.has_times(pa.schema(list(zip(names_of(one), arrow_types(one)))) for one in fields)
+
+
 def is_one_job(plan: GroupPlan) -> bool:
     """Tells whether both parts of a small batch can be one Spark job in the batch's turn, where the session agrees."""
-    late, boundaries = plan.late_on_arrow, plan.lowered.boundaries.values()
-    if late is None or len(boundaries) != 1 or plan.tracked or not plan.late_states or why_not_kept(plan) is not None:
-        return False
-    given = (pa.schema(list(zip(names_of(one.fields), arrow_types(one.fields)))) for one in boundaries)
-    return late.is_own or not late.has_times(given)
+    return is_worker_pass(plan) and len(plan.lowered.boundaries) == 1 and why_not_kept(plan) is None
 
 
 def _ops(plan: GroupPlan) -> Iterator[Operation]:

@@ -12,17 +12,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from trident.planning.operation import Fields
+from trident.running.late_choice import SMALL_BYTES
 from trident.spark.rows import parquet_reader
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
+from trident.states.delta.staging import StagingTarget
 from trident.states.delta.whole_files import require_whole
 from trident.workers.late_pass import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Rows in so few bytes are worth one Spark partition.
-SMALL_BYTES = 8 << 20
 Staged = Mapping[str, Sequence[StagedFile]]
 
 
@@ -81,6 +81,22 @@ class StagedBoundary:
         else:
             frame = reader.parquet(*paths)
         return frame.coalesce(1) if bytes_of(files) <= SMALL_BYTES else frame
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Where the rows of a group's batches are staged.
+
+    Attributes:
+        boundaries: between its parts.
+        early, late: the states of which each part stages rows.
+    """
+
+    boundaries: Sequence[StagedBoundary]
+    early: Sequence[StagingTarget]
+    late: Sequence[StagingTarget]
+    incarnation: str
+    codec: str
 
 
 def bytes_of(files: Iterable[StagedFile]) -> int:

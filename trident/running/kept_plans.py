@@ -1,11 +1,12 @@
-"""Runs the early part of a group's batches by plans that are kept from batch to batch."""
+"""Runs a part of a group's batches by plans that are kept from batch to batch."""
 
 from __future__ import annotations
 
 import json
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,31 +51,30 @@ class _Shape:
 
 
 class KeptPlans:
-    """The kept plans of one group: one for each shape of its inputs.
+    """The kept plans of one group's part: one for each shape of its inputs.
 
     Each attempt runs the plan as a job of its own, whose local properties name its rows and its folder. So attempts
     in flight share the plan and nothing else.
 
     Args:
         targets: that rows are staged for.
-        reports: (the frames of the early part) → the reports on their files; None: by targets.
+        why_not: a reason to keep none.
+        reports: gives the reports on their files, of a frame for each input.
     """
 
     def __init__(
         self,
         spark: "SparkSession",
-        plan: "GroupPlan",
+        group: str,
         targets: Sequence[StagingTarget],
-        codec: str,
-        enabled: bool,
-        reports: Callable[[Mapping[str, "DataFrame"]], "DataFrame"] | None = None,
+        why_not: str | None,
+        reports: Callable[[Mapping[str, "DataFrame"]], AbstractContextManager["DataFrame"]],
     ) -> None:
-        self._spark, self._plan, self._targets = spark, plan, targets
-        self._reports = reports or partial(reports_of, targets=targets, codec=codec)
+        self._spark, self._group, self._targets, self._reports = spark, group, targets, reports
         self._kept: Any = None
         self._lock = threading.Lock()
         self._shapes: dict[Hashable, _Shape] = {}
-        self.why_not = "the setting keep_plans is off" if not enabled else why_not_kept(plan)
+        self.why_not = why_not
         if self.why_not is None:
             self._kept = kept_plan_class(spark.sparkContext)
             if self._kept is None:
@@ -136,28 +136,47 @@ class KeptPlans:
             inputs: dict[str, DataFrame] = {}
             for number, tx_id in enumerate(names):
                 inputs[tx_id] = slots[tx_id].over(self._kept, _property(number)).coalesce(1)
-            # No batch is told to anyone: a plan with an operation that is given the batch is not kept.
-            with self._plan.build(inputs, NONE, BatchInfo(NONE)) as frames:
-                written: Any = self._reports(frames)
-                plan = self._kept.of(written._jdf, state)
+            with self._reports(inputs) as reports:
+                made: Any = reports
+                plan = self._kept.of(made._jdf, state)
             shape.refusal = plan.refusal()
-            shape.fields = written.columns
+            shape.fields = made.columns
         except Exception as error:  # the batch's own plan says it better, or runs
             if own_jar.does_not_fit(spark.sparkContext, error):
                 self.why_not = shape.refusal = _NO_FIT
                 return
             shape.failures += 1
-            log.warning("the plan of group %s could not be made to be kept: %s", self._plan.name, error)
+            log.warning("the plan of group %s could not be made to be kept: %s", self._group, error)
             if shape.failures >= _FAILURES_MAX:
                 shape.refusal = f"it could not be planned {shape.failures} times in a row: {error}"
-                log.warning("the plan of group %s is made anew for each batch from now on", self._plan.name)
+                log.warning("the plan of group %s is made anew for each batch from now on", self._group)
             return
         shape.failures = 0
         if shape.refusal is None:
             shape.plan = plan
-            log.info("the plan of group %s is kept from batch to batch", self._plan.name)
+            log.info("the plan of group %s is kept from batch to batch", self._group)
         else:
-            log.info("the plan of group %s is made anew for each batch: %s", self._plan.name, shape.refusal)
+            log.info("the plan of group %s is made anew for each batch: %s", self._group, shape.refusal)
+
+
+def early_plans(
+    spark: "SparkSession", plan: "GroupPlan", targets: Sequence[StagingTarget], codec: str, enabled: bool
+) -> KeptPlans:
+    """Those of a group's early part.
+
+    Args:
+        targets: that it stages rows for.
+        enabled: the setting ``keep_plans``.
+    """
+
+    @contextmanager
+    def reports(inputs: Mapping[str, "DataFrame"]) -> Iterator["DataFrame"]:
+        # A plan with an operation that is given the batch is not kept.
+        with plan.build(inputs, NONE, BatchInfo(NONE)) as frames:
+            yield reports_of(frames, targets, codec)
+
+    why_not = why_not_kept(plan) if enabled else "the setting keep_plans is off"
+    return KeptPlans(spark, plan.name, targets, why_not, reports)
 
 
 # A kept plan is of no batch.

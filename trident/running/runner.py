@@ -22,10 +22,10 @@ from trident.planning.compiled import BuiltBatch
 from trident.planning.operation import ANCHORS_FIELD
 from trident.planning.session_frames import compute_and_count
 from trident.running.attempt_jobs import AttemptJobs
-from trident.running.boundaries import StagedBoundary
-from trident.running.kept_plans import KeptPlans
-from trident.running.late_at_once import Staging
-from trident.running.late_forms import AT_ONCE, LateForms
+from trident.running.boundaries import StagedBoundary, Staging
+from trident.running.kept_plans import early_plans
+from trident.running.late_choice import Form
+from trident.running.late_part import LatePart
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import held_rows, to_dataframe
 from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot, TaskSlot
@@ -107,27 +107,22 @@ class SparkBatchRunner:
             )
         self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", None) or "snappy"
-        self._kept_plans = KeptPlans(spark, plan, self._early, self._codec, keep_plans)
+        self._kept_plans = early_plans(spark, plan, self._early, self._codec, keep_plans)
         self._context = spark.sparkContext
         self._spouts = plan.spouts
         self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
         self._repeats = gives_again(self._spouts.values())
-        roots = {target.name: target.root for target in self._early}
-        self._late = LateForms(
-            spark,
-            plan,
-            Staging(
+        self._copies, self._late = copies, None
+        if plan.is_late:
+            roots = {target.name: target.root for target in self._early}
+            staging = Staging(
                 [StagedBoundary(one.name, roots[one.name], one.fields) for one in plan.lowered.boundaries.values()],
                 [target for target in self._early if target not in self._boundaries],
                 [target for target in targets if target.name in plan.late_states],
                 incarnation,
                 self._codec,
-            ),
-            reader,
-            copies,
-            host_copies,
-            keep_plans,
-        )
+            )
+            self._late = LatePart(spark, plan, staging, reader, copies, host_copies, keep_plans)
         self._running: dict[TransactionAttempt, AttemptJobs] = {}
         self._lock = threading.Lock()
 
@@ -227,12 +222,14 @@ class SparkBatchRunner:
         def run(given: Mapping[str, "DataFrame | Slot"]) -> dict[str, list[Any]]:
             nonlocal built_at
             slots = {tx_id: one for tx_id, one in given.items() if not isinstance(one, DataFrame)}
-            if len(slots) == len(given):
-                whole = self._late.stage_at_once(attempt, slots, self._info(attempt), self._watched(attempt))
-                if whole is not None:
-                    return whole
-            self._late.job_begins()
-            if len(slots) == len(given):
+            are_slots = len(slots) == len(given)
+            if self._late is not None:
+                if are_slots:
+                    whole = self._late.stage_at_once(attempt, slots, self._info(attempt), self._watched(attempt))
+                    if whole is not None:
+                        return whole
+                self._late.job_begins()
+            if are_slots:
                 kept_staged = self._kept_plans.stage(slots, self._incarnation, attempt)
                 if kept_staged is not None:
                     return kept_staged
@@ -273,10 +270,10 @@ class SparkBatchRunner:
     def resolve(
         self, attempt: TransactionAttempt, processed: ProcessedBatch, timeout_secs: float | None
     ) -> ProcessedBatch:
-        if not self._plan.is_late:
+        if self._late is None:
             return processed
         if self._is_whole(processed):
-            parts = {"resolve": 0.0, f"resolve_by_{AT_ONCE}": 0.0}  # in the time of "stage"
+            parts = {"resolve": 0.0, f"resolve_by_{Form.ONE_JOB.value}": 0.0}  # in the time of "stage"
             return replace(processed, duration_ms={**processed.duration_ms, **parts})
         return self._as_job(attempt, timeout_secs, "resolves", lambda: self._resolve_or_blame(attempt, processed))
 
@@ -304,13 +301,14 @@ class SparkBatchRunner:
 
     def _resolve(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
         started = time.monotonic()
+        assert self._late is not None
         staged = dict(processed.staged)
         form, late = self._late.stage(attempt, staged, self._info(attempt), self._watched(attempt).begin_jobs)
         for boundary in self._boundaries:
             for file in staged.pop(boundary.name):
                 storage.delete(boundary.root / file.path)
         took = (time.monotonic() - started) * 1000
-        duration = {"resolve": took, f"resolve_by_{form}": took}
+        duration = {"resolve": took, f"resolve_by_{form.value}": took}
         return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})
 
     def _tracked_input(self, tx_id: str, emitted: Emitted, anchors: bool) -> "DataFrame | Slot":
@@ -343,7 +341,8 @@ class SparkBatchRunner:
 
     def advanced(self, txid: int) -> None:
         """Tells that a transaction has advanced; returns at once."""
-        self._late.advanced(txid)
+        if self._late is not None:
+            self._late.advanced(txid)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         with self._lock:
@@ -358,7 +357,10 @@ class SparkBatchRunner:
             attempts = list(self._running)
         for attempt in attempts:
             self.cancel(attempt)
-        self._late.close()
+        if self._late is not None:
+            self._late.close()
+        if self._copies is not None:
+            self._copies.close()
 
 
 def _frame_of(one: "DataFrame | Slot") -> "DataFrame":

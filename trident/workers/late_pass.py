@@ -30,24 +30,22 @@ LATE = "trident.late"
 
 @dataclass(frozen=True)
 class LateBatch:
-    """One batch's late part, as the driver sends it, pickled.
+    """One batch's late part, as the driver sends it with the job: pickled, in base 64, as the local property LATE.
 
     Attributes:
         info: a BatchInfo.
         copies: the local copies of the states that are looked up.
-        attempt: the value of the local property ATTEMPT.
-        files: boundary → the paths of its staged files, in the order of the batch.
+        files: boundary → the paths of its staged files, in the order of the batch; none: its rows come in.
     """
 
     info: Any
     copies: Mapping[str, "CopyAsOf"]
-    attempt: str = ""
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LatePass:
-    """The function for mapInArrow: batches as rows in, reports on staged files out. It is the same for each batch.
+    """The function for mapInArrow: any one row in, reports on staged files out. It is the same for each batch.
 
     Attributes:
         boundaries: name → the schema of its rows.
@@ -77,13 +75,12 @@ class LatePass:
             raise
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for sent in batch.column(0).to_pylist():
-                yield from report_batches(self._reports(pickle.loads(sent)))
+        for _ in batches:
+            yield from report_batches(self._reports(_batch_of_job()))
 
     def _reports(self, batch: LateBatch) -> Iterator[dict[str, Any]]:
         inputs = {name: rows_of(batch.files[name], schema) for name, schema in self.boundaries.items()}
-        yield from self.staged(inputs, batch, batch.attempt)
+        yield from self.staged(inputs, batch, attempt_of_job())
 
 
 @dataclass(frozen=True)
@@ -107,8 +104,7 @@ class LateAtOncePass:
         yield from report_batches(self._reports(batches))
 
     def _reports(self, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-        task: Any = TaskContext.get()
-        batch: LateBatch = pickle.loads(base64.b64decode(task.getLocalProperty(LATE)))
+        batch = _batch_of_job()
         ((name, schema),) = self.late.boundaries.items()
         held, size = [schema.empty_table()], 0
         for one in batches:
@@ -123,6 +119,12 @@ class LateAtOncePass:
             yield from write_partition(of_attempt(target, txid_column, attempt_of_job()), rows.to_batches())
         if rows.num_rows or self.marker:
             yield from self.late.staged({name: rows.combine_chunks()}, batch, attempt_of_job())
+
+
+def _batch_of_job() -> LateBatch:
+    task: Any = TaskContext.get()
+    batch: LateBatch = pickle.loads(base64.b64decode(task.getLocalProperty(LATE)))
+    return batch
 
 
 def rows_of(files: Iterable[Any], schema: pa.Schema) -> pa.Table:

@@ -123,7 +123,7 @@ def entries_of(copy: CopyAsOf, state: str, keys: Sequence[bytes]) -> list[bytes 
 def check_due(state: str, count: int) -> None:
     """Raises LeftToSpark for more due entries, or more that they become, than this process should work on."""
     if count > _DUE_MAX:
-        raise left_to_spark(f"more than {_DUE_MAX:,} entries of state {state} are due", state)
+        raise left_to_spark(f"more than {_DUE_MAX:,} entries of state {state} are due")
 
 
 def check_bytes(state: str, values: Iterable[bytes]) -> None:
@@ -133,7 +133,7 @@ def check_bytes(state: str, values: Iterable[bytes]) -> None:
 
 
 def _too_large(state: str) -> LeftToSpark:
-    return left_to_spark(f"more than {_BYTES_MAX >> 20} MB of state {state} are looked at", state)
+    return left_to_spark(f"more than {_BYTES_MAX >> 20} MB of state {state} are looked at")
 
 
 def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:

@@ -53,11 +53,7 @@ class LeftToSpark(TridentError):
     """Only Spark knows what becomes of a value: the rows are to be computed by it, from the tables."""
 
 
-def left_to_spark(reason: object, large: str = "") -> LeftToSpark:
-    """The error that says so, on a worker too.
-
-    Args:
-        large: the state of which too much is looked at.
-    """
-    report = {"kind": SPARKS, "error": str(reason), "large": large}
+def left_to_spark(reason: object) -> LeftToSpark:
+    """The error that says so, on a worker too."""
+    report = {"kind": SPARKS, "error": str(reason)}
     return LeftToSpark(f"Spark is to compute this: {reason} {marked(report)}")

@@ -158,7 +158,7 @@ def test_each_host_has_its_own_and_brings_it_on(group, tmp_path, hosts, name):
         hosts(host)
         sent = pickle.loads(pickle.dumps(leader.as_of([name], upto)[name]))
         assert values(sent, words(group, name)) == group.expected(name, upto), (host, upto)
-        leader.used([name], upto)
+        leader.served({name: sent})
     assert len(copies(tmp_path, "one")) == len(copies(tmp_path, "two")) == 1, "it was built again"
     health = leader.health()
     assert [(one.state, one.condition, one.txid, one.on_executors) for one in health if one.txid] == [

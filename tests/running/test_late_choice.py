@@ -1,0 +1,61 @@
+"""Which form a late part takes, and when those that fail are left alone: from plain data."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from trident.running.late_choice import DRIVER_ROWS_MAX, SMALL_BYTES, Able, Breaker, Form, Rows, choose
+
+ALL = Able(one_job=True, driver=True, one_partition=True)
+FEW = Rows(idle=False, rows=10, size=1_000)
+
+
+@pytest.mark.parametrize(("is_next", "is_open"), list(itertools.product([False, True], repeat=2)))
+@pytest.mark.parametrize("one_job", [False, True])
+def test_before_the_early_part_only_the_next_transaction_is_one_job(one_job, is_next, is_open) -> None:
+    able = Able(one_job=one_job, driver=True, one_partition=True)
+    assert choose(able, None, is_next, is_open) is (Form.ONE_JOB if one_job and is_next and not is_open else None)
+
+
+@pytest.mark.parametrize(
+    ("able", "staged", "is_open", "form"),
+    [
+        (ALL, Rows(idle=True, rows=0, size=0), True, Form.NOTHING),
+        (ALL, FEW, False, Form.DRIVER),
+        (ALL, FEW, True, Form.TABLES),
+        (ALL, Rows(False, DRIVER_ROWS_MAX, SMALL_BYTES), False, Form.DRIVER),
+        (ALL, Rows(False, DRIVER_ROWS_MAX + 1, 1_000), False, Form.PASS),
+        (ALL, Rows(False, 10, SMALL_BYTES + 1), False, Form.TABLES),
+        (Able(False, True, False), Rows(False, DRIVER_ROWS_MAX + 1, 1_000), False, Form.TABLES),
+        (Able(False, False, True), FEW, False, Form.PASS),
+        (Able(False, False, False), FEW, False, Form.TABLES),
+    ],
+)
+def test_the_form_of_what_is_staged(able: Able, staged: Rows, is_open: bool, form: Form) -> None:
+    assert choose(able, staged, True, is_open) is form
+
+
+def test_batches_that_fail_again_and_again_read_the_tables_without_a_try() -> None:
+    """Each of them would else read what it then throws away; the early functions of one job would run in vain."""
+    breaker, fits, tried = Breaker(), {49, 50}, []
+
+    def form_of(txid: int) -> Form | None:
+        form = choose(ALL, FEW, True, breaker.is_open(txid))
+        if form is Form.TABLES:
+            return form
+        tried.append(txid)
+        if txid in fits:
+            breaker.worked()
+            return form
+        breaker.failed(txid)
+        return Form.TABLES
+
+    for txid in range(1, 42):
+        assert form_of(txid) is form_of(txid) is Form.TABLES, "another attempt does not try again"
+    assert tried == [1, 2, 4, 8, 16, 27, 38]
+    # One that fits ends that: the next one that does not is the first again.
+    tried.clear()
+    assert [form_of(txid) for txid in range(49, 55)] == [Form.DRIVER] * 2 + [Form.TABLES] * 4
+    assert tried == [49, 50, 51, 52, 54]

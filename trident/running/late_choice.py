@@ -40,7 +40,7 @@ class Able:
 
 @dataclass(frozen=True)
 class Rows:
-    """What the early part of a batch has staged for the late one.
+    """The rows that the early part of a batch has staged for the late one.
 
     Attributes:
         idle: the late part has nothing to do.

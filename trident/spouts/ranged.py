@@ -140,6 +140,8 @@ class RangedCoordinator(BatchCoordinator, Generic[Range]):
             except Exception as error:
                 self._look_failure = error
             ended, pause = time.monotonic(), self._poll_interval_secs
+            if self._look_failure is not None and not self.waits_for_source:
+                pause = 0.0  # each attempt that a look can fail looks itself
             self._next_look = ended + max(pause, self.pause_per_look * (ended - started)) if pause else ended
         if self._look_failure is not None:
             raise self._look_failure
@@ -167,6 +169,8 @@ class RangedCoordinator(BatchCoordinator, Generic[Range]):
             try:
                 self._look()
             except SourceError as error:
+                if empty is None and self._fresh is not None:
+                    empty = self.after(self._fresh)
                 if empty is None or not self.waits_for_source or isinstance(error, Halted):
                     raise
                 # It has answered is_ready: the transaction takes nothing, rather than fail.

@@ -5,6 +5,7 @@ Real sockets; a server in a process of its own where its memory, its descriptors
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import os
@@ -17,14 +18,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 from pyspark.sql.types import StringType, StructField, StructType
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.long_cases import sample
@@ -314,6 +315,34 @@ def test_a_newcomer_gets_the_place_of_the_connection_that_was_used_least_lately(
         asks(regular)
 
 
+def test_the_threads_of_functions_end_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that run a function when it stops, as soon as that returns."""
+    let_go, running, before = threading.Event(), threading.Semaphore(0), set(threading.enumerate())
+
+    class Waits(Front):
+        def answer(self, function: str, args: Any, named: Any, timeout_secs: float) -> Answer:
+            running.release()
+            let_go.wait(60)
+            return super().answer(function, args, named, timeout_secs)
+
+    def left() -> list[str]:
+        return sorted(one.name for one in set(threading.enumerate()) - before)
+
+    monkeypatch.setattr(http_limits, "_STOP_SECS", 0.5)
+    server = HttpServer("127.0.0.1:0", None, Waits())
+    try:
+        with ExitStack() as opened:
+            for _ in range(16):
+                opened.enter_context(connect(server.address, sized(1)))
+            for _ in range(16):
+                assert running.acquire(timeout=30), "all run at once"
+            server.stop()
+    finally:
+        let_go.set()
+        server.stop()
+    assert eventually(lambda: not left()), left()
+
+
 def asks(one: socket.socket) -> None:
     one.sendall(HEALTH)
     answered = b""
@@ -427,6 +456,32 @@ def test_headers_that_are_too_large_and_what_is_no_http_are_refused_in_json(serv
         head, _, body = read_all(one).partition(b"\r\n\r\n")
     assert b" 400 " in head and "Bad Request" in json.loads(body)["error"]
     assert eventually(lambda: not server.connections), "a refused client is let go"
+
+
+def test_a_request_that_breaks_off_in_the_middle_of_its_answer_loses_its_connection() -> None:
+    """A refusal between two pieces would be taken for a part of the answer."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield b"piece"
+            await asyncio.sleep(0.01)
+
+    async def endless(request: Any) -> Response:
+        return StreamingResponse(pieces())
+
+    made = HttpServer("127.0.0.1:0", None, Front(), [Route("/endless", endless, methods=["POST"])])
+    head = b"POST /endless HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    try:
+        with connect(made.address, head) as one:
+            answered = b""
+            while b"piece" not in answered:
+                answered += one.recv(1 << 16)
+            assert answered.startswith(b"HTTP/1.1 200")
+            one.sendall(b"no length of a chunk\r\n")
+            assert b"HTTP/1.1 400" not in read_all_or_reset(one)
+        assert eventually(lambda: not made.connections)
+    finally:
+        made.stop()
 
 
 # --- values ---------------------------------------------------------------------------------------

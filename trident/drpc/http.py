@@ -126,7 +126,8 @@ class HttpServer:
     async def _serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._warn)
-        await self._server.serve([listener])
+        with listener:  # uvicorn closes it, too, unless it is stopped before it has begun
+            await self._server.serve([listener])
 
     def _drop(self) -> None:
         self._server.force_exit = True

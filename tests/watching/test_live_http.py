@@ -5,9 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
@@ -180,6 +181,22 @@ def test_streams_are_few(source: StubSource) -> None:
             connection.close()
         for connection in again:
             connection.close()
+
+
+def test_streams_that_are_asked_for_together_are_few_too(source: StubSource) -> None:
+    page, let_go = LivePage(source), threading.Event()
+    server = HttpServer("127.0.0.1:0", None, StubFront(), page.routes())
+    host, port = server.address.split(":")
+    with ExitStack() as opened:
+        opened.callback(server.stop)
+        opened.callback(source.ended.set)
+        pages = [opened.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(3 * STREAMS)]
+        assert eventually(lambda: len(server.connections) == len(pages))
+        server._loop.call_soon_threadsafe(let_go.wait, 60)  # so that it finds all of them when it looks again
+        for one in pages:
+            one.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        let_go.set()
+        assert sorted(one.recv(12) for one in pages) == [b"HTTP/1.1 200"] * STREAMS + [b"HTTP/1.1 503"] * 2 * STREAMS
 
 
 def test_a_page_that_does_not_read_holds_no_memory_and_loses_its_stream(

@@ -40,6 +40,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trident.coordinators.errors import ConfigError, FieldError, TableError, TopologyError, TridentError, WrongArguments
 from trident.messages.letters import DeadLetter
@@ -179,18 +180,20 @@ class LivePage:
     def _look(self, sequence: int) -> dict[str, Any]:
         return {"at": time.time(), **self._live(), **self._source.since(sequence)}
 
-    async def _events(self, request: Request) -> Response:
+    async def _events(self, request: Request) -> ASGIApp:
         if self._streams >= STREAMS:
             raise HTTPException(503, f"too many streams; found: {STREAMS}; expected: fewer. Ask /state.json instead")
-        return StreamingResponse(self._counted(), media_type="text/event-stream; charset=utf-8")
+        pieces = live_stream(self._look, self._source.ended)
+        stream = StreamingResponse(pieces, media_type="text/event-stream; charset=utf-8")
 
-    async def _counted(self) -> AsyncIterator[bytes]:
-        self._streams += 1
-        try:
-            async for piece in live_stream(self._look, self._source.ended):
-                yield piece
-        finally:
-            self._streams -= 1
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            self._streams += 1  # at once: of requests that come together none is let in by the same place
+            try:
+                await stream(scope, receive, send)
+            finally:
+                self._streams -= 1
+
+        return counted
 
     def _one(self, recent: Recent[_Written]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:

@@ -98,19 +98,16 @@ class StateCopies:
             found[state] = promised
         return found
 
-    def bring_on(self, states: Collection[str], txid: int) -> bool:
-        """Brings the copies of some states to a transaction that has advanced; tells whether all are there.
+    def bring_on(self, states: Collection[str], txid: int) -> None:
+        """Brings the copies of some states to a transaction that has advanced.
 
         A failure is no one's yet: the batch that asks meets it again, or does not.
         """
-        brought = True
         for state in states:
             try:
                 self._copy(state).bring_on(txid)
             except Exception as error:
                 log.debug("the local copy of %s is not brought on: %s", state, error)
-                brought = False
-        return brought
 
     def open(self) -> None:
         """Lets copies be asked for again behind a :meth:`close`: threads that were late then have found none."""

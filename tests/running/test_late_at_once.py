@@ -243,9 +243,9 @@ def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms,
     """A state's own rows are staged by the worker that goes on with them; the copy comes while it waits."""
     real, real_stage, taken = StateCopies.bring_on, OneJob.stage, []
 
-    def late(self: StateCopies, *args: Any) -> bool:
+    def late(self: StateCopies, *args: Any) -> None:
         time.sleep(0.3)
-        return real(self, *args)
+        real(self, *args)
 
     def noted(self: Any, *args: Any) -> Any:
         taken.append(real_stage(self, *args))
@@ -329,13 +329,12 @@ def test_a_filter_that_is_always_false_gives_the_late_part_an_empty_batch(
 def test_a_copy_that_goes_while_the_worker_waits_for_it_is_not_read(start, tmp_path, forms, monkeypatch):  # noqa: F811
     gone = []
 
-    def taken_away(self: StateCopies, states: Any, txid: int) -> bool:
+    def taken_away(self: StateCopies, states: Any, txid: int) -> None:
         copy = self.held("sums", 0)
         assert copy is not None
         shutil.rmtree(copy.folder)
         gone.append(txid)
         self.failed("sums", "taken away")
-        return False
 
     monkeypatch.setattr(StateCopies, "bring_on", taken_away)
     query = start(sums(), max_spout_pending=1)

@@ -394,7 +394,7 @@ def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
     copies = SimpleNamespace(
         as_of=lambda states, txid: dict.fromkeys(states, 1),
         served=lambda states: told.append(("served", *states)),
-        failed=lambda *why: told.append(("failed", *why)),
+        damaged=lambda state, copy, why: told.append(("damaged", state, why)),
     )
 
     def late_on_copies(*_: Any) -> Any:
@@ -404,7 +404,7 @@ def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
 
     form, _ = _late_part(copies, late_on_copies).stage(TransactionAttempt(3, 0), {}, INFO, lambda: None)
     assert (form.value, told) == (
-        ("tables", [("failed", "counts", "damaged")]) if fails else ("pass", [("served", "counts")])
+        ("tables", [("damaged", "counts", "damaged")]) if fails else ("pass", [("served", "counts")])
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -120,10 +119,10 @@ class LatePart:
         if choose(self._able, None, self._advanced == before, self._breaker.is_open(attempt.txid)) is None:
             return None
         assert self._copies is not None and self._one_job is not None
-        following: Future[bool] | None = None
         copies = self._copies.promised(self._states, before)
         if copies is not None:
-            self._followed, following = before, self._follower.submit(self._follow_soon, before)
+            self._followed = before
+            self._follower.submit(self._follow_soon, before)
         else:
             copies = self._copies.as_of(self._states, before)
         if copies is None:
@@ -136,10 +135,7 @@ class LatePart:
             report = find_report(error, STALE, SPARKS)
             if report is None:
                 raise
-            if report["kind"] == SPARKS or following is None:
-                self._failed(report, attempt.txid, self._copies)
-            elif _has_followed(following):  # a copy that could not follow is gone already
-                self._copies.damaged(report["state"], copies[report["state"]], report["error"])
+            self._failed(report, attempt.txid, self._copies, copies)
         if staged is None:
             watch.parts = 1
             watch.begin_run()
@@ -148,10 +144,10 @@ class LatePart:
         self._copies.served(copies)
         return staged
 
-    def _follow_soon(self, txid: int) -> bool:
+    def _follow_soon(self, txid: int) -> None:
         time.sleep(_JOB_SECS)
         assert self._copies is not None
-        return self._copies.bring_on(self._states, txid)
+        self._copies.bring_on(self._states, txid)
 
     def stage(
         self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, begin_jobs: Callable[[], None]
@@ -183,7 +179,7 @@ class LatePart:
                 report = find_report(error, STALE, SPARKS)
                 if report is None:
                     raise
-                self._failed(report, attempt.txid, owner)
+                self._failed(report, attempt.txid, owner, copies)
             else:
                 self._breaker.worked()
                 owner.served(copies)
@@ -191,15 +187,17 @@ class LatePart:
         begin_jobs()
         return Form.TABLES, self._by_spark(attempt, staged, info, None)
 
-    def _failed(self, report: Mapping[str, Any], txid: int, copies: StateCopies | HostCopies) -> None:
+    def _failed(
+        self, report: Mapping[str, Any], txid: int, owner: StateCopies | HostCopies, copies: Mapping[str, Any]
+    ) -> None:
         """Takes note of why a batch could not be computed with copies."""
         if report["kind"] == SPARKS:
             log.info("transaction %d of group %s reads the tables: %s", txid, self._plan.name, report["error"])
             self._breaker.failed(txid)
-        elif isinstance(copies, HostCopies):
-            copies.failed(report["state"], report["error"], bool(report.get("building")))
+        elif isinstance(owner, HostCopies):
+            owner.failed(report["state"], report["error"], bool(report.get("building")))
         else:
-            copies.failed(report["state"], report["error"])
+            owner.damaged(report["state"], copies[report["state"]], report["error"])
 
     def close(self) -> None:
         self._follower.shutdown(timeout_secs=_CLOSE_SECS)
@@ -262,8 +260,3 @@ def _works_on_nothing(plan: "GroupPlan") -> bool:
         and not hasattr(binding.aggregator, "update_state")
         for binding in plan.bindings
     )
-
-
-def _has_followed(following: Future[bool]) -> bool:
-    wait([following], _CLOSE_SECS)
-    return following.done() and not following.cancelled() and following.result()

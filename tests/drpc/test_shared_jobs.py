@@ -35,6 +35,7 @@ from trident.coordinators.errors import DrpcTimeout, NotLeading, UserFunctionErr
 from trident.drpc.request_jobs import RequestJobs
 from trident.drpc.requests import DrpcRequests
 from trident.running.query import TopologyQuery
+from trident.spark.kept_plan import KeptPlan
 from trident.states.core import pools
 from trident.workers.requests import Asked
 
@@ -279,19 +280,19 @@ def test_a_session_without_the_jar_of_kept_plans_shares_jobs_too(query: Topology
     assert requests is not None
     query.execute("total", "w1", timeout_secs=WAIT_SECS)
     shared = requests._shared_jobs._jobs["total"]
-    kept, shared._kept, shared._class = (shared._kept, shared._class), None, None
+    kept, shared._kept = shared._kept, KeptPlan(query.spark, None, "total")
     try:
-        assert kept[0] is not None
+        assert kept.plan is not None
         found = together([ask(query, "total", f"w{n}") for n in range(9)])
         assert [answer[0]["sum"] for answer in found] == [counted(f"w{n}", BATCHES) for n in range(9)]
     finally:
-        shared._kept, shared._class = kept
-    with_conf = "spark.sql.shuffle.partitions"
+        shared._kept = kept
+    was, with_conf = kept.plan, "spark.sql.shuffle.partitions"
     before = query.spark.conf.get(with_conf)
     query.spark.conf.set(with_conf, "3")  # the kept plan is made again
     try:
         assert query.execute("total", "w2", timeout_secs=WAIT_SECS)[0]["sum"] == counted("w2", BATCHES)
-        assert shared._kept is not None and shared._kept is not kept[0]
+        assert kept.plan is not None and kept.plan is not was
     finally:
         query.spark.conf.set(with_conf, before)
 
@@ -305,14 +306,14 @@ def test_a_jar_that_does_not_fit_costs_time_and_no_answer(
     assert requests is not None
     query.execute("total", "w1", timeout_secs=WAIT_SECS)
     shared = requests._shared_jobs._jobs["total"]
-    kept, shared._kept, shared._class = (shared._kept, shared._class), None, Unfit(query.spark)
+    kept, shared._kept = shared._kept, KeptPlan(query.spark, Unfit(query.spark), "total")
     try:
         with unfit_jar(monkeypatch, caplog):
             for word in ("w2", "w3"):
                 assert query.execute("total", word, timeout_secs=WAIT_SECS)[0]["sum"] == counted(word, BATCHES)
-            assert shared._class is None and not alone
+            assert "does not fit" in str(shared._kept.refusal) and not alone
     finally:
-        shared._kept, shared._class = kept
+        shared._kept = kept
 
 
 def test_when_the_leader_ends_in_the_middle_each_caller_is_told(

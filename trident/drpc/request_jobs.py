@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,10 +16,11 @@ from trident.drpc.together import Found, Job, Moved
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
 from trident.planning.session_frames import Batch, SessionFrames
+from trident.spark.kept_plan import KeptPlan, NotKept
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.rows import arrow_rows
 from trident.spark.slots import RowsSlot
-from trident.states.core import own_jar, pools
+from trident.states.core import pools
 from trident.states.keyed.state_copy import LogIsPast
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.requests import MOVED, Answers, Asked, Outcome, RequestId, read_told
@@ -28,7 +28,6 @@ from trident.workers.requests import MOVED, Answers, Asked, Outcome, RequestId, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger("trident.drpc")
 _ASKED = StructType([StructField("asked", BinaryType(), False)])
 _TOLD = StructType([StructField(name, StringType(), False) for name in ("outcomes", "rows")])
 _PROPERTY = "trident.requests"
@@ -95,14 +94,12 @@ class RequestJobs:
     """Answers requests to one function by Spark jobs of one task each. May be called from several threads at once."""
 
     def __init__(self, spark: "SparkSession", plan: DrpcPlan) -> None:
-        self._spark, self._function = spark, plan.function
+        self._spark = spark
         serializer: Any = CloudPickleSerializer()
         pickled = serializer.dumps(plan.together)
         frames: Any = SessionFrames(spark)
         self._pass = frames.map_in_arrow(Answers(pickled, plan.function, RESULT), _ASKED.names, _TOLD, False)
-        self._lock = threading.Lock()
-        self._class = kept_plan_class(spark.sparkContext)
-        self._kept: Any = None
+        self._kept = KeptPlan(spark, kept_plan_class(spark.sparkContext), f"function {plan.function}")
 
     def run(self, asked: Asked) -> tuple[list[Outcome], pa.Table | None]:
         """The outcome of each request, and the rows of those that were answered, in one job of the thread's group.
@@ -113,43 +110,13 @@ class RequestJobs:
         table = pa.table([pa.array([asked.pickled()], pa.binary())], names=_ASKED.names)
         slot = RowsSlot(self._spark, table, _ASKED)
         try:
-            told = self._by_kept_plan(slot)
-        except Exception as error:
-            if not own_jar.does_not_fit(self._spark.sparkContext, error):
-                raise
-            with self._lock:
-                self._kept = self._class = told = None
-        if told is not None:
-            return read_told(*told)
-        ((outcomes, rows),) = self._frame(slot.frame().coalesce(1)).collect()
-        return read_told(outcomes, rows)
-
-    def _by_kept_plan(self, slot: RowsSlot) -> tuple[str, str] | None:
-        """The answers of the job; None where this session keeps no plan."""
-        while (kept := self._plan(slot)) is not None:
-            found = kept.run(json.dumps({_PROPERTY: slot.rows}))
-            if found is not None:
-                (((outcomes, rows),),) = json.loads(found)  # of its only Spark partition the only row
-                return outcomes, rows
-            with self._lock:  # the session is in another state than when it was planned
-                if self._kept is kept:
-                    self._kept = None
-        return None
-
-    def _plan(self, slot: RowsSlot) -> Any | None:
-        """The kept plan; None where this session keeps none."""
-        with self._lock:
-            if self._kept is None and self._class is not None:
-                spark: Any = self._spark
-                state = self._class.stateOf(spark._jsparkSession)  # before anything is planned
-                frame: Any = self._frame(slot.over(self._class, _PROPERTY).coalesce(1))
-                kept = self._class.of(frame._jdf, state)
-                if kept.refusal() is None:
-                    self._kept = kept
-                else:
-                    log.info("the plan of function %s is made anew for each job: %s", self._function, kept.refusal())
-                    self._class = None
-            return self._kept
+            (answer,) = self._kept.rows(
+                {_PROPERTY: slot.rows}, lambda kept: nullcontext(self._frame(slot.over(kept, _PROPERTY).coalesce(1)))
+            )
+            return read_told(answer["outcomes"], answer["rows"])
+        except NotKept:
+            ((outcomes, rows),) = self._frame(slot.frame().coalesce(1)).collect()
+            return read_told(outcomes, rows)
 
     def _frame(self, asked: "DataFrame") -> "DataFrame":
         return self._pass(asked, Batch(_NONE))

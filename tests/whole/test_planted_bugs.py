@@ -8,8 +8,8 @@ each bug would do to a user; a test here holds the two together.
 
 A patch that no longer applies is an error too: plant the bug again in the new
 code. To add one: ``tests/planted/NN-name.patch`` (a unified diff from the
-root of the project, as of ``git diff -U1``), an entry in tests/planted/bugs.py, and a
-row in docs/faults.md.
+root of the project, as of ``git diff -U1``, below the lines that tests/planted/bugs.py describes), and a row in
+docs/faults.md.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted.bugs import PLANTED, PROMISED, SUITES
+from tests.planted.bugs import PATCHES, PLANTED, SUITES, read
 
 ROOT = Path(__file__).resolve().parents[2]
-PATCHES = ROOT / "tests" / "planted"
 PAGE = ROOT / "docs" / "faults.md"
 # Of `make planted`: each bug, the seconds after which its tests had found it, and the tests.
 FOUND = PATCHES.parent / "proof" / "planted.tsv"
@@ -57,9 +56,13 @@ def zookeeper_for_all(tmp_path_factory: pytest.TempPathFactory):
     EmbeddedZooKeeper.stop(folder)
 
 
-def test_every_patch_is_named_with_what_catches_it():
-    assert sorted(PLANTED) == sorted(path.stem for path in PATCHES.glob("*.patch"))
-    assert set(PROMISED.values()) <= set(PLANTED) and len(set(PROMISED.values())) == 16
+def test_every_patch_names_what_catches_it(tmp_path):
+    promised = [caught.promised for caught in PLANTED.values() if caught.promised]
+    assert len(promised) == len(set(promised)) == 16
+    assert {caught.needs for caught in PLANTED.values()} == set(NEEDS)
+    (tmp_path / "bare.patch").write_text("--- a/x\n+++ b/x\n")
+    with pytest.raises(ValueError, match=r"bare\.patch must begin with"):
+        read(tmp_path / "bare.patch")
 
 
 def test_every_patch_applies(copy):
@@ -78,10 +81,11 @@ def test_the_page_about_faults_has_the_same_table():
     for name, (_, what, suites) in rows.items():
         assert {suite.strip() for suite in suites.split(",")} == PLANTED[name].suites, name
         assert len(what) > 20, f"what does {name} do to a user?"
-    for promised, name in PROMISED.items():
-        assert f"**{promised}**" in rows[name][1], f"{name} must be marked as the one called {promised!r}"
+    for name, caught in PLANTED.items():
+        if promised := caught.promised:
+            assert f"**{promised}**" in rows[name][1], f"{name} must be marked as the one called {promised!r}"
     described = {row[0] for row in table_of(text, "suite")}
-    assert set(SUITES.values()) <= described
+    assert set(SUITES) <= described
 
 
 def table_of(text: str, first_column: str) -> list[list[str]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.servers.zk_fixtures import connected, eventually
+from tests.wire.relay import Act
 from trident.coordinators import kazoo_tls, zookeeper_connection
 from trident.coordinators.errors import (
     ConfigError,
@@ -190,9 +191,9 @@ def test_a_server_that_takes_a_connection_and_never_answers_costs_no_session(cut
     """ZooKeeper does so with connections that come while it starts."""
     zk = zk_connect(cutting_proxy.hosts, session_secs=6.0)
     session_number, session_id = zk.session_number, zk.session_id
-    cutting_proxy.silent = 1
+    silent = cutting_proxy.arm("connect", Act.SILENT)
     cutting_proxy.cut_all()
-    assert eventually(lambda: not cutting_proxy.silent and not zk.connected)
+    assert eventually(lambda: silent.met.is_set() and not zk.connected)
     assert zk.wait_connected(session_number, timeout_secs=5.5)
     assert zk.session_id == session_id
 

@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +23,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
+from tests.wire.relay import AnyBytes, Relay
 from trident.coordinators.loopback_port import LoopbackPort
 
 CLIENT, QUORUM, ELECTION = 2181, 2888, 3888
@@ -198,7 +198,9 @@ class Proxies:
         self._reserved = {server: (LoopbackPort(), LoopbackPort(), LoopbackPort()) for server in servers}
         self._ports = {server: tuple(one.number for one in ports) for server, ports in self._reserved.items()}
         self._clients = list(clients)
-        self._proxies = {(client, server): Proxy(self._ports[server][0]) for client in clients for server in servers}
+        self._proxies = {
+            (client, server): Relay(0, self._ports[server][0], AnyBytes()) for client in clients for server in servers
+        }
 
     def ports(self, server: str) -> tuple[str, int, int, int]:
         return ("127.0.0.1", *self._ports[server])
@@ -217,7 +219,7 @@ class Proxies:
     def partition(self, groups: Sequence[Iterable[str]]) -> set[str]:
         place = {name: number for number, group in enumerate(groups) for name in group}
         for (client, server), proxy in self._proxies.items():
-            proxy.set_cut(place[client] != place[server])
+            (proxy.passes.clear if place[client] != place[server] else proxy.passes.set)()
         sizes = [sum(place[server] == number for server in self._ports) for number in range(len(groups))]
         largest = sizes.index(max(sizes))
         # Of two servers that are apart none may go on; of a group that is the larger one all do.
@@ -229,62 +231,3 @@ class Proxies:
         for ports in self._reserved.values():
             for port in ports:
                 port.close()
-
-
-class Proxy:
-    """Forwards connections to a port; while it is cut nothing passes, and nobody is told."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._passes = threading.Event()
-        self._passes.set()
-        self._sockets: set[socket.socket] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def set_cut(self, cut: bool) -> None:
-        (self._passes.clear if cut else self._passes.set)()
-
-    def close(self) -> None:
-        self._passes.set()
-        _shut(self._listener, *self._sockets)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        self._passes.wait()
-        try:
-            server = socket.create_connection(("127.0.0.1", self._target), timeout=5)
-        except OSError:
-            _shut(client)
-            return
-        server.settimeout(None)
-        self._sockets |= {client, server}
-        back = threading.Thread(target=self._pump, args=(server, client), daemon=True)
-        back.start()
-        self._pump(client, server)
-        back.join()
-        self._sockets -= {client, server}
-
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                self._passes.wait()
-                target.sendall(data)
-        # The end of a connection does not come through a cut cable either.
-        self._passes.wait()
-        _shut(source, target)
-
-
-def _shut(*sockets: socket.socket) -> None:
-    for one in sockets:
-        with suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
-        one.close()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,13 +11,14 @@ from contextlib import contextmanager
 import pytest
 from kazoo.client import KazooClient
 
+from tests.wire.relay import Act, Connection, Relay
+from tests.wire.zookeeper import ZooKeeperLanguage
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 
 SESSION_SECS = 4.0
-_MULTI = 14
 
 
 @pytest.fixture(scope="session")
@@ -117,115 +115,23 @@ def eventually(condition: Callable[[], object], secs: float = 10.0) -> bool:
     return False
 
 
-class CuttingProxy:
+class CuttingProxy(Relay):
     """Cuts the connection at the next multi: before the server gets it, or before the client gets the answer.
 
-    ``cut_next_multi("request")`` loses the request, ``"answer"`` only the
-    answer: the client cannot tell which. ``down`` refuses every connection.
-    ``silent`` connections are accepted and never answered.
+    ``cut_next_multi("request")`` loses the request, ``"answer"`` only the answer: the client cannot tell which.
     """
 
     def __init__(self, server: str) -> None:
-        host, port = server.split(":")
-        self._server = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.hosts = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        super().__init__(0, int(server.split(":")[1]), ZooKeeperLanguage())
+        self.hosts = f"127.0.0.1:{self.port}"
         self.cuts = 0
-        self.down = False
-        self.silent = 0
         self.before_cut: Callable[[], None] = lambda: None
-        self._armed: list[str] = []
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        threading.Thread(target=self._accept, daemon=True).start()
 
     def cut_next_multi(self, *lose: str) -> None:
-        self._armed.extend(lose)
+        for lost in lose:
+            self.arm("multi", {"request": Act.LOST, "answer": Act.UNANSWERED}[lost])
 
-    def go_down(self) -> None:
-        self.down = True
-        self.cut_all()
-
-    def cut_all(self) -> None:
-        for pair in self._pairs:
-            _shut(*pair)
-
-    def close(self) -> None:
-        self.go_down()
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            if self.down:
-                client.close()
-                continue
-            if self.silent:
-                self.silent -= 1
-                self._pairs.append((client, client))
-                continue
-            server = socket.create_connection(self._server)
-            self._pairs.append((client, server))
-            lost_answers: set[int] = set()
-            threading.Thread(target=self._requests, args=(client, server, lost_answers), daemon=True).start()
-            threading.Thread(target=self._answers, args=(client, server, lost_answers), daemon=True).start()
-
-    def _requests(self, client: socket.socket, server: socket.socket, lost_answers: set[int]) -> None:
-        first = True
-        for frame in _frames(client):
-            if not first and self._armed and struct.unpack(">ii", frame[:8])[1] == _MULTI:
-                lose = self._armed.pop(0)
-                if lose == "request":
-                    self._cut(client, server)
-                    return
-                lost_answers.add(struct.unpack(">i", frame[:4])[0])
-            first = False
-            if not _send(server, frame):
-                break
-        _shut(client, server)
-
-    def _answers(self, client: socket.socket, server: socket.socket, lost_answers: set[int]) -> None:
-        for frame in _frames(server):
-            if lost_answers and struct.unpack(">i", frame[:4])[0] in lost_answers:
-                # The server has answered, so it has done it.
-                self._cut(client, server)
-                return
-            if not _send(client, frame):
-                break
-        _shut(client, server)
-
-    def _cut(self, client: socket.socket, server: socket.socket) -> None:
+    def cut(self, connection: Connection) -> None:
         self.cuts += 1
         self.before_cut()
-        _shut(client, server)
-
-
-def _frames(source: socket.socket) -> Iterator[bytes]:
-    try:
-        with source.makefile("rb") as stream:
-            while len(header := stream.read(4)) == 4:
-                size = struct.unpack(">i", header)[0]
-                if len(body := stream.read(size)) < size:
-                    return
-                yield body
-    except (OSError, ValueError):
-        return
-
-
-def _send(target: socket.socket, frame: bytes) -> bool:
-    try:
-        target.sendall(struct.pack(">i", len(frame)) + frame)
-        return True
-    except OSError:
-        return False
-
-
-def _shut(*sockets: socket.socket) -> None:
-    for one in sockets:
-        try:
-            one.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        one.close()
+        super().cut(connection)

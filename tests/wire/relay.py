@@ -1,6 +1,6 @@
-"""A relay between clients and one server: it holds, doubles, drops or cuts single requests and answers.
+"""A relay between clients and one server: it holds, doubles, drops or cuts single requests and answers, or everything.
 
-Of the protocol it knows what a ``Language`` tells it.
+Of the protocol it knows what a ``Language`` says.
 """
 
 from __future__ import annotations
@@ -30,6 +30,28 @@ class Language(Protocol):
         """The key of the request that is answered."""
 
 
+class AnyBytes:
+    """``Language`` of any protocol: each read is a message, and an answer belongs to the latest request.
+
+    Args:
+        names: the words by which a request is known; one that has none of them has no name.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def take(self, buffer: bytearray) -> bytes | None:
+        message = bytes(buffer)
+        buffer.clear()
+        return message or None
+
+    def request(self, message: bytes) -> tuple[str, int]:
+        return next((name for name in self._names if name.encode() in message), ""), 0
+
+    def answer(self, message: bytes) -> int:
+        return 0
+
+
 class Act(Enum):
     """What happens to a request."""
 
@@ -54,9 +76,9 @@ class Fault:
     def __init__(self, relay: Relay, name: str, act: Act, skip: int) -> None:
         self._relay, self.name, self.act, self.skip = relay, name, act, skip
         self.met = threading.Event()
-        self._held: tuple[_Connection | None, bytes] | None = None
+        self._held: tuple[Connection | None, bytes] | None = None
 
-    def hold(self, connection: _Connection | None, message: bytes) -> None:
+    def hold(self, connection: Connection | None, message: bytes) -> None:
         """Keeps the request; without a connection its copy is sent on a new one."""
         self._held = connection, message
 
@@ -68,7 +90,7 @@ class Fault:
             return None
         connection, message = held
         if connection is None:
-            connection = _Connection(self._relay, None)
+            connection = Connection(self._relay, None)
         connection.server.sendall(message)
         answer = connection.late.get(timeout=_ANSWER_SECS)
         connection.close()
@@ -79,20 +101,28 @@ class Relay:
     """Listens at a port, and passes on to another one; close it in the end.
 
     Args:
-        port, server: both of the loopback interface.
+        port, server: both of the loopback interface; 0: a free port.
+
+    Attributes:
+        down: each new connection is ended at once.
+        passes: while it is not set nothing passes, and neither side hears of it.
     """
 
     def __init__(self, port: int, server: int, language: Language) -> None:
         self.server, self.language = server, language
+        self.down = False
+        self.passes = threading.Event()
+        self.passes.set()
         self._changed = threading.Condition()
         self._faults: list[Fault] = []
         self._actions: dict[str, Callable[[], object]] = {}
-        self._connections: list[_Connection] = []
+        self._connections: list[Connection] = []
         self._answered: dict[str, int] = {}
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.bind(("127.0.0.1", port))
         self._listener.listen(64)
+        self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
         self._thread.start()
 
@@ -119,9 +149,17 @@ class Relay:
             assert self._changed.wait_for(lambda: self._answered.get(name, 0) > count, _ANSWER_SECS)
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.passes.set()
+        _end(self._listener)
         self._thread.join(_ANSWER_SECS)
+        self.go_down()
+
+    def go_down(self) -> None:
+        """Ends all connections; there are no new ones until ``down`` is False."""
+        self.down = True
+        self.cut_all()
+
+    def cut_all(self) -> None:
         with self._changed:
             connections, self._connections = self._connections, []
         for connection in connections:
@@ -133,12 +171,23 @@ class Relay:
                 client, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            with suppress(OSError):  # the server is away: the client is refused, too
-                _Connection(self, client)
+            if self.down:
+                _end(client)
+            else:
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        self.passes.wait()
+        with suppress(OSError):  # the server is away: the client is refused, too
+            Connection(self, client)
 
     # --- asked by connections
 
-    def opened(self, connection: _Connection) -> None:
+    def cut(self, connection: Connection) -> None:
+        """A request or an answer is lost with its connection."""
+        connection.close()
+
+    def opened(self, connection: Connection) -> None:
         with self._changed:
             self._connections = [one for one in self._connections if not one.is_closed]
             self._connections.append(connection)
@@ -166,7 +215,7 @@ class Relay:
             self._changed.notify_all()
 
 
-class _Connection:
+class Connection:
     """A client's connection and the one to the server that belongs to it; without a client, the latter alone.
 
     Attributes:
@@ -198,7 +247,7 @@ class _Connection:
     def _from_client(self) -> None:
         assert self._client is not None
         language, client, is_silent = self._relay.language, self._client, False
-        for message in _messages(client, language):
+        for message in self._messages(client):
             if is_silent:
                 continue
             name, key = language.request(message)
@@ -216,7 +265,7 @@ class _Connection:
             elif act is Act.SILENT:
                 is_silent = True
             elif act is Act.LOST:
-                self.close()
+                self._relay.cut(self)
             else:
                 if act is Act.DOUBLED:
                     assert fault is not None
@@ -232,14 +281,14 @@ class _Connection:
 
     def _from_server(self) -> None:
         language, is_mute = self._relay.language, False
-        for message in _messages(self.server, language):
+        for message in self._messages(self.server):
             name, fault = self._asked.pop(language.answer(message), ("", None))
             act = fault.act if fault is not None else None
             if self._client is None or act is Act.STALLED:
                 if fault is not None or not name:  # else of a request that went before
                     self.late.put(message)
             elif act is Act.UNANSWERED:
-                self.close()
+                self._relay.cut(self)
             elif is_mute or act is Act.UNHEARD:  # answers come in the order of their requests: none may be left out
                 is_mute = True
             else:
@@ -250,19 +299,15 @@ class _Connection:
                     self.close()
         self.close()
 
-
-def _messages(one: socket.socket, language: Language) -> Iterator[bytes]:
-    buffer = bytearray()
-    while True:
-        try:
-            data = one.recv(_READ_BYTES)
-        except OSError:
-            return
-        if not data:
-            return
-        buffer += data
-        while (message := language.take(buffer)) is not None:
-            yield message
+    def _messages(self, one: socket.socket) -> Iterator[bytes]:
+        buffer, relay = bytearray(), self._relay
+        with suppress(OSError):
+            while data := one.recv(_READ_BYTES):
+                buffer += data
+                while (message := relay.language.take(buffer)) is not None:
+                    relay.passes.wait()
+                    yield message
+        relay.passes.wait()  # the end of a connection does not come through a cut cable either
 
 
 def _end(one: socket.socket) -> None:

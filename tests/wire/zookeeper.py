@@ -9,8 +9,8 @@ _MULTI = 14
 
 
 class ZooKeeperLanguage:
-    """``relay.Language`` of ZooKeeper. The first frame of a connection, which has no kind, is no multi: it begins with
-    the protocol's version and a zxid."""
+    """``relay.Language`` of ZooKeeper. The first frame of a connection, which has no kind, is called ``connect``: it
+    begins with the protocol's version, 0, and a zxid."""
 
     def take(self, buffer: bytearray) -> bytes | None:
         if len(buffer) < _SIZE.size:
@@ -24,7 +24,7 @@ class ZooKeeperLanguage:
 
     def request(self, message: bytes) -> tuple[str, int]:
         _, number, kind = _HEAD.unpack_from(message)
-        return ("multi" if kind == _MULTI and number > 0 else str(kind)), number
+        return ("multi" if kind == _MULTI and number > 0 else str(kind) if number else "connect"), number
 
     def answer(self, message: bytes) -> int:
         return int(_SIZE.unpack_from(message, _SIZE.size)[0])

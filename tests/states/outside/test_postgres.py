@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
@@ -17,6 +15,7 @@ from pyspark.sql.types import StructType
 from tests.servers.postgres_fixtures import PASSWORD, PostgresServer
 from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS
+from tests.wire.relay import Act, AnyBytes, Relay
 from trident import (
     DeltaAppend,
     FixedBatchSpout,
@@ -145,59 +144,16 @@ def test_a_server_that_lost_a_transaction_takes_no_later_one(server, state) -> N
         state.publish(part(44, 1, number=5), rows("zombie"))
 
 
-class _Proxy:
-    """Stands before the server; loses the answer to a COMMIT when asked to: then the connection ends, or stays."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.loses = self.lost = self.stays = False
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._to))
-            pair = threading.Event()
-            threading.Thread(target=self._pump, args=(client, server, pair, True), daemon=True).start()
-            threading.Thread(target=self._pump, args=(server, client, pair, False), daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket, committing: threading.Event, asks: bool) -> None:
-        try:
-            while data := source.recv(65536):
-                if asks and self.loses and b"COMMIT" in data:
-                    committing.set()
-                if not asks and committing.is_set():
-                    self.loses, self.lost = False, True  # the server has committed
-                    committing.clear()
-                    if self.stays:
-                        continue
-                    break
-                target.sendall(data)
-        except OSError:
-            pass
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.close()
-
-
 @pytest.mark.usefixtures("checks_soon")
 @pytest.mark.parametrize("stays", [False, True], ids=["the connection ends", "the connection stays"])
 def test_a_lost_answer_of_commit_is_looked_up_and_not_repeated(server, state, stays: bool) -> None:
-    proxy = _Proxy(server.port)
+    proxy = Relay(0, server.port, AnyBytes("COMMIT"))
     through = replace(state, url=server.url.replace(str(server.port), str(proxy.port)))
     through.publish(part(1), rows("a"))
-    proxy.loses, proxy.stays = True, stays
+    lost = proxy.arm("COMMIT", Act.UNHEARD if stays else Act.UNANSWERED)
     with pytest.raises(StateAway):
         through.publish(part(2), rows("b"))
-    assert proxy.lost and stored(server) == ["a", "b"]
+    assert lost.met.is_set() and stored(server) == ["a", "b"]
     through.publish(part(2), rows("b"))  # the primary key would refuse a second one
     assert stored(server) == ["a", "b"]
     proxy.close()

@@ -19,13 +19,6 @@ from trident.coordinators.faults import InjectedFault, fault_point
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _disarmed():
-    faults.disarm()
-    yield
-    faults.disarm()
-
-
 def entries(point: str, times: int) -> list[str]:
     """What happened at each of several entries."""
     seen = []

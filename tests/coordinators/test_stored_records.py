@@ -72,6 +72,9 @@ WRONG = {
     "an unknown key deep below": {**STORED, "leaves": [{"text": "a", "number": None, "more": 1}]},
     "another type": {**STORED, "name": 5},
     "a truth value for a number": {**STORED, "later": True},
+    "a text for a number": {**STORED, "at": ["1", 2]},
+    "no tuple": {**STORED, "leaves": 7},
+    "no mapping": {**STORED, "anything": []},
     "too short a tuple": {**STORED, "at": [1]},
     "too long a tuple": {**STORED, "at": [1, 2, 3]},
     "a fraction for a whole number": {**STORED, "at": [1, 2.5]},
@@ -116,22 +119,11 @@ def test_a_manifest_has_the_bytes_that_its_digest_is_over():
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 2},
-        {"more": 1},
-        {"attempt": [5]},
-        {"attempt": ["5", 1]},
-        {"tables": 7},
-        {"tables": [7]},
         {"spouts": {"lines": 1}},
-        {"topology": 1},
         *(
             {"tables": [{**json.loads(MANIFEST_BYTES)["tables"][0], **table}]}
             for table in (
                 {"path": "../x"},
-                {"details": []},
-                {"files": [{}]},
-                {"more": 1},
-                {"files": None},
                 {"files": [{**FILE.to_json(), "path": "/etc/x"}]},
                 {"files": [{**FILE.to_json(), "size": True}]},
             )

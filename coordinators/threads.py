@@ -12,11 +12,23 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
+from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.daemon_pool import DaemonPool
+
+TRIES = 10
+_TRY_SECS, _TRY_SECS_MAX = 0.01, 0.64
+
+
+def tries(count: int = TRIES) -> Iterator[int]:
+    """Yields 0 to ``count`` - 1, with a wait between each two: 10 ms, then twice as long each time."""
+    for number in range(count):
+        if number:
+            time.sleep(backoff_secs(number, _TRY_SECS, _TRY_SECS_MAX))
+        yield number
 
 
 class Threads:

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trident.coordinators.errors import CommitConflict, SchemaMismatch
+from trident.coordinators.errors import SchemaMismatch
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.names import folded
 from trident.states.core.tables import HIDDEN_COLUMNS, feed_properties, nullable_type
 from trident.states.delta import history
-from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.delta.kernel import KernelEngine, TableSnapshot
+from trident.states.delta.kernel_errors import until_committed
 
-log = logging.getLogger(__name__)
-
-_TRIES = 10
 # Characters that Delta allows in a column's name only with column mapping, which older readers do not know.
 _FORBIDDEN = frozenset(" ,;{}()\n\t=")
 # Types that need a table feature, which a table gets only when it is made.
@@ -53,7 +49,8 @@ def add_columns(
         ForeignTable: the table has no control record.
         CommitConflict: other commits came first each time.
     """
-    for attempt in range(_TRIES):
+
+    def commit() -> TableSnapshot:
         snapshot = engine.load(path)
         there = json.loads(snapshot.schema_json)["fields"]
         missing = _missing(path, there, json.loads(wanted_schema_json)["fields"], txid_column)
@@ -61,17 +58,9 @@ def add_columns(
             return snapshot
         control = decode_control(path, snapshot.control(DOMAIN))
         new_schema = json.dumps({"type": "struct", "fields": [*there, *missing]})
-        try:
-            return engine.add_columns(
-                snapshot, new_schema, {DOMAIN: control.encode()}, f"trident/{control.incarnation}"
-            )
-        except (CommitConflict, CommitOutcomeUnknown) as error:
-            # A MERGE, a log drop, another start of the topology, or our own commit whose answer was lost.
-            log.info("adding columns to %s met %s; reading the table again", path, error)
-            time.sleep(0.01 * 2**attempt)
-    raise CommitConflict(
-        f"no columns could be added to {path}", found=f"{_TRIES} conflicts in a row", action="start the topology again"
-    )
+        return engine.add_columns(snapshot, new_schema, {DOMAIN: control.encode()}, f"trident/{control.incarnation}")
+
+    return until_committed(path, commit)
 
 
 def enable_change_feed(engine: KernelEngine, path: str, keys: Sequence[str]) -> TableSnapshot:
@@ -85,21 +74,15 @@ def enable_change_feed(engine: KernelEngine, path: str, keys: Sequence[str]) -> 
         CommitConflict: other commits came first each time.
     """
     wanted = feed_properties(keys)
-    for attempt in range(_TRIES):
+
+    def commit() -> TableSnapshot:
         snapshot = engine.load(path)
         if wanted.items() <= snapshot.properties.items():
             return snapshot
         control = decode_control(path, snapshot.control(DOMAIN))
-        try:
-            return engine.set_properties(snapshot, wanted, {DOMAIN: control.encode()}, f"trident/{control.incarnation}")
-        except (CommitConflict, CommitOutcomeUnknown) as error:
-            log.info("the change data feed of %s met %s; reading the table again", path, error)
-            time.sleep(0.01 * 2**attempt)
-    raise CommitConflict(
-        f"{path} could not be given a change data feed",
-        found=f"{_TRIES} conflicts in a row",
-        action="start the topology again",
-    )
+        return engine.set_properties(snapshot, wanted, {DOMAIN: control.encode()}, f"trident/{control.incarnation}")
+
+    return until_committed(path, commit)
 
 
 def _missing(

@@ -6,17 +6,23 @@ happen, an unknown outcome must be read from the table (docs/semantics.md 9.5).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, TableError
+from trident.coordinators.threads import TRIES, tries
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.delta_log import TableMissing as TableMissing
 from trident.states.delta.log_commit import EntryMayBeLost
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 COMMIT = faults.register("delta.commit", "one commit to a Delta table, with the flush of its log entry")
 
@@ -50,6 +56,28 @@ class CommitOutcomeUnknown(TableError):
 
 class CheckpointExists(TableError):
     """Another writer has written this checkpoint."""
+
+
+def until_committed(table: object, commit: Callable[[], Result]) -> Result:
+    """Calls ``commit``, which reads a table and commits to it, again after each conflict or lost answer.
+
+    Another commit came first, or our own happened and its answer was lost: reading the table again tells which.
+
+    Raises:
+        CommitConflict: so it was each time.
+    """
+    met: TableError | None = None
+    for _ in tries():
+        try:
+            return commit()
+        except (CommitConflict, CommitOutcomeUnknown) as error:
+            met = error
+            log.info("a commit to %s met %s; reading the table again", table, error)
+    raise CommitConflict(
+        f"no commit to the table {table} came about",
+        found=f"{TRIES} conflicts in a row, the last: {met}",
+        action="try again, or start the topology again, when no other process writes to the table",
+    ) from met
 
 
 def java_causes(java: Any) -> list[Any]:

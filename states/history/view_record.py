@@ -26,6 +26,7 @@ from trident.states.core.tables import PROPERTIES
 from trident.states.delta.beside import VIEWS
 from trident.states.delta.delta_log import DeltaLog, has_log
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.delta.kernel_errors import until_committed
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
@@ -39,7 +40,6 @@ log = logging.getLogger("trident.compactor")
 
 # So many of the last views have rows in the table; it is looked at once there are as many more.
 _VIEWS_KEPT, _VIEWS_MORE = 500, 100
-_TRIES = 5
 _ROWS = pa.schema(
     [
         ("state", pa.string()),
@@ -187,19 +187,9 @@ class ViewRecorder:
     # --- the table --------------------------------------------------------------------------------------
 
     def _write_rows(self, view: GroupView) -> None:
-        for attempt in range(_TRIES):
-            snapshot = self._open(view)
-            control = decode_control(self._path, snapshot.control(DOMAIN))
-            if (control.incarnation, control.epoch, control.txid) == (view.incarnation, view.epoch, view.txid):
-                return  # of a process that was killed before it wrote the file
-            try:
-                after = self._commit(snapshot, view)
-                break
-            except (CommitConflict, CommitOutcomeUnknown) as error:
-                log.debug("recording a view in %s met %s; reading again", self._path, error)
-                time.sleep(0.01 * 2**attempt)
-        else:
-            raise CommitConflict(f"the table {self._path} was busy", action="it is tried again later")
+        after = until_committed(self._path, lambda: self._commit_unless_there(view))
+        if after is None:
+            return
         try:
             self._commits += 1
             self._engine.run_maintenance(after)
@@ -227,14 +217,18 @@ class ViewRecorder:
     def _control(self, view: GroupView, txid: int) -> ControlRecord:
         return ControlRecord(self._topology, self._group, view.incarnation, txid, 0, "", view.epoch, 1)
 
-    def _commit(self, snapshot: TableSnapshot, view: GroupView) -> TableSnapshot:
+    def _commit_unless_there(self, view: GroupView) -> TableSnapshot | None:
+        snapshot = self._open(view)
+        control = decode_control(self._path, snapshot.control(DOMAIN))
+        if (control.incarnation, control.epoch, control.txid) == (view.incarnation, view.epoch, view.txid):
+            return None  # of a process that was killed before it wrote the file
         folder = attempt_folder(view.incarnation, TransactionAttempt(view.txid, 0))
         rows = pa.Table.from_pylist(_rows_of(view), _ROWS)
         reports = list(write_partition(FileTarget(VIEWS.name, str(self._path), folder), rows.to_batches()))
         fsync_folders(self._path, folder)
         files = [staged_file(report) for report in reports]
-        control = {DOMAIN: self._control(view, view.txid).encode()}
-        return self._engine.commit_files(snapshot, files, None, control, f"trident/{view.incarnation}")
+        after = {DOMAIN: self._control(view, view.txid).encode()}
+        return self._engine.commit_files(snapshot, files, None, after, f"trident/{view.incarnation}")
 
     def _forget_old(self, snapshot: TableSnapshot) -> None:
         txids = sorted(_txid_of(file) for file in self._engine.live_files(snapshot))

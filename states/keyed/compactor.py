@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Halted, TableError
+from trident.coordinators.threads import tries
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
@@ -23,6 +24,7 @@ from trident.states.core.place import AnyPath, Place
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot, TxnAlreadyApplied
+from trident.states.delta.kernel_errors import until_committed
 from trident.states.delta.table_lock import table_lock
 from trident.states.delta.torn_entries import fsync_log_entries
 from trident.states.keyed.compaction import (
@@ -67,7 +69,6 @@ MERGE = faults.register("compact.merge", "the MERGE of a keyed state's log into 
 SETTLE = faults.register("compact.settle", "the flush of a plain table's versions before they are told to readers")
 DROP = faults.register("compact.drop", "the commit that drops merged files from a keyed state's log")
 
-_DROP_TRIES = 8
 # A log is dropped from so often while as many transactions pass as are kept.
 _DROPS = 4
 _PLAN_TRIES = 5
@@ -185,7 +186,7 @@ class Compactor:
         self, advanced: int, force: bool = True, upto: int | None = None
     ) -> tuple[MergePlan, TableSnapshot, TableSnapshot] | None:
         """Reads P, then pins the log, and decides; with the snapshots that :meth:`merge` takes."""
-        for attempt in range(_PLAN_TRIES):
+        for _ in tries(_PLAN_TRIES):
             plain = self._open_plain()
             log_snapshot = self._engine.load(self.log)
             control = self._control(log_snapshot)
@@ -203,7 +204,6 @@ class Compactor:
             except ViewsDisagree as error:
                 # Merged and dropped by another compactor between our two looks, unless it stays so.
                 disagreement = error
-                time.sleep(0.01 * 2**attempt)
                 continue
             if plan is None:
                 return None
@@ -321,23 +321,16 @@ class Compactor:
         retention = self._settings.snapshot_retention_txids
         if self._floor is not None and advanced - retention - self._floor < max(retention // _DROPS, 1):
             return None
-        for attempt in range(_DROP_TRIES):
+
+        def commit() -> int | None:
             log_snapshot = self._engine.load(self.log)
             control = self._control(log_snapshot)
             self._floor = control.floor
             self._sweep(control.floor)
             floor = self._new_floor(LogView(log_snapshot.version, control.txid, control.floor), control, advanced)
-            if floor is None:
-                return None
-            try:
-                return floor if self._dropped(log_snapshot, control, floor) else None
-            except (CommitConflict, CommitOutcomeUnknown) as error:
-                # A transaction was published meanwhile, or the answer was lost: both are seen in the table.
-                log.debug("dropping from %s met %s; reading again", self.log, error)
-                time.sleep(0.01 * 2**attempt)
-        raise CommitConflict(
-            f"the log {self.log} was busy", found=f"{_DROP_TRIES} conflicts in a row", action="it is tried again later"
-        )
+            return floor if floor is not None and self._dropped(log_snapshot, control, floor) else None
+
+        return until_committed(self.log, commit)
 
     def _dropped(self, log_snapshot: TableSnapshot, control: ControlRecord, floor: int) -> bool:
         """Drops the files whose rows are all at or below the floor; False when there are none."""

@@ -5,13 +5,13 @@ Asks only what the tables' logs say, so that it is the same for who reads with S
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trident.coordinators.errors import TableError
 from trident.coordinators.incarnation_ids import rollbacks_of
+from trident.coordinators.threads import tries
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor, described_states, descriptors_of_group, load_descriptor
 from trident.states.core.place import AnyPath, Place
@@ -21,8 +21,6 @@ from trident.states.delta.log_tables import LogTables
 from trident.states.delta.torn_entries import set_torn_entries_aside
 from trident.states.keyed.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
 from trident.states.keyed.tables import adopted_version, merged_upto, own_control, plain_as_of
-
-_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def pin(
     advanced_txid: int | None,
 ) -> tuple[dict[str, Pinned], int]:
     """Pins the states' tables at versions that can be read as of one transaction; and which one."""
-    for attempt in range(_TRIES):
+    for _ in tries():
         controls, pinned = _look(tables, Place(warehouse), states)
         # A merged transaction had advanced before any log was looked at; an empty one leaves no other trace.
         merged = [table.merged or 0 for table in pinned.values() if table.plain is not None]
@@ -98,7 +96,6 @@ def pin(
             # An older table version was wanted, and the log no longer reaches back to its P.
             raise _too_old(pinned, asked)
         # Merged and dropped between our looks at the two tables: look again.
-        time.sleep(0.01 * 2**attempt)
     raise TableError(
         f"the tables of batch group {states[0].group} of {states[0].topology} do not fit together",
         found="; ".join(f"{name}: {view.pair}" for name, view in views.items()),

@@ -11,7 +11,7 @@ from typing import Any
 from trident.coordinators import faults
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
-from trident.streams.topology import TridentTopology
+from trident.topology import TridentTopology
 
 WAIT_SECS = 300.0
 # A standby in the process of the leader before is as warm as that one.

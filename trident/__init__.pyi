@@ -102,12 +102,12 @@ from trident.streams.stream import GroupedStream as GroupedStream
 from trident.streams.stream import Stream as Stream
 from trident.streams.stream import TridentState as TridentState
 from trident.streams.stream import WindowedStream as WindowedStream
-from trident.streams.topology import TridentTopology as TridentTopology
 from trident.time_travel.differences import Difference as Difference
 from trident.time_travel.explain_row import RowExplanation as RowExplanation
 from trident.time_travel.explain_row import explain_row as explain_row
 from trident.time_travel.replay import Replay as Replay
 from trident.time_travel.replay import replay as replay
+from trident.topology import TridentTopology as TridentTopology
 from trident.tuples.bolts import BasicBolt as BasicBolt
 from trident.tuples.bolts import BoltContext as BoltContext
 from trident.tuples.bolts import RichBolt as RichBolt

@@ -69,11 +69,13 @@ class Rooms:
         ]
 
     def package(self, module: str) -> str:
-        """The name of a module's package; of the files beside the packages "settings" or "facade"."""
+        """The name of a module's package; of the files beside the packages "settings", "topology" or "facade"."""
         name = module.split(".")[1] if module != FACADE else ""
         if self.path(f"trident.{name}").name == "__init__.py" and name:
             return name
-        return "facade" if not name or self._rank(module) == self._rank("trident.cli") else "settings"
+        if not name or self._rank(module) == self._rank("trident.cli"):
+            return "facade"
+        return "settings" if self._rank(module) == self._rank("trident.config") else name
 
     def packages(self) -> list[str]:
         return [package for package, _ in groupby(self.modules, self.package)]

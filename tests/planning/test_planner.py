@@ -27,7 +27,7 @@ from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.maps.backing_maps import StaticMap
 from trident.states.maps.memory_map import MemoryMapState
 from trident.streams.stream import TridentState
-from trident.streams.topology import TridentTopology
+from trident.topology import TridentTopology
 from trident.workers.chain import CountRows
 
 

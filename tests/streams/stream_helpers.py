@@ -15,7 +15,7 @@ from trident.planning.operation import PyOp, arrow_type
 from trident.states.delta.append import DeltaAppend
 from trident.streams.run_batch import _plan_of, run_batch
 from trident.streams.stream import Stream
-from trident.streams.topology import TridentTopology
+from trident.topology import TridentTopology
 from trident.udf.types import parse_outputs
 from trident.workers.chain import Chain
 from trident.workers.values import python_values

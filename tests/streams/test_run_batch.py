@@ -16,8 +16,8 @@ from trident.states.core.queries import MapGet
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.maps.backed_map import transactional
 from trident.states.maps.sqlite_map import SqliteMap
-from trident.streams.topology import TridentTopology
 from trident.testing import MemoryMapState, run_batch
+from trident.topology import TridentTopology
 from trident.udf.deferred import expr
 
 

@@ -15,7 +15,7 @@ from trident.planning.groups import plan
 from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.maps.memory_map import MemoryMapState
-from trident.streams.topology import TridentTopology
+from trident.topology import TridentTopology
 from trident.udf.deferred import expr
 from trident.udf.signatures import translate_failure
 

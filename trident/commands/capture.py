@@ -8,9 +8,9 @@ from trident.commands.user_file import load_topology
 from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError
 from trident.states.core.place import Place, named_place
-from trident.streams.topology import TridentTopology
 from trident.time_travel.captures import Capture, check_folder, write_capture
 from trident.time_travel.capturing import STATE_ROWS, capture
+from trident.topology import TridentTopology
 
 
 def capture_to(

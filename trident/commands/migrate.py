@@ -21,7 +21,7 @@ from trident.spouts.contracts import Json, SpoutContext
 from trident.states.core import storage
 from trident.states.core.place import Place, named_place
 from trident.states.delta.delta_log import DeltaLog
-from trident.streams.topology import TridentTopology
+from trident.topology import TridentTopology
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pyspark import SparkContext, cloudpickle
 from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError, TridentError
 from trident.running.signals import Terminated
-from trident.streams.topology import TridentTopology
+from trident.topology import TridentTopology
 
 # Aggregators are named in a topology's identity by the last part of their module.
 _PACKAGE = "trident_user_file"

@@ -118,7 +118,7 @@ def join(
     type: Any,
     mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
 ) -> JoinNode:
-    """See :meth:`trident.streams.topology.TridentTopology.join`."""
+    """See :meth:`trident.topology.TridentTopology.join`."""
     what = "join"
     if len(streams) < 2:
         raise TopologyError("join needs several streams", found="1", expected="at least 2")

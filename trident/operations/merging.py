@@ -60,7 +60,7 @@ class MergeNode(MultiInputNode):
 
 
 def merge(streams: Sequence[Node], outputs: Any = None) -> MergeNode:
-    """See :meth:`trident.streams.topology.TridentTopology.merge`."""
+    """See :meth:`trident.topology.TridentTopology.merge`."""
     first = streams[0].schema
     if outputs is None:
         names = first.names

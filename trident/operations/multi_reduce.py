@@ -96,7 +96,7 @@ def multi_reduce(
     reducer: Any,
     outputs: Any,
 ) -> MultiReduceNode:
-    """See :meth:`trident.streams.topology.TridentTopology.multi_reduce`."""
+    """See :meth:`trident.topology.TridentTopology.multi_reduce`."""
     what = "multi_reduce"
     _check_group_keys(streams, keys)
     taken = _multi_inputs(streams, keys, inputs)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,7 +36,7 @@ from trident.running.page_source import page_routes
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
 from trident.running.registry import add, make_room, place_of
-from trident.running.rehearsals import Rehearsals, Rehearsed
+from trident.running.rehearsals import Rehearsals, Rehearse
 from trident.running.reporting import Reporter
 from trident.running.session_end import session_end
 from trident.running.signals import Terminated, sigterm_ends
@@ -69,6 +69,8 @@ class Startable(Built, Protocol):
     """A ``TridentTopology`` as a start reads it, which stands above: ``topology.start()`` calls down to here."""
 
     def identity(self) -> IdentityDict: ...
+
+    def _rehearsal(self, spark: SparkSession, warehouse: Place, config: TridentConfig) -> Rehearse: ...
 
 
 @stores_told()
@@ -176,12 +178,7 @@ def _make_query(
     reporter.front.listen()
     groups_of = {plan_.name: list(plan_.spouts) for plan_ in plans}
     supervised = Supervised(name, identity, groups_of, reporter.site.code_ids)
-
-    def rehearse(incarnation: str, advanced: Mapping[str, int], last: int, ends: Callable[[], bool]) -> Rehearsed:
-        from trident.time_travel.rehearsal import Rehearsal  # time: only a standby that is to take over needs it
-
-        return Rehearsal(spark, name, topology.graph, warehouse, config)(incarnation, advanced, last, ends)
-
+    rehearse = topology._rehearsal(spark, warehouse, config)
     reporter.rehearsals = Rehearsals(zk, name, identity, rehearse, reporter.event, reporter.wait_warm)
     reporter.supervisor = Supervisor(zk, supervised, reporter.site, reporter, _settings(config))
     reporter.front.role_of = lambda: reporter.supervisor.role

@@ -16,6 +16,7 @@ from trident.coordinators.errors import TableError, TopologyError
 from trident.coordinators.stored_json import Unreadable, parse_stored
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.windows import SEQ
+from trident.planning.graph import Built
 from trident.planning.groups import GroupPlan, plan
 from trident.planning.nodes import sources
 from trident.spark.rows import to_dataframe
@@ -24,7 +25,6 @@ from trident.states.core import storage
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place, named_place
 from trident.states.core.plain_values import python_values
-from trident.streams.topology import TridentTopology
 from trident.time_travel.differences import Difference
 from trident.time_travel.grounds import Ground
 from trident.time_travel.kept_batch import group_of
@@ -70,7 +70,7 @@ class Capture:
     def txid(self) -> int:
         return self.attempt.txid
 
-    def replay(self, topology: TridentTopology, spark: "SparkSession | None" = None) -> Replay:
+    def replay(self, topology: Built, spark: "SparkSession | None" = None) -> Replay:
         """Runs the transaction again with the code of a topology, on what was captured; it writes nothing.
 
         ``before`` and ``after`` of a state are there for states that were captured whole.
@@ -93,7 +93,7 @@ class Capture:
         session = spark or current_session() or make_session(f"capture of {self.topology}")
         return Replay(session, topology.name, chosen, CapturedGround(session, self))
 
-    def differences(self, topology: TridentTopology, spark: "SparkSession | None" = None) -> list[Difference]:
+    def differences(self, topology: Built, spark: "SparkSession | None" = None) -> list[Difference]:
         """The rows that the code of a topology makes of the capture and that were not committed, and the other way.
 
         Raises: as :meth:`replay`.

@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError
+from trident.planning.graph import Built
 from trident.planning.groups import GroupPlan
 from trident.planning.session_frames import free, is_single
 from trident.planning.whole_batch import ReadState, states_read
 from trident.states.core.binding import StateBinding
 from trident.states.core.plain_values import frozen, python_values
 from trident.states.core.tables import TXID_COLUMN
-from trident.streams.topology import TridentTopology
 from trident.time_travel.captures import Capture
 from trident.time_travel.grounds import Ground, WarehouseGround
 from trident.time_travel.kept_batch import KeptBatch
@@ -32,7 +32,7 @@ STATE_ROWS = 10_000
 
 
 def capture(
-    topology: TridentTopology,
+    topology: Built,
     warehouse: Union[str, "os.PathLike[str]"],
     txid: int,
     *,

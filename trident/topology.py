@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
     from trident.config import TridentConfig
     from trident.running.query import TopologyQuery
+    from trident.running.rehearsals import Rehearse, Rehearsed
     from trident.spouts.contracts import BatchSpout, TridentSpout
     from trident.spouts.rich import RichSpout
+    from trident.states.core.place import Place
     from trident.watching.listeners import TopologyListener
 
 
@@ -319,6 +321,18 @@ class TridentTopology(OtherNames):
         from trident.running.starting import run_topology  # time: 300 ms that only a start needs
 
         return run_topology(self, spark, config, listeners=listeners, **overrides)
+
+    def _rehearsal(self, spark: "SparkSession", warehouse: "Place", config: "TridentConfig") -> "Rehearse":
+        """Runs kept transactions again with this topology's code, for a standby that is to take over."""
+
+        def rehearse(
+            incarnation: str, advanced: "Mapping[str, int]", last: int, ends: "Callable[[], bool]"
+        ) -> "Rehearsed":
+            from trident.time_travel.rehearsal import Rehearsal  # time: only a standby that is to take over needs it
+
+            return Rehearsal(spark, self.name, self.graph, warehouse, config)(incarnation, advanced, last, ends)
+
+        return rehearse
 
 
 def _start_topology() -> "Callable[..., TopologyQuery]":

@@ -24,7 +24,8 @@ from trident.coordinators.errors import TableError, TransactionNotKept
 from trident.coordinators.records import Decision
 from trident.coordinators.stored_json import Unreadable
 from trident.coordinators.transactions import TransactionAttempt
-from trident.states.core.place import AnyPath, Place
+from trident.states.core.group_context import GroupContext
+from trident.states.core.place import Place
 from trident.states.delta.delta_log import has_log
 from trident.states.delta.history import control_at
 from trident.states.delta.manifest import Manifest, ManifestStore, attempt_of
@@ -40,19 +41,14 @@ class KeptManifests:
     by the tables, of which one has it. For one thread.
 
     Args:
-        warehouse: its folder or URL.
-        incarnation: the topology's, since its first start or the last reset.
         upto: the last transaction that is published, where the caller knows it (from ZooKeeper); None: the tables are
             asked. Of a group without Delta tables they cannot tell of the newest manifest, which is then not given.
     """
 
-    def __init__(
-        self, warehouse: AnyPath, topology: str, group: str, incarnation: str, upto: int | None = None
-    ) -> None:
-        self._warehouse, self.topology, self.group, self.incarnation = Place(warehouse), topology, group, incarnation
-        self._upto = upto
-        self._store = ManifestStore(self._warehouse, topology, group, incarnation)
-        self._publications = Publications(self._warehouse, topology, group, incarnation)
+    def __init__(self, of: GroupContext, upto: int | None = None) -> None:
+        self.of, self._upto = of, upto
+        self._store = ManifestStore(of.warehouse, of.topology, of.group, of.incarnation)
+        self._publications = Publications(of)
         self._changed_nothing: set[tuple[int, int]] = set()  # (first, last) of which the tables say so
         self._files: dict[int, tuple[Place, ...]] = {}  # of each txid, the latest attempt first
         self._kept: list[int] = []  # as they were last looked for
@@ -143,7 +139,7 @@ class KeptManifests:
             return None
         raise TableError(
             f"the manifest {files[0]} of transaction {txid} cannot be read, or is not that of its name",
-            expected=f"transaction {txid} of {self.topology}/{self.group}, incarnation {self.incarnation}",
+            expected=f"transaction {txid} of {self.of.topology}/{self.of.group}, incarnation {self.of.incarnation}",
             action="bring it back from a back-up of the warehouse",
         )
 
@@ -180,7 +176,7 @@ class KeptManifests:
         except (TableError, Unreadable, FileNotFoundError):
             return None
         said = (manifest.topology, manifest.group, manifest.incarnation, manifest.attempt)
-        ours = (self.topology, self.group, self.incarnation, attempt_of(path.name))
+        ours = (self.of.topology, self.of.group, self.of.incarnation, attempt_of(path.name))
         return (decision, manifest) if said == ours else None
 
     def _is_published(self, txid: int) -> bool:
@@ -191,27 +187,27 @@ class KeptManifests:
                 continue
             decision, manifest = found
             for folder in {table.path for table in manifest.tables if table.state_kind.has_table}:
-                table = self._warehouse / folder
+                table = self.of.warehouse / folder
                 control = control_at(table) if has_log(table) else None
                 # Also of the incarnation behind a rollback to this very transaction.
                 if control is not None and control.is_of(decision):
                     return True
-                if control is not None and control.incarnation == self.incarnation and control.txid > txid:
+                if control is not None and control.incarnation == self.of.incarnation and control.txid > txid:
                     return True
             # Another incarnation has published behind it: the tables' logs tell.
-            if published_as(self._warehouse, [found])[txid].versions:
+            if published_as(self.of.warehouse, [found])[txid].versions:
                 return True
         return False
 
     def _not_kept(self, txid: int) -> TransactionNotKept:
         """The error to raise; raises one itself where the manifest is lost."""
         kept = [other for other in self._kept if other != txid]
-        where = f"transaction {txid} of {self.topology}/{self.group}"
+        where = f"transaction {txid} of {self.of.topology}/{self.of.group}"
         if not kept:
             return TransactionNotKept(
                 f"no manifest of {where} is kept, nor of another transaction",
                 txid=txid,
-                expected=f"some in {self._warehouse / '_trident' / self.topology / self.group / 'manifests'}",
+                expected=f"some in {self.of.folder / 'manifests'}",
                 action="let the topology run with history_retention_txids above 0",
             )
         inside = kept[0] < txid < kept[-1]

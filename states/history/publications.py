@@ -12,7 +12,7 @@ from functools import cached_property
 from trident.coordinators.errors import TableError, TransactionNotKept
 from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group
-from trident.states.core.place import Place
+from trident.states.core.group_context import GroupContext
 from trident.states.history.versions import published_as_of
 from trident.states.keyed.compaction import SnapshotUnavailable
 
@@ -36,11 +36,11 @@ class Publications:
     """The word of the tables of one batch group; their descriptors are read once.
 
     Args:
-        incarnation: of the topology, as its tables have it now.
+        of: with the incarnation of the topology, as its tables have it now.
     """
 
-    def __init__(self, warehouse: Place, topology: str, group: str, incarnation: str) -> None:
-        self._warehouse, self._topology, self._group, self._incarnation = warehouse, topology, group, incarnation
+    def __init__(self, of: GroupContext) -> None:
+        self._of = of
 
     def last_of(self, first: int, last: int) -> Publication:
         """The last of the transactions ``first`` to ``last`` that a table has; not known of a group without tables.
@@ -53,8 +53,8 @@ class Publications:
             if state.starts_at > last:
                 continue
             try:
-                path = self._warehouse / state.published_path
-                control = published_as_of(path, self._topology, self._group, self._incarnation, last).control
+                path = self._of.warehouse / state.published_path
+                control = published_as_of(path, self._of.topology, self._of.group, self._of.incarnation, last).control
             except (SnapshotUnavailable, TableError) as error:
                 silent.append(str(error))
                 continue
@@ -74,7 +74,7 @@ class Publications:
             TransactionNotKept: a table has one of them: its manifest is lost. Or no table can tell.
         """
         found = self.last_of(first, last)
-        where = f"{self._topology}/{self._group}"
+        where = f"{self._of.topology}/{self._of.group}"
         if found.control is not None:
             raise TransactionNotKept(
                 f"the manifest of transaction {found.control.txid} of {where} is lost: the transaction changed tables",
@@ -98,4 +98,4 @@ class Publications:
 
     @cached_property
     def _states(self) -> list[StateDescriptor]:
-        return descriptors_of_group(self._warehouse, self._topology, self._group)
+        return descriptors_of_group(self._of.warehouse, self._of.topology, self._of.group)

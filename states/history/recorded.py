@@ -6,7 +6,7 @@ A transaction is told as soon as a table of the group has it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from trident.coordinators.incarnation_ids import up_to
 from trident.coordinators.records import Decision
 from trident.states.core import storage
 from trident.states.core.descriptor import descriptors_of_group
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import AnyPath, Place
 from trident.states.delta.file_rows import rows_of
 from trident.states.delta.kernel_errors import TableMissing
@@ -166,9 +167,9 @@ def rows_behind(
     incarnation = _incarnation(warehouse, topology, group, mark)
     if not incarnation:
         return "", []
-    kept = KeptManifests(warehouse, topology, group, incarnation)
+    kept = KeptManifests(GroupContext(warehouse, topology, group, incarnation))
     upto = mark.upto if mark is not None and mark.incarnation == incarnation else 0
-    rows, _ = _of_manifests(warehouse, kept, [txid for txid in kept.txids() if txid > upto][-last:])
+    rows, _ = _of_manifests(kept, [txid for txid in kept.txids() if txid > upto][-last:])
     return incarnation, list(rows.values())
 
 
@@ -183,15 +184,15 @@ def _transactions(
 ) -> Transactions:
     """Puts together what the table has, and what the manifests have beside it."""
     mark, rows, trouble = table
-    incarnation = _incarnation(warehouse, topology, group, mark)
+    of = GroupContext(warehouse, topology, group, incarnation := _incarnation(warehouse, topology, group, mark))
     found = {row["txid"]: row for row in rows if row["incarnation"] == incarnation}
-    kept = KeptManifests(warehouse, topology, group, incarnation)
+    kept = KeptManifests(of)
     there = kept.txids() if incarnation else []
     wanted = [txid for txid in there if txid not in found and (txids is None or txid in txids)]
     if last is not None:
         oldest = sorted(found)[-last] if 0 < last <= len(found) else 0
         wanted = [txid for txid in wanted if txid > oldest][-last:]
-    more, unreadable = _of_manifests(warehouse, kept, wanted)
+    more, unreadable = _of_manifests(kept, wanted)
     found |= more
     newest = sorted(found.keys() | unreadable.keys())
     newest = newest[-last:] if last else newest
@@ -199,7 +200,7 @@ def _transactions(
     before: list[BeforeRollback] = []
     lost: dict[tuple[str, int], str] = {}
     if earlier and incarnation:
-        before, lost = _earlier(warehouse, topology, group, incarnation, rows, txids, room)
+        before, lost = _earlier(of, rows, txids, room)
     return Transactions(
         incarnation,
         {txid: found[txid] for txid in newest if txid in found},
@@ -212,26 +213,20 @@ def _transactions(
 
 
 def _earlier(
-    warehouse: Place,
-    topology: str,
-    group: str,
-    incarnation: str,
-    rows: list[Row],
-    txids: Collection[int] | None,
-    room: int | None,
+    of: GroupContext, rows: list[Row], txids: Collection[int] | None, room: int | None
 ) -> tuple[list[BeforeRollback], dict[tuple[str, int], str]]:
     """The transactions of the incarnations before rollbacks, of the newest so many; and what cannot be read of them."""
     found: list[BeforeRollback] = []
     lost: dict[tuple[str, int], str] = {}
-    tables = Publications(warehouse, topology, group, incarnation)
-    for one in up_to(incarnation)[1:]:
+    tables = Publications(of)
+    for one in up_to(of.incarnation)[1:]:
         left = None if room is None else room - len(found) - len(lost)
         if left is not None and left <= 0:
             break
         recorded = {row["txid"]: row for row in rows if row["incarnation"] == one}
-        kept = KeptManifests(warehouse, topology, group, one)
+        kept = KeptManifests(replace(of, incarnation=one))
         wanted = [each for each in kept.txids() if each not in recorded and (txids is None or each in txids)]
-        more, unreadable = _of_manifests(warehouse, kept, wanted[-left:] if left else wanted)
+        more, unreadable = _of_manifests(kept, wanted[-left:] if left else wanted)
         last = kept.unreadable_last()
         if last is not None and last[0] not in recorded and (txids is None or last[0] in txids):
             unreadable |= dict([last])
@@ -335,7 +330,7 @@ def _incarnation(warehouse: Place, topology: str, group: str, mark: RecordedUpTo
     return mark.incarnation if mark is not None else ""
 
 
-def _of_manifests(warehouse: Place, kept: KeptManifests, txids: list[int]) -> tuple[dict[int, Row], dict[int, str]]:
+def _of_manifests(kept: KeptManifests, txids: list[int]) -> tuple[dict[int, Row], dict[int, str]]:
     """The rows of transactions that changed something; and txid → why its manifest cannot be read."""
     found: list[tuple[Decision, Manifest]] = []
     unreadable: dict[int, str] = {}
@@ -346,7 +341,7 @@ def _of_manifests(warehouse: Place, kept: KeptManifests, txids: list[int]) -> tu
             continue  # it changed nothing
         except TableError as error:
             unreadable[txid] = str(error)
-    published = published_as(warehouse, found)
+    published = published_as(kept.of.warehouse, found)
     rows = {decision.txid: transaction_row(decision, each, published[decision.txid]) for decision, each in found}
     return rows, unreadable
 

@@ -24,7 +24,7 @@ from trident.coordinators.errors import (
 )
 from trident.coordinators.incarnation_ids import up_to
 from trident.coordinators.records import Decision
-from trident.states.core.place import Place
+from trident.states.core.group_context import GroupContext
 from trident.states.delta.kernel import CommitOutcomeUnknown, TxnAlreadyApplied
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.history.kept import KeptManifests
@@ -53,15 +53,12 @@ _FLUSH_SECS, _STOP_SECS = 10.0, 2.0
 class Published:
     """The source of the rows: the group's manifests, and what this process remembers of them."""
 
-    warehouse: Place
-    topology: str
-    group: str
-    incarnation: str
+    of: GroupContext
     manifests: ManifestStore
     lately: PublishedLately
 
     def kept(self, upto: int) -> KeptManifests:
-        return KeptManifests(self.warehouse, self.topology, self.group, self.incarnation, upto)
+        return KeptManifests(self.of, upto)
 
     def rows(self, kept: KeptManifests, txids: list[int]) -> list[Row]:
         """The rows of transactions that have a manifest; none of one that turns out to have changed nothing."""
@@ -80,7 +77,7 @@ class Published:
             except TableError as error:  # it will not mend itself, and the others must not wait for it
                 log.warning("transaction %d has no row in the table of transactions: %s", txid, error)
         unknown = [one for one in found if one[0].txid not in known]
-        known |= published_as(self.warehouse, unknown)
+        known |= published_as(self.of.warehouse, unknown)
         return [transaction_row(decision, manifest, known[decision.txid]) for decision, manifest in found]
 
 
@@ -181,20 +178,21 @@ class TransactionRecorder:
     def _with_those_before(self, table: OpenTransactions, before: RecordedUpTo) -> OpenTransactions:
         """The transactions from before a rollback that no leader has recorded, of which the manifests have stayed."""
         source = self._published
-        earlier = up_to(source.incarnation)[1:]
+        earlier = up_to(source.of.incarnation)[1:]
         for one in reversed(earlier[: earlier.index(before.incarnation) + 1]):
             mark = before if one == before.incarnation else replace(before, incarnation=one, upto=0)
-            kept = KeptManifests(source.warehouse, source.topology, source.group, one)
+            earlier_one = replace(source.of, incarnation=one)
+            kept = KeptManifests(earlier_one)
             waiting = [txid for txid in kept.txids() if txid > mark.upto]
             while waiting:
                 txids, waiting = waiting[:_ROWS_MAX], waiting[_ROWS_MAX:]
                 # Of the numbers that this process has published others are meant.
-                rows = replace(source, incarnation=one, lately=PublishedLately()).rows(kept, txids)
+                rows = replace(source, of=earlier_one, lately=PublishedLately()).rows(kept, txids)
                 self._check_fence()
                 self._open = None
                 table = self._table.add(replace(table, mark=mark), rows, txids[-1])
                 mark = table.mark
-        own = replace(before, incarnation=source.incarnation, upto=0)
+        own = replace(before, incarnation=source.of.incarnation, upto=0)
         self._open = replace(table, mark=own, before=None)
         return self._open
 

@@ -23,7 +23,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import ForeignTable, TableError
 from trident.coordinators.incarnation_ids import up_to
 from trident.states.core import storage
-from trident.states.core.place import Place
+from trident.states.core.group_context import GroupContext
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import PROPERTIES, table_schema
 from trident.states.delta.file_rows import rows_of
@@ -61,16 +61,12 @@ class OpenTransactions:
 
 
 class TransactionsTable:
-    """The table of one batch group's transactions, for the process that leads; for one thread.
+    """The table of one batch group's transactions, for the process that leads; for one thread."""
 
-    Args:
-        incarnation: of the topology.
-    """
-
-    def __init__(self, engine: KernelEngine, warehouse: Place, topology: str, group: str, incarnation: str) -> None:
-        self._engine, self._warehouse = engine, warehouse
-        self.path = warehouse / table_name(topology, group)
-        self._new = RecordedUpTo(topology, group, incarnation, 0)
+    def __init__(self, engine: KernelEngine, of: GroupContext) -> None:
+        self._engine, self._warehouse = engine, of.warehouse
+        self.path = of.warehouse / table_name(of.topology, of.group)
+        self._new = RecordedUpTo(of.topology, of.group, of.incarnation, 0)
 
     def open(self) -> OpenTransactions | None:
         """Looks at the table; None where there is none.

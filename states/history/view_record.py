@@ -21,6 +21,7 @@ from trident.coordinators.errors import CommitConflict, ForeignTable, TableError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.core.tables import PROPERTIES
 from trident.states.delta.beside import VIEWS
@@ -72,26 +73,22 @@ class ViewRecorder:
     def __init__(
         self,
         engine: KernelEngine,
-        warehouse: Place,
-        topology: str,
-        group: str,
-        incarnation: str,
+        of: GroupContext,
         epoch: int | None,
         settle: Callable[[], object],
         beside: Callable[[], Iterable[Place]] = tuple,
     ) -> None:
-        self._engine, self._warehouse = engine, Place(warehouse)
-        self._topology, self._group, self._incarnation, self._epoch = topology, group, incarnation, epoch
+        self._engine, self._of, self._epoch = engine, of, epoch
         self._settle, self._beside = settle, beside
-        self._path = self._warehouse / VIEWS.table_name(topology, group)
-        self._sweeper = LogSweeper(self._path, incarnation)
+        self._path = of.warehouse / VIEWS.table_name(of.topology, of.group)
+        self._sweeper = LogSweeper(self._path, of.incarnation)
         self._commits = 0
         self.last_txid: int | None = None  # of the newest view, as far as this process knows
 
     def last(self) -> GroupView | None:
         """The newest view that is recorded; None where there is none, or it cannot be read."""
         try:
-            return read_view(self._warehouse, self._topology, self._group)
+            return read_view(self._of.warehouse, self._of.topology, self._of.group)
         except TableError:
             return None
 
@@ -109,7 +106,7 @@ class ViewRecorder:
         self._settle()
         with faults.fault_point(VIEW):
             self._write_rows(view)
-        write_view(self._warehouse, view)
+        write_view(self._of.warehouse, view)
         self.last_txid = view.txid
         return view
 
@@ -118,8 +115,8 @@ class ViewRecorder:
     def _newer(self, last: GroupView | None) -> GroupView | None:
         states = [
             state
-            for state in descriptors_of_group(self._warehouse, self._topology, self._group)
-            if state.ends_at is None and state.incarnation == self._incarnation
+            for state in descriptors_of_group(self._of.warehouse, self._of.topology, self._of.group)
+            if state.ends_at is None and state.incarnation == self._of.incarnation
         ]
         keyed = [state for state in states if state.state_kind.has_log]
         controls = [self._published(state.published_path, None) for state in states]
@@ -136,17 +133,17 @@ class ViewRecorder:
             tables = {state.name: self._version(state, point) for state in states if state.starts_at - 1 <= point}
         except SnapshotUnavailable as error:
             # The log of a table begins behind the last MERGE, as of a fork that began between two: the next one serves.
-            log.debug("no view of %s/%s as of transaction %d: %s", self._topology, self._group, point, error)
+            log.debug("no view of %s/%s as of transaction %d: %s", self._of.topology, self._of.group, point, error)
             return None
         tables |= self._versions_beside(point)
-        return GroupView(self._topology, self._group, self._incarnation, epoch, point, time.time(), tables)
+        return GroupView(self._of.topology, self._of.group, self._of.incarnation, epoch, point, time.time(), tables)
 
     def _merged(self, keyed: Iterable[StateDescriptor], txid: int) -> list[int]:
         """P of each plain table's newest version that is merged up to ``txid`` at most; none where one has none."""
         found = []
         for state in keyed:
             if state.starts_at - 1 <= txid:
-                plain = plain_as_of(self._warehouse, state, txid)
+                plain = plain_as_of(self._of.warehouse, state, txid)
                 if plain is None:
                     return []
                 found.append(plain.merged)
@@ -155,7 +152,7 @@ class ViewRecorder:
     def _version(self, state: StateDescriptor, txid: int) -> ViewedTable:
         if not state.state_kind.has_log:
             return ViewedTable(state.published_path, self._published(state.published_path, txid)[0])
-        plain = plain_as_of(self._warehouse, state, txid)
+        plain = plain_as_of(self._of.warehouse, state, txid)
         if plain is None or plain.merged != txid:
             raise TableError(
                 f"table {state.plain_path} has no version as of transaction {txid} any more",
@@ -180,8 +177,8 @@ class ViewRecorder:
     def _published(self, folder: str, txid: int | None) -> tuple[int, ControlRecord]:
         """A table's version as of a transaction, None: the newest, with its control record."""
         wanted = (1 << 62) if txid is None else txid
-        path = self._warehouse / folder
-        found = published_as_of(path, self._topology, self._group, self._incarnation, wanted)
+        path = self._of.warehouse / folder
+        found = published_as_of(path, self._of.topology, self._of.group, self._of.incarnation, wanted)
         return found.version, found.control
 
     # --- the table --------------------------------------------------------------------------------------
@@ -215,7 +212,7 @@ class ViewRecorder:
         return self._engine.load(str(self._path))
 
     def _control(self, view: GroupView, txid: int) -> ControlRecord:
-        return ControlRecord(self._topology, self._group, view.incarnation, txid, 0, "", view.epoch, 1)
+        return ControlRecord(self._of.topology, self._of.group, view.incarnation, txid, 0, "", view.epoch, 1)
 
     def _commit_unless_there(self, view: GroupView) -> TableSnapshot | None:
         snapshot = self._open(view)
@@ -236,7 +233,7 @@ class ViewRecorder:
             return
         floor = txids[-_VIEWS_KEPT - 1]
         control = {DOMAIN: snapshot.control(DOMAIN) or ""}
-        info = f"trident/{self._incarnation}"
+        info = f"trident/{self._of.incarnation}"
         self._engine.drop_files(snapshot, lambda file: _txid_of(file) <= floor, control, info)
         self._sweeper.dropped(floor)
 

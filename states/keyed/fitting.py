@@ -25,6 +25,7 @@ from trident.coordinators.errors import TableError, ValueDoesNotFit
 from trident.states.core import storage
 from trident.states.core.binding import COMBINE, StateBinding
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import TXID_COLUMN
@@ -43,15 +44,10 @@ _SLACK = 1 + 2.0**-40
 
 
 class Fitting:
-    """Looks whether the values of the keyed states of a batch group fit, under one lease.
+    """Looks whether the values of the keyed states of a batch group fit, under one lease."""
 
-    Args:
-        topology, group, incarnation: of the group.
-    """
-
-    def __init__(self, engine: KernelEngine, warehouse: Place, topology: str, group: str, incarnation: str) -> None:
-        self._engine, self._warehouse = engine, warehouse
-        self._owner = topology, group, incarnation
+    def __init__(self, engine: KernelEngine, of: GroupContext) -> None:
+        self._engine, self._of, self._warehouse = engine, of, of.warehouse
         self._logs = LogTables()
         self._pins: dict[str, StatePins] = {}
         # State → value field → no value of it is further from 0 than that; none: it is not known.
@@ -93,7 +89,7 @@ class Fitting:
     def _sums_of(self, binding: StateBinding) -> tuple[StateDescriptor, dict[str, float]]:
         """The state, and its value fields that are sums which may not fit, with what they must stay below."""
         if binding.name not in self._states:
-            state = StateDescriptor.of(binding, *self._owner, 1)
+            state = StateDescriptor.of(binding, self._of.topology, self._of.group, self._of.incarnation, 1)
             self._states[binding.name] = state, _limits(state)
         return self._states[binding.name]
 

@@ -9,13 +9,14 @@ this process or another, changes nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from trident.coordinators.ports import AttemptStory, PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding, TablelessKind
+from trident.states.core.group_context import LeaderContext
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import TableSpec
@@ -39,9 +40,7 @@ class DeltaCommitter:
     """The committer of one batch group under one lease.
 
     Args:
-        epoch: of the lease; written into every control record.
         bindings: the group's states, in the order in which they are published.
-        check_fence: raises Deposed when another coordinator leads.
         outside: is told how far states outside of the warehouse are, if given.
         retention: how long manifests of published transactions are kept.
         code_id: tells the code that runs; kept with each manifest.
@@ -54,41 +53,23 @@ class DeltaCommitter:
     def __init__(
         self,
         engine: KernelEngine,
-        warehouse: Place,
-        topology: str,
-        group: str,
-        incarnation: str,
-        epoch: int,
+        of: LeaderContext,
         bindings: Sequence[StateBinding],
-        check_fence: Callable[[], None],
         outside: OutsideProgress | None,
         retention: Retention,
         code_id: str = "",
     ) -> None:
         self._bindings = {binding.name: binding for binding in bindings}
-        self._tables = GroupTables(engine, warehouse, topology, group, incarnation, epoch, check_fence)
-        self.manifests = ManifestStore(warehouse, topology, group, incarnation, retention)
+        self._tables = GroupTables(engine, of)
+        self.manifests = ManifestStore(of.warehouse, of.topology, of.group, of.incarnation, retention)
         self.lately, self._code_id = PublishedLately(), code_id
-        led = self._tables.check_fence
-        self._outside = OutsidePublisher(
-            engine.spark, warehouse, topology, incarnation, epoch, led, outside or OutsideProgress()
-        )
-        user_code = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, led, self._outside)
+        self._outside = OutsidePublisher(engine.spark, of, outside or OutsideProgress())
+        user_code = UserStatePublisher(engine.spark, of, self._outside)
         self._opener = TableOpener(self._tables, self._bindings)
         self._publisher = Publisher(self._tables, self._bindings, self.manifests, user_code)
-        self._fitting = Fitting(engine, self._tables.warehouse, topology, group, incarnation)
+        self._fitting = Fitting(engine, of)
         self._cleaner = Cleaner(self._tables, self.manifests, lambda: [target.root for target in self.staging_targets])
         self._decided_here: set[TransactionAttempt] = set()
-
-    @property
-    def epoch(self) -> int:
-        """Of the lease."""
-        return self._tables.epoch
-
-    @property
-    def folder(self) -> Place:
-        """Of the group: manifests, and staged rows of states without a table."""
-        return self._tables.folder
 
     def open(self, record: GroupRecord) -> None:
         """Creates the tables that are missing and checks the others (docs/semantics.md 9, recovery).
@@ -119,7 +100,7 @@ class DeltaCommitter:
         return targets
 
     def _own_root(self, name: str) -> Place:
-        root = self.folder / "states" / name
+        root = self._tables.folder / "states" / name
         storage.make_folder(root, self._tables.warehouse)
         return root
 

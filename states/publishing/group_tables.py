@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from trident.coordinators.records import GroupRecord
 from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.group_context import LeaderContext
 from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts
@@ -30,35 +31,21 @@ class GroupTables:
     """The tables that publishing commits to, under one lease.
 
     Attributes:
-        engine, warehouse, topology, group, incarnation, epoch, check_fence: see DeltaCommitter.
+        warehouse, topology, group, incarnation, epoch, check_fence, folder: see LeaderContext.
         plains: the plain tables of keyed states.
         txn_app_id: with the incarnation, for after a reset txids begin at 1 again, and Delta refuses a smaller one of
             the same app.
         engine_info: who commits, in Delta's logs.
     """
 
-    def __init__(
-        self,
-        engine: KernelEngine,
-        warehouse: Place,
-        topology: str,
-        group: str,
-        incarnation: str,
-        epoch: int,
-        check_fence: Callable[[], None],
-    ) -> None:
-        self.engine, self.warehouse = engine, Place(warehouse)
-        self.topology, self.group, self.incarnation, self.epoch = topology, group, incarnation, epoch
-        self.check_fence = check_fence
+    def __init__(self, engine: KernelEngine, of: LeaderContext) -> None:
+        self.engine, self.warehouse, self.folder = engine, of.warehouse, of.folder
+        self.topology, self.group, self.incarnation = of.topology, of.group, of.incarnation
+        self.epoch, self.check_fence = of.epoch, of.check_fence
         self.seen: dict[str, SeenTable] = {}
-        self.plains = PlainWatch(engine, warehouse)
-        self.txn_app_id = f"trident/{topology}/{group}/{incarnation}"
-        self.engine_info = f"trident/{incarnation}"
-
-    @property
-    def folder(self) -> Place:
-        """Of the group: manifests, and staged rows of states without a table."""
-        return self.warehouse / "_trident" / self.topology / self.group
+        self.plains = PlainWatch(engine, of.warehouse)
+        self.txn_app_id = f"trident/{of.topology}/{of.group}/{of.incarnation}"
+        self.engine_info = f"trident/{of.incarnation}"
 
     def remember(self, snapshot: TableSnapshot) -> None:
         self.seen[str(Place(snapshot.path))] = SeenTable(snapshot, snapshot.entry)

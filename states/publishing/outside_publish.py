@@ -13,6 +13,7 @@ from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch, StateB
 from trident.coordinators.records import GroupRecord, TableMark, outside_id
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import LAST, DecidedRows, StateBinding
+from trident.states.core.group_context import LeaderContext
 from trident.states.core.place import Place
 from trident.states.delta import halts
 from trident.states.outside.health import OutsideProgress
@@ -48,25 +49,10 @@ _DRIVER_BYTES_MAX = 2_000_000
 
 
 class OutsidePublisher:
-    """The outside states of one batch group under one lease.
+    """The outside states of one batch group under one lease."""
 
-    Args:
-        check_fence: raises Deposed when another coordinator leads.
-    """
-
-    def __init__(
-        self,
-        spark: "SparkSession",
-        warehouse: Place,
-        topology: str,
-        incarnation: str,
-        epoch: int,
-        check_fence: Callable[[], None],
-        progress: OutsideProgress,
-    ) -> None:
-        self._spark, self._warehouse = spark, warehouse
-        self._topology, self._incarnation, self._epoch = topology, incarnation, epoch
-        self._check_fence, self._progress = check_fence, progress
+    def __init__(self, spark: "SparkSession", of: LeaderContext, progress: OutsideProgress) -> None:
+        self._spark, self._of, self._progress = spark, of, progress
         self._opened: dict[str, float] = {}  # state → when all of its marks were written last
 
     def open(self, bindings: Iterable[StateBinding], record: GroupRecord) -> None:
@@ -97,16 +83,16 @@ class OutsidePublisher:
         found = (last.txid, last.attempt_id) if last else None
         if decided is None or found != (decided.txid, decided.attempt_id):
             if last is not None and last.txid >= current:
-                self._check_fence()
-                raise halts.outside_is_ahead(self._topology, name, last.text, current - 1)
+                self._of.check_fence()
+                raise halts.outside_is_ahead(self._of.topology, name, last.text, current - 1)
             begun = self._begun(binding)
             if begun[0] >= current and (decided is None or begun != (decided.txid, decided.attempt_id)):
-                self._check_fence()
+                self._of.check_fence()
                 text = f"{halts.attempt_text(*begun)}, of which rows are sent"
-                raise halts.outside_is_ahead(self._topology, name, text, current - 1)
+                raise halts.outside_is_ahead(self._of.topology, name, text, current - 1)
             if known is not None and found != (known.txid, known.attempt_id):
-                self._check_fence()
-                raise halts.outside_is_behind(self._topology, name, last.text if last else "no transaction", known)
+                self._of.check_fence()
+                raise halts.outside_is_behind(self._of.topology, name, last.text if last else "no transaction", known)
         self._opened[name] = time.monotonic()
         if decided is None:
             self._progress.has(name, last.txid if last else 0, self._dead_letters(binding))
@@ -115,30 +101,31 @@ class OutsidePublisher:
         """(txid, attempt id) of the transaction that an outbox has begun to send, if it is one; or (0, 0)."""
         if not is_frameworks(binding.state):
             return 0, 0
-        return (
-            OutboxLog(outbox_folder(self._warehouse, self._topology, binding.name)).read().begun_of(self._incarnation)
-        )
+        return OutboxLog(self._outbox(binding)).read().begun_of(self._of.incarnation)
 
     def _state(self, binding: StateBinding) -> OutsideState:
-        return binding.state.kept_in(outbox_folder(self._warehouse, self._topology, binding.name))
+        return binding.state.kept_in(self._outbox(binding))
+
+    def _outbox(self, binding: StateBinding) -> Place:
+        return outbox_folder(self._of.warehouse, self._of.topology, binding.name)
 
     def _dead_letters(self, binding: StateBinding) -> int:
         return self._state(binding).count_dead_letters() if is_frameworks(binding.state) else 0
 
     def _take_over(self, binding: StateBinding) -> Sequence[OutsideMark]:
         name, state = binding.name, self._state(binding)
-        check_store(self._spark, self._topology, binding)
-        call = TakeOver(state, self._topology, self._incarnation, self._epoch)
-        (answer,) = _answers(self._spark, self._topology, state, call, 1, True, OPEN_OUTSIDE)
+        check_store(self._spark, self._of.topology, binding)
+        call = TakeOver(state, self._of.topology, self._of.incarnation, self._of.epoch)
+        (answer,) = _answers(self._spark, self._of.topology, state, call, 1, True, OPEN_OUTSIDE)
         try:
             marks = list(marks_of(answer.result(f"state {name}")).values())
         except ForeignMarks as error:
-            self._check_fence()
-            raise halts.outside_is_foreign(self._topology, name, error) from error
-        later = [mark for mark in marks if (mark.epoch, mark.incarnation) != (self._epoch, self._incarnation)]
+            self._of.check_fence()
+            raise halts.outside_is_foreign(self._of.topology, name, error) from error
+        later = [mark for mark in marks if (mark.epoch, mark.incarnation) != (self._of.epoch, self._of.incarnation)]
         if later:
-            self._check_fence()
-            raise halts.outside_is_later(self._topology, name, later[0].text, self._epoch)
+            self._of.check_fence()
+            raise halts.outside_is_later(self._of.topology, name, later[0].text, self._of.epoch)
         return marks
 
     def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
@@ -157,14 +144,14 @@ class OutsidePublisher:
 
     def _publish(self, binding: StateBinding, rows: DecidedRows) -> None:
         attempt, state = rows.attempt, self._state(binding)
-        mark = OutsideMark(self._incarnation, self._epoch, attempt.txid, attempt.attempt_id)
+        mark = OutsideMark(self._of.incarnation, self._of.epoch, attempt.txid, attempt.attempt_id)
         files = [(rows.root / file.path, file.num_records) for file in rows.files]
         count = max(1, min(int(rows.details["partitions"]), len(files)))
         known = (rows.known.txid, rows.known.attempt_id) if rows.known else None
         upserts, keys = rows.details["merging"] == LAST, tuple(rows.details["keys"])
         settings = rows.details.get("settings", {})  # of versions before: none
         parts = [
-            OutsidePart(self._topology, binding.name, number, mark, keys, upserts, known, settings)
+            OutsidePart(self._of.topology, binding.name, number, mark, keys, upserts, known, settings)
             for number in range(count)
         ]
         few = (
@@ -172,20 +159,20 @@ class OutsidePublisher:
             and sum(file.size for file in rows.files) <= _DRIVER_BYTES_MAX
         )
         call = Publish(state, [(part, files[part.number :: count]) for part in parts])
-        answers = _answers(self._spark, self._topology, state, call, count, few, PUBLISH_OUTSIDE)
+        answers = _answers(self._spark, self._of.topology, state, call, count, few, PUBLISH_OUTSIDE)
         if sorted(answer.number for answer in answers) != list(range(count)):
             raise TridentError(f"not all {count} parts of transaction {attempt.txid} for state {binding.name} answered")
         for answer in sorted(answers, key=lambda answer: answer.gravity):
             try:
                 answer.result(f"state {binding.name}")
             except StaleEpoch as error:
-                self._check_fence()
-                raise halts.outside_refuses(self._topology, attempt.txid, self._epoch, error) from error
+                self._of.check_fence()
+                raise halts.outside_refuses(self._of.topology, attempt.txid, self._of.epoch, error) from error
             except StateBehind as error:
                 if rows.known is None:  # of a user's store, without a reason
                     raise
-                self._check_fence()
-                raise halts.outside_is_behind(self._topology, binding.name, error.message, rows.known) from error
+                self._of.check_fence()
+                raise halts.outside_is_behind(self._of.topology, binding.name, error.message, rows.known) from error
 
     def renew(self, bindings: Iterable[StateBinding]) -> None:
         """Has marks written again that are old, in stores that forget them; between transactions.
@@ -201,11 +188,11 @@ class OutsidePublisher:
                 continue
             if time.monotonic() - self._opened[name] < _RENEWED_SECS:
                 continue
-            self._check_fence()
+            self._of.check_fence()
             self._opened[name] = time.monotonic()
-            call = Renew(self._state(binding), self._topology, self._incarnation, self._epoch)
+            call = Renew(self._state(binding), self._of.topology, self._of.incarnation, self._of.epoch)
             try:
-                (answer,) = _answers(self._spark, self._topology, state, call, 1, True, RENEW_OUTSIDE)
+                (answer,) = _answers(self._spark, self._of.topology, state, call, 1, True, RENEW_OUTSIDE)
                 answer.result(f"state {name}")
             except Exception as error:  # Spark's, too
                 log.warning("the marks of state %s were not written again: %s", name, error)
@@ -215,7 +202,7 @@ class OutsidePublisher:
         for binding in bindings:
             if isinstance(binding.state, OutsideState) and is_frameworks(binding.state):
                 try:
-                    binding.state.let_go(self._topology)
+                    binding.state.let_go(self._of.topology)
                 except TridentError as error:  # a secret that has gone, for one
                     log.warning("the connections of state %s are not closed: %s", binding.name, error)
 
@@ -226,7 +213,7 @@ class OutsidePublisher:
         except Exception as error:
             self._progress.failed(state, error)
             if not isinstance(error, Halted):
-                self._check_fence()
+                self._of.check_fence()
             raise
 
 

@@ -10,6 +10,7 @@ from itertools import islice
 
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.descriptor import list_descriptors
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta import halts
 from trident.states.delta.kernel import KernelEngine, TableMissing
@@ -27,7 +28,7 @@ def check_no_prior_incarnation(engine: KernelEngine, warehouse: Place, topology:
         raise halts.zookeeper_forgot(topology, warehouse, found)
 
 
-def check_group_is_new(warehouse: Place, topology: str, group: str, incarnation: str) -> None:
+def check_group_is_new(of: GroupContext) -> None:
     """Refuses to begin a batch group at transaction 1 that has manifests of this very incarnation.
 
     A group without tables leaves no other trace: its maps would get everything
@@ -37,9 +38,9 @@ def check_group_is_new(warehouse: Place, topology: str, group: str, incarnation:
     Raises:
         Halted: there are some: ZooKeeper has forgotten the group.
     """
-    for decision, manifest in ManifestStore(warehouse, topology, group).newest_first():
-        if manifest.incarnation == incarnation and outlives_process(manifest):
-            raise halts.group_forgotten(topology, group, decision)
+    for decision, manifest in ManifestStore(of.warehouse, of.topology, of.group).newest_first():
+        if manifest.incarnation == of.incarnation and outlives_process(manifest):
+            raise halts.group_forgotten(of.topology, of.group, decision)
 
 
 def traces(engine: KernelEngine, warehouse: Place, topology: str) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TridentError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import DecidedRows, StateBinding
+from trident.states.core.group_context import LeaderContext
 from trident.states.publishing.outside_publish import OutsidePublisher
 from trident.states.publishing.user_tasks import PUBLISHED_SCHEMA, BatchInfo, PublishTask
 
@@ -25,24 +26,11 @@ class UserStatePublisher:
     and putting them again changes nothing. A user's updater, and a
     non-transactional map, change their state now: once, or again when it is
     not known whether they did.
-
-    Args:
-        check_fence: raises Deposed when another coordinator leads.
     """
 
-    def __init__(
-        self,
-        spark: "SparkSession",
-        topology: str,
-        group: str,
-        incarnation: str,
-        epoch: int,
-        check_fence: Callable[[], None],
-        outside: OutsidePublisher,
-    ) -> None:
-        self._outside = outside
-        self._spark, self._incarnation, self._epoch, self._check_fence = spark, incarnation, epoch, check_fence
-        self._config = {"topology": topology, "group": group, "spark_master": spark.sparkContext.master}
+    def __init__(self, spark: "SparkSession", of: LeaderContext, outside: OutsidePublisher) -> None:
+        self._spark, self._of, self._outside = spark, of, outside
+        self._config = {"topology": of.topology, "group": of.group, "spark_master": spark.sparkContext.master}
         self._tried: set[tuple[str, TransactionAttempt]] = set()
 
     def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
@@ -60,7 +48,7 @@ class UserStatePublisher:
         files = tuple(rows.root / file.path for file in rows.files)
         if not files:
             return
-        info = BatchInfo(attempt, self._incarnation, self._epoch, self._config)
+        info = BatchInfo(attempt, self._of.incarnation, self._of.epoch, self._config)
         # New values that were found before the decision are put as they are.
         aggregator = binding.aggregator if binding.state_kind.updated_when_published else None
         task = PublishTask(binding.state, aggregator, binding.keys, binding.value_fields, files, info)
@@ -68,15 +56,15 @@ class UserStatePublisher:
             with faults.fault_point(PUBLISH_USER):
                 done = self._run(task, len(files))
         except Exception as error:
-            self._check_fence()
+            self._of.check_fence()
             if "StaleEpoch" in str(error):
                 raise Halted(
                     f"state {binding.name} has been written by a later coordinator or transaction, and there is none",
                     found=_own_words(error),
-                    expected=f"nothing later than transaction {attempt.txid} of coordinator {self._epoch}",
+                    expected=f"nothing later than transaction {attempt.txid} of coordinator {self._of.epoch}",
                     action="ZooKeeper is the older side, wiped or restored from an older copy, or another installation "
                     "writes to the same map: bring both from the same moment, or clear the map; "
-                    f"`trident repair {self._config['topology']}` says what the tables of the group say",
+                    f"`trident repair {self._of.topology}` says what the tables of the group say",
                 ) from error
             raise
         wanted = sum(file.num_records for file in rows.files)

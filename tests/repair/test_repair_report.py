@@ -17,6 +17,8 @@ from trident.repair.diagnose import diagnose
 from trident.repair.report import report, where_words
 from trident.running.own_zookeeper import leads_elsewhere
 from trident.running.status import TopologyStatus
+from trident.states.core.group_context import GroupContext
+from trident.states.core.place import Place
 from trident.states.delta.manifest import ManifestStore, ManifestTable
 from trident.states.publishing.prior_incarnation import check_group_is_new
 
@@ -45,16 +47,16 @@ def test_the_suggested_command_hides_credentials_and_can_be_typed() -> None:
     ("kind", "incarnation", "refused"), [("map", "inc", True), ("memory", "inc", False), ("map", "other", False)]
 )
 def test_a_group_that_zookeeper_forgot_is_not_begun_again(tmp_path, kind: str, incarnation: str, refused: bool) -> None:
-    check_group_is_new(tmp_path, "top", "lines", "inc")  # a first start
+    check_group_is_new(GroupContext(Place(tmp_path), "top", "lines", "inc"))  # a first start
     manifest = Model(attempts=(0,)).manifest(1).manifest
     parts = (ManifestTable("totals", kind, "_trident/top/lines/states/totals", "", "", ()),)
     ManifestStore(tmp_path, "top", "lines", incarnation).write(replace(manifest, incarnation=incarnation, tables=parts))
-    check_group_is_new(tmp_path, "top", "others", "inc")
+    check_group_is_new(GroupContext(Place(tmp_path), "top", "others", "inc"))
     if not refused:
-        check_group_is_new(tmp_path, "top", "lines", "inc")
+        check_group_is_new(GroupContext(Place(tmp_path), "top", "lines", "inc"))
         return
     with pytest.raises(Halted) as caught:
-        check_group_is_new(tmp_path, "top", "lines", "inc")
+        check_group_is_new(GroupContext(Place(tmp_path), "top", "lines", "inc"))
     assert "trident repair top" in str(caught.value) and "transaction 1, attempt 0" in str(caught.value)
 
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from tests.topology_helpers import starter
 from trident import DeltaAppend, FileSpout, TridentTopology, cli
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.history.kept import KeptManifests
 
@@ -109,7 +110,7 @@ def test_through_kills_no_transaction_is_missing_or_doubled(world: World) -> Non
     assert len({row["incarnation"] for row in rows}) == 1 and rows[-1]["epoch"] > rows[0]["epoch"]
     assert len({row["code_id"] for row in rows}) == 1 and len(rows[0]["code_id"]) == 16
     incarnation = rows[0]["incarnation"]
-    kept = KeptManifests(Place(world.warehouse), "past", "lines", incarnation)
+    kept = KeptManifests(GroupContext(Place(world.warehouse), "past", "lines", incarnation))
     assert kept.txids() == [row["txid"] for row in rows]
     for row in rows:
         decision, manifest = kept.decided(row["txid"])

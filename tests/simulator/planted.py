@@ -271,8 +271,8 @@ OF_ROLLBACKS: dict[str, tuple[Edit, ...]] = {
     "the app of publications stays the same behind a rollback": (
         Edit(
             "trident.states.publishing.group_tables:GroupTables.__init__",
-            'f"trident/{topology}/{group}/{incarnation}"',
-            'f"trident/{topology}/{group}"',
+            'f"trident/{of.topology}/{of.group}/{of.incarnation}"',
+            'f"trident/{of.topology}/{of.group}"',
         ),
     ),
     "a process leads amid a rollback": (

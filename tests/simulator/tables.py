@@ -24,6 +24,8 @@ from trident.coordinators.ports import AttemptStory, PreparedBatch, ProcessedBat
 from trident.coordinators.records import Decision, GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.core.group_context import LeaderContext
+from trident.states.core.place import Place
 from trident.states.delta import halts
 from trident.states.delta.kernel_errors import CommitOutcomeUnknown, TxnAlreadyApplied
 from trident.states.delta.manifest import ManifestTable
@@ -234,7 +236,7 @@ class SimCommitter:
         self._engine, self._process, self._faults, self._store = engine, process, faults, warehouse
         self._topology, self._group, self._incarnation = names
         self._epoch, self._check_fence = epoch, check_fence
-        self._tables = SimTables(engine, _WAREHOUSE, *names, epoch, check_fence)
+        self._tables = SimTables(engine, LeaderContext(Place(_WAREHOUSE), *names, epoch, check_fence))
         self._publisher = SimPublisher(self._tables, {}, warehouse, None, SimThreads(process))  # type: ignore[arg-type]
         self._last_published: TransactionAttempt | None = None
 

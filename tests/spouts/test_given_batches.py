@@ -14,6 +14,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.executors import TridentSpoutExecutor
 from trident.spouts.given_batches import GivenBatches, GivenBatchesHost, GivenExecutor, load_given
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 
 # Forked at 5; transaction 7 changed nothing.
@@ -112,14 +113,14 @@ def test_a_restart_amid_the_given_batches_goes_on_behind_them() -> None:
 
 def test_the_file_is_read_as_it_was_written_or_not_at_all(tmp_path: Path) -> None:
     warehouse = Place(tmp_path)
-    assert load_given(warehouse, "t", "g", "life") is None
-    GIVEN.put_into(warehouse, "t", "g")
-    assert load_given(warehouse, "t", "g", "life") == GIVEN
-    assert load_given(warehouse, "t", "g", "life-r1") == GIVEN, "after a rollback"
-    assert load_given(warehouse, "t", "g", "another") is None, "after a reset"
+    assert load_given(GroupContext(warehouse, "t", "g", "life")) is None
+    GIVEN.put_into(GroupContext(warehouse, "t", "g", ""))
+    assert load_given(GroupContext(warehouse, "t", "g", "life")) == GIVEN
+    assert load_given(GroupContext(warehouse, "t", "g", "life-r1")) == GIVEN, "after a rollback"
+    assert load_given(GroupContext(warehouse, "t", "g", "another")) is None, "after a reset"
     path = tmp_path / "_trident" / "t" / "g" / "given-batches.json"
     whole = json.loads(path.read_text())
     for damaged in ({**whole, "until": 4}, {**whole, "batches": {"9": {}}}, {**whole, "more": 1}, {}):
         path.write_text(json.dumps(damaged))
         with pytest.raises(TableError, match="cannot be read"):
-            load_given(warehouse, "t", "g", "life")
+            load_given(GroupContext(warehouse, "t", "g", "life"))

@@ -17,6 +17,8 @@ from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.records import GroupRecord, Marker
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import StateBinding
+from trident.states.core.group_context import LeaderContext
+from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.append import APPEND, DeltaAppend
 from trident.states.delta.kernel import KernelEngine
@@ -73,9 +75,8 @@ class Group:
         self.record = record or GroupRecord(incarnation, 1)
         self.bindings = [append_binding(), map_binding()] if bindings is None else bindings
         self.topology = topology
-        self.committer = DeltaCommitter(
-            engine, warehouse, topology, "g", incarnation, epoch, self.bindings, fence, None, retention, "code"
-        )
+        self.of = LeaderContext(Place(warehouse), topology, "g", incarnation, epoch, fence)
+        self.committer = DeltaCommitter(engine, self.of, self.bindings, None, retention, "code")
 
     def open(self) -> Group:
         self.committer.open(self.record)

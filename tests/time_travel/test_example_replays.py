@@ -19,6 +19,7 @@ from trident import TridentTopology, replay
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.planning.groups import plan
 from trident.running.query import TopologyQuery
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.history.kept import KeptManifests
 from trident.time_travel.kept_batch import incarnation_of
@@ -58,7 +59,7 @@ class Replays:
             return
         place = Place(os.path.abspath(warehouse))
         for group in plan(topology.graph, tracking=False):
-            kept = KeptManifests(place, topology.name, group.name, incarnation_of(place, topology.name))
+            kept = KeptManifests(GroupContext(place, topology.name, group.name, incarnation_of(place, topology.name)))
             for txid in kept.txids():
                 self._replay(topology, warehouse, group.name, txid)
 

@@ -41,6 +41,7 @@ from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.status import read_status
 from trident.spouts.given_batches import load_given
 from trident.states.core.control import ControlRecord
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest
 from trident.time_travel import fork_plan
@@ -300,7 +301,7 @@ def test_the_pins_are_those_of_the_attempts_that_were_decided(original: Original
         other = replace(decided, attempt=decided.attempt._replace(attempt_id=later), spouts=spouts)
         (folder / f"{txid}-{later}.json").write_bytes(other.encode())
     made = own.fork("decided")
-    given = load_given(made.warehouse, "decided", "lines", made.record.incarnation)
+    given = load_given(GroupContext(made.warehouse, "decided", "lines", made.record.incarnation))
     assert given is not None and given.batches.keys() == set(range(AT + 1, TXIDS + 1))
     for txid, streams in given.batches.items():
         decided = Manifest.decode(was_decided[txid])

@@ -45,6 +45,7 @@ from trident.coordinators.errors import (
     UserFunctionError,
 )
 from trident.planning.groups import plan
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.history.kept import KeptManifests
 from trident.states.keyed.reading import read_state
@@ -251,7 +252,8 @@ def test_bad_input_says_what_is_kept_and_what_to_do(ran: Path, spark: SparkSessi
 
 def test_rows_that_are_gone_are_told_with_their_file(ran: Path, spark: SparkSession, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(ran, tmp_path / "copied"))
-    table = KeptManifests(copied, "told", "lines", incarnation_of(Place(copied), "told")).read(1).tables[0]
+    of = GroupContext(Place(copied), "told", "lines", incarnation_of(Place(copied), "told"))
+    table = KeptManifests(of).read(1).tables[0]
     with replay(topology_of(), copied, 1, spark=spark) as replayed:
         (copied / table.path / table.files[0].path).unlink()
         with pytest.raises(TableError, match="not what was written") as caught:

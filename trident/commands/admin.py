@@ -25,6 +25,7 @@ from trident.running.status import read_status
 from trident.running.view import recorder
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
+from trident.states.core.group_context import GroupContext, LeaderContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.beside import DEAD_LETTERS
@@ -82,7 +83,7 @@ def _compact_group(engine: KernelEngine, warehouse: Place, states: Sequence[Stat
         # The log is dropped by the topology, which knows how much of it to keep.
         what = f"merged transactions {report.p_old + 1} to {report.p_new}" if report else "was up to date"
         lines.append(f"{compactor.state.name}: {what} (transaction {txid})")
-    recorder(engine, warehouse, first.topology, first.group, first.incarnation, compactors).record()
+    recorder(engine, GroupContext(warehouse, first.topology, first.group, first.incarnation), compactors).record()
     return lines
 
 
@@ -150,18 +151,8 @@ def _skip(
         )
     dead_letters = dead_letter_binding(name, group)
     bindings = [*(_binding(engine, warehouse, found) for found in _attached(warehouse, name, group)), dead_letters]
-    committer = DeltaCommitter(
-        engine,
-        warehouse,
-        name,
-        group,
-        incarnation,
-        fence.epoch,
-        bindings,
-        lambda: fence.verify(zk),
-        outside=None,
-        retention=ALL_KEPT,
-    )
+    of = LeaderContext(warehouse, name, group, incarnation, fence.epoch, lambda: fence.verify(zk))
+    committer = DeltaCommitter(engine, of, bindings, outside=None, retention=ALL_KEPT)
     committer.open(record)
     error = _last_error(warehouse, name, group)
     runner = _SkipRunner(committer, warehouse, incarnation, spouts, metadata, error)

@@ -40,6 +40,7 @@ from trident.running.status import read_status
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.core.group_context import GroupContext
 from trident.states.core.names import backquoted
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
@@ -261,7 +262,8 @@ class _Look:
         whole = log.exists and plain.exists and not (log.foreign or plain.foreign)
         if not whole or log.control is None or log.control.incarnation != state.incarnation:
             return ()
-        fitting = Fitting(self.engine, self.warehouse, self.topology, self.group, state.incarnation)
+        of = GroupContext(self.warehouse, self.topology, self.group, state.incarnation)
+        fitting = Fitting(self.engine, of)
         try:
             return tuple(fitting.stuck_keys(state, log.control.txid))
         except TableError:  # what is wrong with the tables themselves is found by the other looks

@@ -33,6 +33,7 @@ from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExec
 from trident.spouts.rich import is_rich_spout
 from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
+from trident.states.core.group_context import LeaderContext
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
@@ -144,27 +145,22 @@ class SparkOpening:
         self, site: SparkSite, plan: GroupPlan, term: Term, epoch: int, check_fence: Callable[[], None]
     ) -> None:
         self._site, self._plan, self._term = site, plan, term
-        self._epoch, self._check_fence = epoch, check_fence
+        self._of = LeaderContext(site.warehouse, site.topology, plan.name, term.incarnation, epoch, check_fence)
 
     @cached_property
     def committer(self) -> DeltaCommitter:
         site, plan = self._site, self._plan
         return DeltaCommitter(
             site.engine,
-            site.warehouse,
-            site.topology,
-            plan.name,
-            self._term.incarnation,
-            self._epoch,
+            self._of,
             plan.bindings,
-            self._check_fence,
             site.outside[plan.name],
             Retention(site.config.history_retention_txids, site.config.history_retention_secs),
             site.code_ids[plan.name],
         )
 
     def check_new(self) -> None:
-        check_group_is_new(self._site.warehouse, self._site.topology, self._plan.name, self._term.incarnation)
+        check_group_is_new(self._of)
 
     def check_stored(self, store: StoredGroup) -> None:
         given = self._given()
@@ -184,10 +180,10 @@ class SparkOpening:
             plan,
             spouts,
             committer.staging_targets,
-            committer.folder,
+            self._of.folder,
             StoredFrames(site.spark, site.warehouse),
             self._term.incarnation,
-            committer.epoch,
+            self._of.epoch,
             site.config.batch_partitions,
             site.config.ackers,
             self._copies(),
@@ -214,7 +210,7 @@ class SparkOpening:
         return site.host_copies.get(name)
 
     def _given(self) -> GivenBatches | None:
-        return load_given(self._site.warehouse, self._site.topology, self._plan.name, self._term.incarnation)
+        return load_given(self._of)
 
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
         executors: dict[str, SpoutExecutor] = {}
@@ -244,13 +240,11 @@ class SparkOpening:
 
     def _recorder(self) -> TransactionRecorder | None:
         """None where no history is kept."""
-        site, group, incarnation = self._site, self._plan.name, self._term.incarnation
         manifests = self.committer.manifests
         if not manifests.retention.txids:
             return None
-        published = Published(site.warehouse, site.topology, group, incarnation, manifests, self.committer.lately)
-        table = TransactionsTable(site.engine, site.warehouse, site.topology, group, incarnation)
-        return TransactionRecorder(table, published, self._check_fence)
+        published = Published(self._of, manifests, self.committer.lately)
+        return TransactionRecorder(TransactionsTable(self._site.engine, self._of), published, self._of.check_fence)
 
     def _upkeep(self, tell: Callable[[int], None]) -> BackgroundCompactor:
         site, name = self._site, self._plan.name
@@ -266,8 +260,7 @@ class SparkOpening:
             for binding in self._plan.bindings
             if binding.state_kind.has_log
         ]
-        incarnation = self._term.incarnation
-        views = recorder(site.engine, site.warehouse, site.topology, name, incarnation, compactors, self._epoch)
+        views = recorder(site.engine, self._of, compactors, self._of.epoch)
         site.views[name] = views
         return _Upkeep(
             compactors,

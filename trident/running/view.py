@@ -13,6 +13,7 @@ from typing import NamedTuple
 from trident.config import TridentConfig
 from trident.coordinators.errors import ConfigError, TableError, TopologyError
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.core.store_problems import stores_told
@@ -201,13 +202,7 @@ def _of_appends(warehouse: Place, states: Sequence[StateDescriptor]) -> View:
 
 
 def recorder(
-    engine: KernelEngine,
-    warehouse: Place,
-    topology: str,
-    group: str,
-    incarnation: str,
-    compactors: Sequence[Compactor],
-    epoch: int | None = None,
+    engine: KernelEngine, of: GroupContext, compactors: Sequence[Compactor], epoch: int | None = None
 ) -> ViewRecorder:
     """The recorder of a batch group's views, beside the compactors of its keyed states."""
 
@@ -216,6 +211,6 @@ def recorder(
             compactor.settle()
 
     def beside() -> list[Place]:
-        return [path for path, owner in tables_beside(warehouse, topology) if owner == group]
+        return [path for path, owner in tables_beside(of.warehouse, of.topology) if owner == of.group]
 
-    return ViewRecorder(engine, warehouse, topology, group, incarnation, epoch, settle, beside)
+    return ViewRecorder(engine, of, epoch, settle, beside)

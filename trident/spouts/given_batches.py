@@ -26,7 +26,7 @@ from trident.spouts.contracts import Emitted, Json
 from trident.spouts.executors import BeginContext, SpoutExecutor
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
-from trident.states.core.place import Place
+from trident.states.core.group_context import GroupContext
 from trident.states.core.store_problems import stores_told
 
 WRITE = faults.register("given.write", "the file of the batches that a fork is given")
@@ -67,44 +67,40 @@ class GivenBatches:
         """txid → metadata of one stream."""
         return {txid: streams[tx_id] for txid, streams in self.batches.items() if tx_id in streams}
 
-    def put_into(self, warehouse: Place, topology: str, group: str) -> int:
+    def put_into(self, of: GroupContext) -> int:
         """Writes the file, whole and durable; returns its size in bytes."""
-        path = _path(warehouse, topology, group)
+        path = of.folder / _FILE
         batches = {str(txid): dict(streams) for txid, streams in self.batches.items()}
         data = json.dumps({"schema": _SCHEMA, **vars(self), "batches": batches}, sort_keys=True).encode()
         with faults.fault_point(WRITE):
-            storage.make_folder(path.parent, warehouse)
+            storage.make_folder(path.parent, of.warehouse)
             storage.write(path, data)
         return len(data)
 
 
-def load_given(warehouse: Place, topology: str, group: str, incarnation: str) -> GivenBatches | None:
+def load_given(of: GroupContext) -> GivenBatches | None:
     """The batches that a group's first transactions are given; None of a topology that is no fork.
 
     Raises:
         TableError: the file cannot be read. It is not passed over: the streams would cut other batches.
         StoreProblem: the store refuses, or does not answer.
     """
-    path = _path(warehouse, topology, group)
+    path = of.folder / _FILE
     try:
         with stores_told():
             found = as_record(parse_stored(storage.read(path)), GivenBatches, _SCHEMA)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise TableError(f"the batches that {topology} is given cannot be read: {path}: {error}") from error
+        raise TableError(f"the batches that {of.topology} is given cannot be read: {path}: {error}") from error
     except Unreadable as error:
         raise TableError(
-            f"the batches that {topology} is given cannot be read: {path}: {error}",
+            f"the batches that {of.topology} is given cannot be read: {path}: {error}",
             found=getattr(error, "found", None),
             expected=f"a JSON object of schema {_SCHEMA}",
             action="bring the file back from a back-up of the warehouse, or make the fork again",
         ) from error
-    return found if same_start(found.incarnation, incarnation) else None
-
-
-def _path(warehouse: Place, topology: str, group: str) -> Place:
-    return warehouse / "_trident" / topology / group / _FILE
+    return found if same_start(found.incarnation, of.incarnation) else None
 
 
 class GivenBatchesHost(TridentSpoutHost):

@@ -18,7 +18,7 @@ from trident.coordinators.errors import TridentError
 from trident.coordinators.positions import digest_of
 from trident.states.core.binding import COMBINE
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
-from trident.states.core.place import Place
+from trident.states.core.group_context import GroupContext
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.manifest import Manifest, ManifestTable
 from trident.states.history.kept import KeptManifests
@@ -44,9 +44,9 @@ class Side:
         upto: the last transaction that it has processed, as far as that is known.
     """
 
-    def __init__(self, warehouse: Place, topology: str, group: str, incarnation: str, processed: int = 0) -> None:
-        self.warehouse, self.topology, self.group = warehouse, topology, group
-        self.kept = KeptManifests(warehouse, topology, group, incarnation)
+    def __init__(self, of: GroupContext, processed: int = 0) -> None:
+        self.warehouse, self.topology, self.group = of.warehouse, of.topology, of.group
+        self.kept = KeptManifests(of)
         self.txids = self.kept.txids()
         self.upto = max([processed, *self.txids[-1:]])
         self._states: dict[str, StateDescriptor | None] = {}

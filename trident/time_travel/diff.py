@@ -10,6 +10,7 @@ from trident.coordinators.incarnation_ids import same_start
 from trident.maintenance.inventory import incarnation_of
 from trident.running.status import read_status
 from trident.states.core.descriptor import list_descriptors
+from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place, warehouse_place
 from trident.states.delta.manifest import groups_with_manifests
@@ -109,7 +110,7 @@ def _side(warehouse: Place, topology: str, group: str, incarnation: str) -> Side
     else:
         if status.id == incarnation:
             processed = max((each.current_txid - 1 for each in status.groups if each.name == group), default=0)
-    return Side(warehouse, topology, group, incarnation, processed)
+    return Side(GroupContext(warehouse, topology, group, incarnation), processed)
 
 
 def _check_fork(record: ForkRecord, name: str) -> None:

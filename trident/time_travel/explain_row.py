@@ -16,6 +16,7 @@ from trident.states.core.control import ControlRecord
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.copyable import why_not_exact
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.core.store_problems import stores_told
@@ -227,7 +228,7 @@ class _Writers:
         state = self._state
         for one in up_to(incarnation):
             if one not in self._kept:
-                self._kept[one] = KeptManifests(self._warehouse, state.topology, state.group, one)
+                self._kept[one] = KeptManifests(GroupContext(self._warehouse, state.topology, state.group, one))
             with suppress(TransactionNotKept):
                 found = self._kept[one].read(txid)
                 if attempt_id in (None, found.attempt.attempt_id):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from trident.coordinators.errors import TopologyError, TransactionNotKept
 from trident.coordinators.incarnation_ids import rollbacks_of, same_start
 from trident.states.core.descriptor import descriptors_of_group
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 from trident.states.history.kept import KeptManifests
@@ -33,7 +34,7 @@ def pasts_of(warehouse: Place, topology: str, incarnation: str, at: At, record: 
     groups = {
         group: kept
         for group in groups_with_manifests(warehouse, topology)
-        if (kept := KeptManifests(warehouse, topology, group, incarnation)).txids()
+        if (kept := KeptManifests(GroupContext(warehouse, topology, group, incarnation))).txids()
     }
     if record is None:
         _refuse_left_out(warehouse, topology, incarnation, groups.keys())

@@ -27,6 +27,7 @@ from trident.running.own_zookeeper import leading
 from trident.spouts.given_batches import load_given
 from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
+from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place, warehouse_place
 from trident.states.history.cloning import Cloned
@@ -167,9 +168,10 @@ def fork(
 def _accept(record: ForkRecord, warehouse: Place, accept: bool) -> None:
     """Lets a fork that is whole start with spouts that can change their sources."""
     for group in record.groups if accept else ():
-        given = load_given(warehouse, record.name, group, record.incarnation)
+        of = GroupContext(warehouse, record.name, group, record.incarnation)
+        given = load_given(of)
         if given is not None and not given.may_acknowledge:
-            replace(given, may_acknowledge=True).put_into(warehouse, record.name, group)
+            replace(given, may_acknowledge=True).put_into(of)
 
 
 class _Fork:
@@ -188,7 +190,9 @@ class _Fork:
         for past in pasts:
             # First: the original cleans its manifests up as it goes on.
             given = fork_plan.given_batches(past, record.incarnation, record.until_kept, self._accept)
-            self.cost.entry_bytes += given.put_into(self._warehouse, record.name, past.group)
+            self.cost.entry_bytes += given.put_into(
+                GroupContext(self._warehouse, record.name, past.group, record.incarnation)
+            )
         for past in pasts:
             part = record.groups[past.group]
             of_group = [load_descriptor(self._source, name) for name in sorted(part.states)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trident.coordinators.errors import TableError, TopologyError, TransactionNotKept, described
 from trident.coordinators.incarnation_ids import up_to
@@ -11,6 +11,7 @@ from trident.maintenance.inventory import choose_group, incarnation_of
 from trident.operations.windows import windows_with_rows
 from trident.planning.graph import Built, TopologyGraph
 from trident.planning.groups import GroupPlan, plan
+from trident.states.core.group_context import GroupContext
 from trident.states.core.names import checked_txid
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest
@@ -54,40 +55,38 @@ def find_kept(topology: Built, warehouse: Place, txid: int, group: str | None = 
     topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
     chosen = group_of(plan(topology.graph, tracking=False), topology.name, group)
     incarnation = incarnation_of(warehouse, topology.name)
-    manifest = read_kept(warehouse, topology.name, chosen.name, incarnation, txid)
+    manifest = read_kept(GroupContext(warehouse, topology.name, chosen.name, incarnation), txid)
     check_streams(manifest, chosen)
     return KeptBatch(warehouse, chosen, manifest)
 
 
-def read_kept(warehouse: Place, topology: str, group: str, incarnation: str, txid: int) -> Manifest:
+def read_kept(of: GroupContext, txid: int) -> Manifest:
     """The manifest of a transaction: also of one from before a rollback, which has left it there.
 
     Args:
-        incarnation: the one that the topology has now.
+        of: with the incarnation that the topology has now.
 
     Raises:
         TransactionNotKept: there is none, or no longer; or a rollback has taken the transaction back.
         TableError: it cannot be read.
     """
     try:
-        return KeptManifests(warehouse, topology, group, incarnation).read(txid)
+        return KeptManifests(of).read(txid)
     except TransactionNotKept:
-        for earlier in up_to(incarnation)[1:]:
-            kept = KeptManifests(warehouse, topology, group, earlier, upto=txid)
+        for earlier in up_to(of.incarnation)[1:]:
+            kept = KeptManifests(replace(of, incarnation=earlier), upto=txid)
             if txid in kept.txids():
                 decision, manifest = kept.decided(txid)
-                if _stays(warehouse, manifest, decision, incarnation):
+                if _stays(of, manifest, decision):
                     return manifest
         raise
 
 
-def _stays(warehouse: Place, manifest: Manifest, decision: Decision, incarnation: str) -> bool:
+def _stays(of: GroupContext, manifest: Manifest, decision: Decision) -> bool:
     """Tells whether the tables, as they are now, have the transaction of a manifest from before a rollback."""
     for path in sorted({table.path for table in manifest.tables if table.state_kind.has_table}):
         try:
-            found = published_as_of(
-                warehouse / path, manifest.topology, manifest.group, incarnation, manifest.attempt.txid
-            )
+            found = published_as_of(of.warehouse / path, of.topology, of.group, of.incarnation, manifest.attempt.txid)
         except TableError:  # its log does not reach back so far, or it is there no more
             continue
         if found.control.is_of(decision):

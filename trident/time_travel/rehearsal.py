@@ -19,6 +19,7 @@ from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
 from trident.running.rehearsals import Rehearsed
 from trident.spark.jobs import cancel_group
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.history.kept import KeptManifests
 from trident.time_travel.differences import Difference
@@ -92,7 +93,8 @@ class Rehearsal:
         if not of.bindings:
             told.outside[of.name] = f"batch group {of.name}: it has no state"
             return
-        kept = KeptManifests(self._warehouse, self._topology, of.name, incarnation, upto=upto).txids()
+        context = GroupContext(self._warehouse, self._topology, of.name, incarnation)
+        kept = KeptManifests(context, upto=upto).txids()
         if not kept:
             told.left_out.append(
                 f"batch group {of.name}: none of its transactions is kept (history_retention_txids says how many are)"
@@ -106,12 +108,12 @@ class Rehearsal:
             if told.ends():
                 told.left_out.append(f"transaction {txid} of batch group {of.name}: the standby leads by now")
                 return
-            self._transaction(of, incarnation, txid, told)
+            self._transaction(of, context, txid, told)
 
-    def _transaction(self, of: GroupPlan, incarnation: str, txid: int, told: "_Told") -> None:
+    def _transaction(self, of: GroupPlan, context: GroupContext, txid: int, told: "_Told") -> None:
         name = f"transaction {txid} of batch group {of.name}"
         try:
-            manifest = read_kept(self._warehouse, self._topology, of.name, incarnation, txid)
+            manifest = read_kept(context, txid)
             if any(not spout.get("kind") for spout in manifest.spouts.values()):
                 told.outside[name] = f"{name}: it was skipped, and no code has made it"
                 return

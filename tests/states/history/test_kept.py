@@ -10,6 +10,8 @@ import pytest
 
 from trident.coordinators.errors import TableError, TransactionNotKept
 from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.group_context import GroupContext
+from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest, ManifestStore, Retention
 from trident.states.history.kept import KeptManifests
 
@@ -26,7 +28,7 @@ def store(tmp_path: Path, txids: int, secs: float | None = None) -> ManifestStor
 
 
 def kept(tmp_path: Path, upto: int | None) -> KeptManifests:
-    return KeptManifests(tmp_path, "top", "g", "inc", upto)
+    return KeptManifests(GroupContext(Place(tmp_path), "top", "g", "inc"), upto)
 
 
 def test_manifests_of_the_last_transactions_are_kept_and_older_ones_go(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def group(spark, tmp_path: Path) -> Group:
 
 
 def kept(group: Group) -> KeptManifests:
-    return KeptManifests(group.warehouse, "top", "g", "inc")
+    return KeptManifests(group.of)
 
 
 def manifest_of(group: Group, txid: int, attempt_id: int = 0) -> Path:

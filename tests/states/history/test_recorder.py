@@ -23,6 +23,7 @@ from trident.coordinators.records import Marker
 from trident.coordinators.transactions import TransactionAttempt
 from trident.running import led_before as led_before_module
 from trident.running.led_before import LedBefore
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine
@@ -53,17 +54,15 @@ def made_unopened(engine: KernelEngine, group: Group) -> Group:
 
 def recorder_of(engine: KernelEngine, group: Group, check_fence: Any = lambda: None) -> TransactionRecorder:
     """That of a process which has not run the transactions: it knows of none but from files."""
-    place, names = Place(group.warehouse), (group.topology, "g", group.incarnation)
     manifests = group.committer.manifests
-    published = Published(place, *names, manifests, type(group.committer.lately)())
-    return TransactionRecorder(TransactionsTable(engine, place, *names), published, check_fence)
+    published = Published(group.of, manifests, type(group.committer.lately)())
+    return TransactionRecorder(TransactionsTable(engine, group.of), published, check_fence)
 
 
 def warm_recorder_of(engine: KernelEngine, group: Group) -> TransactionRecorder:
     """That of the process which has run them."""
-    place, names = Place(group.warehouse), (group.topology, "g", group.incarnation)
-    published = Published(place, *names, group.committer.manifests, group.committer.lately)
-    return TransactionRecorder(TransactionsTable(engine, place, *names), published, lambda: None)
+    published = Published(group.of, group.committer.manifests, group.committer.lately)
+    return TransactionRecorder(TransactionsTable(engine, group.of), published, lambda: None)
 
 
 def run(group: Group, txids: range) -> None:
@@ -359,9 +358,9 @@ def test_those_from_before_a_rollback_that_no_leader_recorded_are_written_first(
     names = ("top", "g", "inc-r2")
     fake = RecordedTable(RecordedUpTo(*names, 0, 2), RecordedUpTo("top", "g", "inc", 2, 2))
     manifests, lately = ManifestStore(place, *names, Retention(1000)), PublishedLately()
-    lately.add(*KeptManifests(place, *names, upto=5).decided(5), versions={})
+    lately.add(*KeptManifests(GroupContext(place, *names), upto=5).decided(5), versions={})
     table: Any = fake
-    recorder = TransactionRecorder(table, Published(place, *names, manifests, lately), lambda: None)
+    recorder = TransactionRecorder(table, Published(GroupContext(place, *names), manifests, lately), lambda: None)
     recorder.record(5)
     # Of each earlier incarnation nothing tells here whether the newest was decided.
     assert fake.added == [("inc", [3, 4, 5]), ("inc-r1", [1, 2]), ("inc-r2", [5])]
@@ -378,7 +377,9 @@ def test_a_group_that_has_gone_back_and_come_on_before_the_first_look_is_noticed
         parent = TransactionAttempt(txid - 1, int(txid > 4)) if txid > 1 else None
         manifests.write(Manifest(*names, attempt, parent, (), {}))
     table: Any = RecordedTable(RecordedUpTo(*names, 5))  # transactions 1 to 5
-    recorder = TransactionRecorder(table, Published(place, *names, manifests, PublishedLately()), lambda: None)
+    recorder = TransactionRecorder(
+        table, Published(GroupContext(place, *names), manifests, PublishedLately()), lambda: None
+    )
     recorder.start(3)
     recorder.advanced(7)
     recorder.stop(flush=True)

@@ -25,6 +25,7 @@ from trident.coordinators.errors import ConfigError, TableError, TopologyError
 from trident.running.view import recorder
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.history.versions import published_as_of
@@ -177,7 +178,7 @@ def compactors(group: Group, **every: int) -> list[Compactor]:
 
 
 def recorded(group: Group, merged: list[Compactor], epoch: int = 1) -> Any:
-    return recorder(group.engine, Place(group.warehouse), "top", "g", "inc1", merged, epoch)
+    return recorder(group.engine, GroupContext(Place(group.warehouse), "top", "g", "inc1"), merged, epoch)
 
 
 def table(view: trident.View, name: str) -> Any:

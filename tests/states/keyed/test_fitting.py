@@ -25,6 +25,7 @@ from trident.operations.state_lookups import FOUND, CombineStoredOp
 from trident.planning.session_frames import Batch, SessionFrames
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import load_descriptor
+from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.parquet_files import FileTarget, write_partition
@@ -237,14 +238,14 @@ def test_a_state_that_was_left_without_a_value_names_the_key_and_can_be_repaired
         with pytest.raises(Exception, match=r"state totals .*\"word\":\"(a|c)\".*`trident repair top`"):
             stuck()
     state = load_descriptor(tmp_path, "totals")
-    found = dict(fitting.Fitting(engine, Place(tmp_path), "top", "g", "inc").stuck_keys(state, 2))
+    found = dict(fitting.Fitting(engine, GroupContext(Place(tmp_path), "top", "g", "inc")).stuck_keys(state, 2))
     assert set(found) == {'{"word":"a"}', '{"word":"c"}'} and str(MOST + 1) in found['{"word":"a"}']
     compactor = Compactor(spark, engine, tmp_path, state)
     planned = compactor.plan(2)
     assert planned is not None
     compactor.merge(*planned, clamps=True)
     assert group.read(spark) == {"a": MOST, "b": 2, "c": -MOST - 1}
-    assert fitting.Fitting(engine, Place(tmp_path), "top", "g", "inc").stuck_keys(state, 2) == []
+    assert fitting.Fitting(engine, GroupContext(Place(tmp_path), "top", "g", "inc")).stuck_keys(state, 2) == []
 
 
 @pytest.mark.parametrize("scale", [2, 10])

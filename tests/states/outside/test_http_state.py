@@ -53,6 +53,7 @@ from trident.coordinators.records import GroupRecord, TableMark, outside_id
 from trident.coordinators.stored_json import Unreadable
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding
+from trident.states.core.group_context import LeaderContext
 from trident.states.core.local_storage import LocalFolder
 from trident.states.core.place import Place
 from trident.states.outside import http_sender, http_state, outbox_log
@@ -790,7 +791,9 @@ def test_rows_of_a_transaction_that_zookeeper_does_not_know_stop_the_next_start(
     binding = StateBinding(state, OutsideKind(), (), ROWS.schema, ())
 
     def started(current: int) -> OutsidePublisher:
-        made = OutsidePublisher(None, folder.parent, "top", "inc", current, lambda: None, OutsideProgress())
+        made = OutsidePublisher(
+            None, LeaderContext(folder.parent, "top", "g", "inc", current, lambda: None), OutsideProgress()
+        )
         made.open([binding], GroupRecord("inc", current, tables={outside_id("out"): TableMark(0, 42, 0, "")}))
         return made
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError, described
 from trident.states.core.binding import StateBinding, TableKind
@@ -17,9 +19,6 @@ from trident.states.delta.columns import (
     check_partition_columns,
     check_txid_column,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
 from trident.coordinators.errors import TableError
 from trident.states.core.plain_values import python_values
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def partition_texts(name: str, column: "pa.Array | pa.ChunkedArray") -> list[str | None]:

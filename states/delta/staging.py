@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.pandas.functions import pandas_udf
@@ -30,9 +31,6 @@ from trident.states.delta.parquet_files import (
     write_partition,
     writer_of,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 STAGE = faults.register("stage.write", "the Spark job that stages an attempt's rows, and the flush of its folders")
 VERIFY = faults.register("stage.verify", "looking at the staged files of a decided batch")

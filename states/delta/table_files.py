@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TableError
@@ -19,9 +19,6 @@ from trident.states.core.storage import Signature
 from trident.states.delta.delta_log import DeltaLog, Watched, follow
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.whole_files import require_whole
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # Of more paths at once Spark lists the files in a job (spark.sql.sources.parallelPartitionDiscovery.threshold).
 PATHS_PER_SCAN = 32

@@ -12,7 +12,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Halted, TableError
@@ -59,9 +61,6 @@ from trident.states.keyed.tables import (
     own_control,
     plain_as_of,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger("trident.compactor")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import ConfigError
 from trident.states.core.binding import WHOLE_VALUES, StateBinding, TableKind, kept_schema
@@ -12,9 +14,6 @@ from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_flag, check_name
 from trident.states.core.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN, TableSpec, plain_properties, table_schema
 from trident.states.delta.columns import check_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -16,9 +17,6 @@ from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.key_reads import as_python
 from trident.states.keyed.log_merge import quoted, same_key
 from trident.states.keyed.lookups import StatePins, base_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _ASKED = "__trident_asked"
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.names import backquoted
 from trident.states.core.tables import DELETED_COLUMN
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 VALID_FROM, VALID_TO = "valid_from", "valid_to"
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from trident.states.core import own_jar
@@ -26,9 +26,6 @@ from trident.states.keyed.file_merge import LOG_BYTES_MAX, LOG_ROWS_MAX, ordered
 from trident.states.keyed.live_rows import KeyRange, LivePart, key_ranges
 from trident.states.keyed.merge_rows import RowMerge, why_not
 from trident.states.keyed.snapshot import Stored, StoredFiles
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 _CLASS = "trident.kept.LiveRead"

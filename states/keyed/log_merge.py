@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, LongType, StructField, StructType
 
@@ -27,10 +28,6 @@ from trident.states.core.plain_values import frozen, python_values
 from trident.states.core.retention import Retention, Span
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.core.typed_values import WrongValue, in_one_line, to_arrow
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
 
 # Log rows in this many bytes of Parquet are sent to every task; they take some ten times as much there.
 _BROADCAST_BYTES_MAX = 8 << 20

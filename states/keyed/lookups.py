@@ -11,7 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
@@ -27,9 +29,6 @@ from trident.states.keyed.log_merge import log_rows, quoted, same_key, shown, ta
 from trident.states.keyed.pinning import load_state
 from trident.states.keyed.snapshot import Stored
 from trident.states.keyed.tables import greatest_txid, merged_upto, own_control
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _TRIES = 5
 

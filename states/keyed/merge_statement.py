@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DecimalType
 
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core.descriptor import StateDescriptor
@@ -24,10 +24,6 @@ from trident.states.keyed.log_merge import (
     same_key,
     wide_type,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DecimalType
 
 # Two compactors that both read P and want (P, a] and (P, b], a < b, may both merge, one after the other: Delta's
 # SetTransaction is monotone, not a compare-and-set. A row that the first one wrote carries its _upto, and stops the

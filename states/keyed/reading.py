@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from trident.coordinators.errors import TableError
@@ -24,9 +25,6 @@ from trident.states.keyed.live_read import live_frame, rows_here
 from trident.states.keyed.log_merge import log_rows, no_rows, table_rows
 from trident.states.keyed.pinning import Pinned, load_state, pin
 from trident.states.keyed.snapshot import Stored, StoredFiles, load_frame, log_frame, plain_frame
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # Of readers that keep none of their own.
 TABLES = LogTables()

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from trident.states.core import storage
 from trident.states.core.control import ControlRecord
@@ -22,9 +24,6 @@ from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
 from trident.states.delta.whole_files import require_whole
 from trident.states.keyed.log_merge import live, live_grouped, shown
 from trident.states.keyed.tables import greatest_txid
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 # So little is read by one task: a task more, and moving rows between two, costs more than it gains.
 SMALL_BYTES = 4 << 20

@@ -7,7 +7,9 @@ import math
 import uuid
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from trident.states.core import pools
 from trident.states.core.descriptor import StateDescriptor
@@ -27,9 +29,6 @@ from trident.states.keyed.log_merge import (
 from trident.states.keyed.merge_statement import merge_into
 from trident.states.keyed.snapshot import log_frame, plain_frame
 from trident.states.keyed.tables import adopted_version
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The compressed data of one task of a MERGE; adaptive execution joins small ones.
 _BYTES_PER_TASK = 32 << 20

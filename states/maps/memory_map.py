@@ -6,7 +6,7 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 from pyspark.sql.types import (
@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     DateType,
     NumericType,
     StringType,
+    StructType,
     TimestampNTZType,
     TimestampType,
 )
@@ -28,9 +29,6 @@ from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.core.plain_values import Row, frozen, python_values
 from trident.states.core.tables import DELETED_COLUMN
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 # Types without parts that Spark, Arrow and Python all can group by.
 _KEY_TYPES = (StringType, BinaryType, BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)

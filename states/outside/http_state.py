@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Union
+from typing import Any, ClassVar, Union
 from urllib.parse import urlsplit
+
+import pyarrow as pa
 
 from trident.coordinators.errors import ConfigError, FieldError, StateAway, TopologyError, described
 from trident.states.core.host_bound import is_this_host
@@ -24,9 +26,6 @@ from trident.states.outside.http_sender import ASKED_SECS, Refusal, Request, Sen
 from trident.states.outside.json_rows import check_json, objects, values_alone, with_problems
 from trident.states.outside.outbox_log import Letters, OutboxLog
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _USER = "an HttpState"
 _METHODS = ("POST", "PUT", "PATCH")

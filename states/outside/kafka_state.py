@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Union
+from typing import Any, ClassVar, Union
+
+import pyarrow as pa
 
 from trident.coordinators.errors import EnvironmentProblem, SchemaMismatch, StateAway, TopologyError, described
 from trident.kafka.settings import KAFKA_OF_ALL, Connection, KafkaSettings, check_topic, kafka_module
@@ -17,9 +19,6 @@ from trident.states.outside.kafka_messages import Message, MessageForm
 from trident.states.outside.kafka_producer import PartProducer, PartProducers
 from trident.states.outside.kafka_way import ASK_SECS, MESSAGE_TIMEOUT, OPEN_MS, OPEN_TIMEOUT, Fenced, Stored, Way
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _USER = "a KafkaState"
 # The settings that the state itself decides, so that no message is lost or there twice.

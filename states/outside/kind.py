@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import ConfigError, TopologyError, described
 from trident.states.core.binding import LAST, DecidedRows, StateBinding, TablelessKind
@@ -11,9 +13,6 @@ from trident.states.core.guarantee import Guarantee, GuaranteeRow
 from trident.states.core.names import check_flag
 from trident.states.core.plain_values import Row
 from trident.states.outside.port import OutsideRows, OutsideState
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 
 class OutsideKind(TablelessKind):

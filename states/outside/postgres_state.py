@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from trident.coordinators.errors import ConfigError, FieldError, SchemaMismatch, TopologyError, TridentError, described
 from trident.states.core.host_bound import is_this_host
@@ -25,9 +27,6 @@ from trident.states.maps.postgres_server import (
 )
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
 from trident.states.outside.postgres_rows import copy_lines
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _USER = "a PostgresState"
 _MARKS = "trident_marks"

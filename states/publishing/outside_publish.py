@@ -6,7 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from trident.coordinators import faults
 from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch, StateBehind, TridentError
@@ -32,9 +34,6 @@ from trident.states.outside.tasks import (
     answer_of,
     marks_of,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 

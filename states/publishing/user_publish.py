@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TridentError
@@ -12,9 +14,6 @@ from trident.states.core.binding import DecidedRows, StateBinding
 from trident.states.core.group_context import LeaderContext
 from trident.states.publishing.outside_publish import OutsidePublisher
 from trident.states.publishing.user_tasks import PUBLISHED_SCHEMA, BatchInfo, PublishTask
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 PUBLISH_USER = faults.register("publish.user", "giving a decided batch to a state of the user's")
 

@@ -7,7 +7,8 @@ again: it takes a step that was done for what it is, and does the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig
 from trident.coordinators import faults
@@ -19,9 +20,6 @@ from trident.spark.stores import configure_by_session
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.copies import forget_copies
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 STEP = faults.register("apply.step", "one step of a repair or a rollback: a commit to a table, a multi, a file")
 

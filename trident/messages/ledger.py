@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from trident.coordinators import faults
@@ -28,9 +29,6 @@ from trident.states.core.local_properties import local_properties
 from trident.states.core.place import Place
 from trident.workers.anchors import sums_by_root
 from trident.workers.ledger import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA, sums_table, write_table
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 LEDGER = faults.register("ledger.sum", "adding up the ledger of a tracked batch")
 _DDL = (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, DecimalType, StructField
 
@@ -28,9 +29,6 @@ from trident.states.core.binding import StateBinding
 from trident.states.keyed.copy_combine import combine_of, why_no_copy
 from trident.workers.look_up import LookUp
 from trident.workers.own_steps import CombineStored
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 FOUND = "__trident_found"
 _STORED_PREFIX = "__trident_stored_"

@@ -7,9 +7,9 @@ side. One that is read first is written in the transaction's turn: ``mode``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, IntegerType, StringType, StructField
 
@@ -27,9 +27,6 @@ from trident.states.publishing.user_tasks import KEY, PARTITION, STORED
 from trident.workers.failures import Label
 from trident.workers.own_steps import WithConstant
 from trident.workers.states import SHOWN, UpdateMap
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _MAP_FIELDS: Fields = (
     StructField(KEY, StringType(), True),

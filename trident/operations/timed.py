@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, TopologyError
@@ -28,9 +29,6 @@ from trident.workers.chain import Step
 from trident.workers.failures import Label
 from trident.workers.timed import CHANGED, DELETED, DUE, GIVEN, LATE, PART, TAG, Rule, TimedStep, UserTimedStep
 from trident.workers.timed_copy import Tagged
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # Makes the rule, when the node is lowered.
 MakeRule = Callable[["TimedNode"], Rule]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Union
+from typing import Union
+
+from pyspark.sql import DataFrame
 
 from trident.operations.aggregates import AggregateNode
 from trident.operations.aggregation import Aggregation
@@ -23,9 +25,6 @@ from trident.planning.operation import Fields, names_of
 from trident.states.core.binding import StateBinding
 from trident.workers.chain import Step
 from trident.workers.open_windows import FIRED, LATE, STATE, Given
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 WINDOW = "window"
 Clock = Callable[[], int]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StructField
 
@@ -21,9 +22,6 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.names import backquoted
 from trident.states.core.tables import DELETED_COLUMN
 from trident.workers.open_windows import FIRED, LATE, START, STATE, TAG
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _NEW, _PLACE, _EVENT, _TURN = "__trident_new", "__trident_place", "__trident_event", "__trident_turn"
 # monotonically_increasing_id: the Spark partition, and in the lower bits the row's number in it.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, DataType, IntegerType, LongType, StructField, StructType
 
@@ -52,9 +53,6 @@ from trident.workers.open_windows import (
     UsersWindows,
     may_be_combined,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _PART, _RAW = "_part", "__trident_raw"
 _SMALL_BYTES = 4 << 20

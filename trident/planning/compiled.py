@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
@@ -33,9 +34,6 @@ from trident.workers.anchors import ANCHORS
 from trident.workers.chain import Chain
 
 CALL = faults.register("batch.call", "the Spark job of an operation whose rows no state takes")
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 class BuiltBatch(dict[str, "DataFrame"]):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeGuard, Union
+from typing import Any, TypeGuard, Union
 
+from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError
@@ -23,9 +24,6 @@ from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct, did_you_mean
 from trident.workers.anchors import ANCHORS
 from trident.workers.chain import Step
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

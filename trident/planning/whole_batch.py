@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
 
 from trident.planning.compiled import BuiltBatch, LoweredPlan
 from trident.planning.groups import GroupPlan, Stored, nodes_above
@@ -13,9 +15,6 @@ from trident.planning.results import result_of
 from trident.planning.session_frames import Batch, compute_and_count
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.user_tasks import BatchInfo
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # So few rows are one Spark partition behind a boundary: about those that a running topology reads from 8 MB of files.
 _SMALL_ROWS = 100_000

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators import faults
@@ -53,9 +53,6 @@ from trident.states.delta.table_lock import table_lock
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.log_watch import repair_marker
 from trident.states.outside.outbox_log import OutboxLog, outbox_folder
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger("trident.repair")
 RESTORE = faults.register("repair.restore", "the RESTORE of a repair, of which ZooKeeper does not know yet")

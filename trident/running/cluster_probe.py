@@ -14,7 +14,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import ClusterProblem, StoreProblem
 from trident.coordinators.stored_json import Unreadable
@@ -26,9 +27,6 @@ from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
 from trident.states.core.store_problems import stores_told
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 # Network file systems show a new file of another host a little later.

@@ -14,16 +14,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark import cloudpickle
+from pyspark import SparkContext, cloudpickle
+from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import ClusterProblem
 from trident.states.core.local_properties import local_properties
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 DRIVERS = "driver"

@@ -10,7 +10,9 @@ import threading
 import uuid
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import StateAway, TridentError
@@ -57,10 +59,6 @@ from trident.states.publishing.outside_publish import check_store
 from trident.watching import json_logs
 from trident.watching.lineage import lineage_of
 from trident.watching.listeners import TopologyListener, checked_listeners, made_listeners
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 log = logging.getLogger("trident.query")
 

@@ -28,10 +28,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.find_spark_home import _find_spark_home
+from pyspark.sql import SparkSession
 
 from trident.coordinators.environment import without_secrets
 from trident.coordinators.java import java_identity
@@ -40,9 +41,6 @@ from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
 from trident.spark.jars import cache_folder
 from trident.states.core import storage
 from trident.states.core.import_path import import_path
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 

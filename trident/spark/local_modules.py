@@ -13,16 +13,12 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from pyspark import SparkFiles
+from pyspark import SparkContext, SparkFiles
 
 from trident.spark.cluster_files import is_installed, is_of_user
 from trident.states.core.host_bound import is_local_master
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
 
 _Stamps = dict[str, tuple[int, int]]
 _known: "WeakKeyDictionary[SparkContext, _Stamps]" = WeakKeyDictionary()

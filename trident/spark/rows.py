@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
+import pyarrow
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from trident.coordinators.errors import SourceError
 from trident.spark.slots import NamedRows
 from trident.states.core.names import backquoted
 from trident.states.core.typed_columns import fitted, table_of
 from trident.states.core.typed_values import WrongValue
-
-if TYPE_CHECKING:
-    import pyarrow
-    from pyspark.sql import DataFrameReader, SparkSession
-    from pyspark.sql.types import DataType
 
 # The rows of a batch as a spout may give them; tuples in the order of the schema. The framework's own spouts also name
 # rows of files: a kept plan then reads them without a DataFrame for each batch.

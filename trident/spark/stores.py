@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import ConfigError, SparkSessionProblem, StorageProblem
 from trident.spark.jars import resolved_jars
@@ -13,9 +15,6 @@ from trident.spark.spark_defaults import spark_defaults
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.core.store_problems import is_safe_mode, store_problem
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 # Spark's own setting of a session of ours: the scheme of the store that it is for.

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyspark
 from pyspark.find_spark_home import _find_spark_home
+from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import SparkSessionProblem
 from trident.spark.jars import delta_package
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _SPARK_JAR = re.compile(r"spark-core_[\d.]+-(.+)\.jar")
 _DELTA_JAR = re.compile(r"delta-spark_([\d.]+)_[\d.]+-([^/]+)\.jar$")

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
+from pyspark.sql.types import StructType
+
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spark.rows import Data
 from trident.states.core.place import Place
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 Json = Union[None, bool, int, float, str, list[Any], dict[str, Any]]
 

@@ -15,7 +15,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -27,6 +27,8 @@ from pyspark.sql.datasource import (
     InputPartition,
     SimpleDataSourceStreamReader,
 )
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
@@ -36,11 +38,6 @@ from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, Spout
 from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
 from trident.spouts.row_tasks import TaskRows, arrow_batches, read_partitions
 from trident.udf.schemas import as_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSource
-    from pyspark.sql.streaming.datasource import ReadLimit
-    from pyspark.sql.types import StructType
 
 
 class ReadLimits:

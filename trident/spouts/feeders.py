@@ -13,7 +13,9 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError, TridentError
 from trident.coordinators.transactions import TransactionAttempt
@@ -21,9 +23,6 @@ from trident.spouts.arguments import read_commit_data
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.live_attempts import Intake, SharedIntake, TakingCoordinator
 from trident.udf.schemas import as_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 Row = tuple[Any, ...]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.stored_json import MAY_BE_MISSING
@@ -13,9 +15,6 @@ from trident.spouts.arguments import read_metadata
 from trident.spouts.contracts import Backlog, Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.ranged import RangedCoordinator
 from trident.udf.schemas import as_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 _SPOUT = "a FixedBatchSpout"
 

@@ -11,7 +11,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
 from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
@@ -28,10 +31,6 @@ from trident.states.delta.staging import attempt_folder, drop_attempts_up_to
 from trident.states.delta.whole_files import require_whole
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 EMIT = faults.register("spout.emit", "the Spark job in which the partitions of a spout are emitted")
 # Files of up to this many bytes are worth one Spark partition: several small batches fill the cores.

@@ -8,11 +8,14 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import pyarrow
 import pyarrow as pa
-from pyspark import cloudpickle
+from pyspark import SparkContext, cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from trident.coordinators.causes import first_line
 from trident.spouts.files.tasks import SourceFailure
@@ -20,12 +23,6 @@ from trident.states.core.typed_columns import batches_of
 from trident.states.core.typed_values import WrongValue, in_one_line
 from trident.workers.failures import may_pass
 from trident.workers.row_counts import CountedTask, KeyedCounts
-
-if TYPE_CHECKING:
-    import pyarrow
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 _ROWS_PER_ARROW_BATCH = 10_000
 

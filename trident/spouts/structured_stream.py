@@ -22,9 +22,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike, path
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
+from pyspark.sql import DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
 from trident.coordinators.causes import first_line
@@ -33,10 +35,6 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.arguments import read_metadata
 from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.states.core.storage import local_path
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 # An exception with this in its text Spark takes for the interruption that its own stop() causes.
 # Without it each stop would be logged as a failure, with a page of stack trace.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
+from pyspark.sql import Column
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import FieldError
 from trident.planning.nodes import Names, field_names
 from trident.udf.deferred import DeferredColumn
 from trident.udf.types import check_distinct
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 Function = Callable[..., Any]
 Outputs = Union[str, Iterable[str], StructType]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
@@ -25,10 +26,6 @@ from trident.streams.stream import Stream
 from trident.udf.expressions import current_session
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 Rows = Union["DataFrame", pa.Table, Sequence[Sequence[Any]]]
 

@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError, TopologyError
@@ -31,9 +32,6 @@ from trident.time_travel.kept_batch import group_of
 from trident.time_travel.replay import Replay, require_readable
 from trident.time_travel.source_rows import SourceRows
 from trident.udf.expressions import current_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = 1
 FACTS = "capture.json"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError
@@ -24,9 +25,6 @@ from trident.time_travel.kept_batch import KeptBatch
 from trident.time_travel.replay import Replay, open_kept
 from trident.time_travel.source_rows import SourceRows
 from trident.time_travel.staged_rows import staged_table
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 STATE_ROWS = 10_000
 

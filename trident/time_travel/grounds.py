@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TableError
@@ -21,9 +22,6 @@ from trident.states.keyed.reading import read_state, read_with
 from trident.time_travel.kept_batch import KeptBatch
 from trident.time_travel.source_rows import SourceRows, source_rows
 from trident.time_travel.staged_rows import staged_table
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _SPOUT_SETTINGS = ("max_spout_pending", "ackers")
 

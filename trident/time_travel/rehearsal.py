@@ -10,7 +10,8 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import SourceError, TableError, TopologyError, TransactionNotKept
@@ -26,9 +27,6 @@ from trident.time_travel.differences import Difference
 from trident.time_travel.grounds import WarehouseGround
 from trident.time_travel.kept_batch import KeptBatch, check_streams, read_kept
 from trident.time_travel.replay import Replay, require_readable
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # Differences that are told of one state in one transaction, and characters of each: an answer is one znode.
 _SHOWN, _CHARS, _LINES = 5, 600, 120

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, Union
+from typing import Any, NoReturn, Union
+
+from pyspark.sql import DataFrame, SparkSession
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError, described
@@ -32,9 +34,6 @@ from trident.time_travel.shown import as_html
 from trident.time_travel.source_rows import SourceRows
 from trident.udf.expressions import current_session
 from trident.udf.signatures import translate_failure
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 def replay(

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import CoordinationError, TableError, TopologyError
@@ -30,9 +31,6 @@ from trident.states.delta.kernel import KernelEngine
 from trident.time_travel.rollback_look import decided_manifest, look
 from trident.time_travel.rollback_plan import Choices, Plan, plan, record_after
 from trident.time_travel.rollback_tables import TableCommits
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError
@@ -22,9 +23,6 @@ from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest
 from trident.time_travel.staged_rows import staged_rows
 from trident.udf.schemas import spout_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass

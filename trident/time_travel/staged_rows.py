@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -18,9 +18,6 @@ from trident.states.core.names import backquoted
 from trident.states.core.place import Place
 from trident.states.core.staged import StagedFile
 from trident.states.delta.whole_files import require_whole
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _ACTION = (
     "replay a newer transaction: rows of a keyed state stay for snapshot_retention_txids transactions, those of an "

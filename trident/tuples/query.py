@@ -10,7 +10,9 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.acker import Ackers
@@ -37,10 +39,6 @@ from trident.tuples.rounds import RoundRunner, RoundStopped
 from trident.tuples.spouts import Fetched, Tracker, TupleFailure, make_tasks
 from trident.tuples.telling import Telling
 from trident.watching.listeners import TopologyListener, checked_listeners, made_listeners
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 log = logging.getLogger("trident.tuples")
 # How often spouts that have nothing are asked.

@@ -17,9 +17,10 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.pandas.functions import pandas_udf
@@ -34,9 +35,6 @@ from trident.tuples.plan import TuplePlan
 from trident.tuples.round_resets import EXTENSIONS_MAX, RoundResets, RoundWatch
 from trident.tuples.tasks import ADDRESSED, REPORTS, LevelTask
 from trident.udf.signatures import translate_failure
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _SLOT, _CONTENT = StructField("slot", IntegerType(), False), StructField("content", BinaryType(), False)
 _ADDRESSED = StructType([_SLOT, _CONTENT])

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
@@ -28,9 +28,6 @@ from trident.udf.deferred import DeferredColumn, build, texts
 from trident.udf.known_types import known
 from trident.udf.types import Output, did_you_mean, nullable
 from trident.workers.own_steps import OwnFunction
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
@@ -25,9 +25,6 @@ from trident.states.core import storage
 from trident.states.core.names import backquoted
 from trident.states.core.tables import DELETED_COLUMN, HIDDEN_COLUMNS, UPTO_COLUMN
 from trident.states.delta.whole_files import require_whole_log
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _LOSES_ROWS = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 

@@ -7,8 +7,9 @@ what is in each batch; `frames.py` reads the files as Delta itself reads them.
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
@@ -31,9 +32,6 @@ from trident.spouts.files.reading import partitions_for
 from trident.states.core.names import backquoted
 from trident.states.core.storage import local_path
 from trident.udf.schemas import as_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 class DeltaSpout:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError
 from trident.spouts.files.tasks import shown
 from trident.udf.types import did_you_mean
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 FORMATS = ("text", "csv", "json", "parquet")
 MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")

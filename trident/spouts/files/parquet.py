@@ -12,23 +12,20 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape
 from trident.spouts.files.tasks import Piece, SourceFailure, check_unchanged
 from trident.states.core.names import backquoted
-
-if TYPE_CHECKING:
-    import pyarrow
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructField
 
 _BATCH_ROWS = 64 << 10
 

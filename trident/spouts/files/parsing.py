@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, StructType
 
@@ -15,9 +15,6 @@ from trident.spouts.files.format import RowFormat
 from trident.spouts.files.header import separator
 from trident.states.core.names import backquoted
 from trident.workers.reports import MARK, SOURCE
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 # No text can have these names, and so neither the array nor its last element: each process draws them.
 _TOKEN = secrets.token_hex(8)

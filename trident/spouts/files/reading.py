@@ -14,9 +14,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
@@ -47,9 +48,6 @@ from trident.spouts.files.tasks import (
 )
 from trident.spouts.row_tasks import TaskRows, counted_by_row
 from trident.workers.reports import SOURCE, find_report
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 # From 33 paths on Spark lists files with a job that has one task per path:
 # 200 paths took 550 ms to list and 30 took 29 ms; Python opens 200 in 5 ms.

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
@@ -28,9 +30,6 @@ from trident.spouts.files.tasks import is_packed
 from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
 from trident.states.core.place import Place
 from trident.udf.schemas import as_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 Path = Union[str, "PathLike[str]"]
 

@@ -11,17 +11,15 @@ import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import pyarrow
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.coordinators.errors import SourceError
 from trident.workers.reports import SOURCE, marked
-
-if TYPE_CHECKING:
-    import pyarrow
 
 # A worker unpacks these itself; Hadoop knows them too, except for the last one.
 UNPACKED_HERE = (".gz", ".bz2", ".zst", ".zstd")

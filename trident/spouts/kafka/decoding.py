@@ -14,20 +14,18 @@ from datetime import date, datetime
 from decimal import Decimal
 from functools import cached_property
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StructType
 
 from trident.coordinators.causes import causes, first_line
 from trident.coordinators.errors import TopologyError
 from trident.kafka.settings import Connection, kafka_module
 from trident.spouts.files.tasks import SourceFailure
 from trident.workers.debezium import EnvelopeReader
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 _BITS: Mapping[type[T.DataType], int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 _SIMPLE: Mapping[type[T.DataType], type] = {

@@ -43,7 +43,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
@@ -60,9 +62,6 @@ from trident.spouts.queues.directory import DONE, DirectoryQueue, FileMessage, w
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.udf.schemas import as_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 MAX_FILES = "max_files"
 COPIES = "copies-"

@@ -56,7 +56,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from typing import Any, Protocol, Union
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
@@ -67,9 +69,6 @@ from trident.spouts.live_attempts import Intake, SharedIntake, TakingCoordinator
 from trident.states.delta.append import DeltaAppend
 from trident.udf.schemas import as_schema
 from trident.workers.failures import may_pass
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 Row = tuple[Any, ...]
 MAX_MESSAGES = "max_messages"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import (
@@ -33,9 +33,6 @@ from trident.states.history.recorded_mark import RecordedUpTo
 from trident.states.history.transaction_rows import PublishedAs, Row, transaction_row
 from trident.states.history.transactions_table import FILES_MAX, OpenTransactions, TransactionsTable, is_damage
 from trident.states.history.versions import published_as
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 log = logging.getLogger("trident.history")
 # One commit for so many transactions, or behind so many seconds; readers of history take the rest from manifests.

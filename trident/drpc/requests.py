@@ -19,15 +19,16 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from trident.coordinators.errors import ConfigError, DrpcError, DrpcTimeout, NotLeading, UnknownFunction
 from trident.drpc.in_driver import AnswersHere, StatesAsOf, is_long
 from trident.drpc.request_jobs import SharedJobs
 from trident.drpc.together import SLOW_SECS, Together, Waiting, fail, settle
 from trident.drpc.values import arguments
+from trident.planning.groups import Stored
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
 from trident.spark.jobs import cancel_group
@@ -35,6 +36,7 @@ from trident.spark.rows import to_dataframe
 from trident.states.core import pools
 from trident.states.core.binding import InProcessKind, StateBinding
 from trident.states.core.host_bound import is_local_master
+from trident.states.core.local_copy import CopyAsOf
 from trident.states.core.place import Place
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.copies import StateCopies
@@ -46,12 +48,6 @@ from trident.workers.failures import UserCodeFailed
 from trident.workers.reports import SPARKS, STALE, find_report
 from trident.workers.requests import RequestId
 from trident.workers.states import NewerThanAsked
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from trident.planning.groups import Stored
-    from trident.states.core.local_copy import CopyAsOf
 
 log = logging.getLogger("trident.drpc")
 TIMEOUT_SECS = 30.0

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
 
 from trident.coordinators.errors import FailedException, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.executor import MessageSpoutExecutor
 from trident.messages.ledger import BatchLedger, Failure, drop_old
+from trident.spark.slots import Slot
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.delta.staging import StagingTarget
@@ -23,11 +26,6 @@ from trident.states.publishing.dead_letters import stage_ends, stage_letters
 from trident.udf.signatures import translate_failure
 from trident.workers.anchors import ANCHORS, read_anchors
 from trident.workers.reports import find_report
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from trident.spark.slots import Slot
 
 log = logging.getLogger("trident.messages")
 # This many messages are looked for by running parts of a batch, then the attempt fails: a service that is down fails

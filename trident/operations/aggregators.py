@@ -8,21 +8,16 @@ is moved, and its results can be persisted. A **reducer** folds row by row. An
 from __future__ import annotations
 
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, LongType, MapType, NumericType, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.states.core.native import NATIVE
+from trident.states.core.native import NATIVE, NativeMerge
 from trident.udf.types import FRACTIONAL, PLAIN
 from trident.workers.order import less
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
-
-    from trident.states.core.native import NativeMerge
-
 
 # Wider than two decimals of Spark's; Python's own context rounds to 28 digits.
 _EXACT = Context(prec=80)

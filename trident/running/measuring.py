@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import SparkSession
+
+from trident.config import TridentConfig
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.planning.groups import GroupPlan
 from trident.running.reporting import Reporter
+from trident.running.status import TopologyStatus
 from trident.states.core.place import Place
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.watching.facts import MergeFacts
 from trident.watching.otel import asked_for
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from trident.config import TridentConfig
-    from trident.planning.groups import GroupPlan
-    from trident.running.status import TopologyStatus
 
 
 def measure(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import SparkSession
+
+from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError
 from trident.operations.state_queries import StateQueryNode
 from trident.operations.state_writes import PersistNode
@@ -13,11 +16,6 @@ from trident.planning.nodes import SourceNode
 from trident.spark.session import spark_settings
 from trident.states.core.host_bound import check_hosts, is_bound, is_local_master
 from trident.udf.expressions import current_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from trident.config import TridentConfig
 
 
 def master_of(spark: SparkSession | None, config: TridentConfig) -> str:

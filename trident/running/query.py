@@ -6,8 +6,11 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
+
+from trident.config import TridentConfig
 from trident.coordinators.log_context import working_on
 from trident.coordinators.registration import IdentityDict, Registration
 from trident.coordinators.zookeeper import ZooKeeper
@@ -20,12 +23,7 @@ from trident.running.reporting import Reporter
 from trident.running.shown import ShownProgress, ShownProgresses, ShownStatus, query_facts
 from trident.streams.other_names import QUERY_NAMES, OtherNames
 from trident.streams.shown import as_html, as_line
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from trident.config import TridentConfig
-    from trident.watching.listeners import TopologyListener
+from trident.watching.listeners import TopologyListener
 
 log = logging.getLogger("trident.query")
 # How long a thread that has ended is waited for.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TableError, TopologyError
+from trident.planning.groups import GroupPlan
 from trident.running.site import SparkSite
 from trident.spark.session import check_session
 from trident.spark.stores import configure_by_session
@@ -19,13 +22,6 @@ from trident.states.core.store_problems import stores_told
 from trident.states.keyed.frames import own_snapshot, values_by_spark
 from trident.states.keyed.key_reads import KeyReader, NotByKey, Values, held_values
 from trident.states.keyed.reading import read_state
-
-if TYPE_CHECKING:
-    import os
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from trident.planning.groups import GroupPlan
 
 
 def read(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trident.coordinators.handing_over import HandoverRequest
 from trident.coordinators.master import Mode
@@ -19,6 +19,7 @@ from trident.coordinators.supervisor import Supervisor
 from trident.coordinators.transactions import TransactionAttempt
 from trident.drpc.endpoint import DrpcFront
 from trident.drpc.requests import DrpcRequests
+from trident.planning.groups import GroupPlan
 from trident.running.first_status import FirstStatus
 from trident.running.progress import ProgressLog
 from trident.running.rehearsals import Rehearsals
@@ -44,9 +45,6 @@ from trident.watching.events import (
     Watchers,
 )
 from trident.watching.listeners import Listeners
-
-if TYPE_CHECKING:
-    from trident.planning.groups import GroupPlan
 
 log = logging.getLogger("trident.query")
 _POLL_SECS = 0.5

@@ -7,13 +7,17 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from pyspark.sql import SparkSession
+
+from trident.config import TridentConfig
 from trident.coordinators.incarnation_ids import first_id
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.messages.executor import MessageSpoutExecutor
 from trident.planning.code_id import code_id
+from trident.planning.groups import GroupPlan
 from trident.running.runner import SparkBatchRunner
 from trident.running.session_end import session_end
 from trident.running.storage_failures import FailureExplainer, written_folders
@@ -50,12 +54,6 @@ from trident.states.outside.health import OutsideProgress
 from trident.states.outside.port import OutsideState
 from trident.states.publishing.committer import DeltaCommitter
 from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_prior_incarnation
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from trident.config import TridentConfig
-    from trident.planning.groups import GroupPlan
 
 _SPOUT_SETTINGS = (
     "max_spout_pending",

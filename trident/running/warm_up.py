@@ -25,10 +25,10 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyarrow import parquet
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -46,15 +46,11 @@ from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.place import Place
 from trident.states.core.tables import PROPERTIES
 from trident.states.delta.delta_log import has_log
+from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.keyed.frames import StoredFrames
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.schemas import spout_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from trident.states.delta.kernel import KernelEngine
 
 log = logging.getLogger("trident.warm_up")
 _FOLDER = ".warm-up"

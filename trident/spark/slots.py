@@ -10,14 +10,12 @@ import base64
 import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType
 
 # The rows of a larger batch are not put into a property: it is kept with the job, and sent to each Python worker.
 ROWS_BYTES_MAX = 1 << 20

@@ -16,16 +16,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
+
+from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError
-from trident.spouts.contracts import SpoutKind
+from trident.spouts.contracts import SpoutContext, SpoutKind
 from trident.udf.schemas import as_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
-    from trident.spouts.contracts import SpoutContext
 
 DEFAULT_STREAM = "default"
 _PLAIN_IDS = (int, str)

@@ -23,24 +23,21 @@ tuple instead of its worker; and a round that takes longer than
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import SparkSession
+
+from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError
 from trident.spouts.rich import DEFAULT_STREAM, is_rich_spout
 from trident.states.core.names import check_name
 from trident.streams.other_names import BOLT_NAMES, TUPLE_TOPOLOGY_NAMES, OtherNames
 from trident.tuples.groupings import Grouping
 from trident.tuples.plan import Declared, Edge, TuplePlan, is_basic, plan_tuples, streams_of
-from trident.tuples.query import start_tuple_topology
+from trident.tuples.query import TupleQuery, start_tuple_topology
 from trident.udf.signatures import call_site, check_serialisable
 from trident.udf.types import parse_outputs
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from trident.config import TridentConfig
-    from trident.tuples.query import TupleQuery
-    from trident.watching.listeners import TopologyListener
+from trident.watching.listeners import TopologyListener
 
 
 class TupleTopology(OtherNames):

@@ -408,7 +408,7 @@ def test_rows_that_wait_for_their_turn_stay_until_they_had_it(group: Group) -> N
     folders = []
     for kind in ("states", "boundaries"):
         for txid in (1, 2):
-            folders.append(Path(group.committer.folder / kind / "x" / "data" / "inc" / f"{txid}-0-abc"))
+            folders.append(Path(group.of.folder / kind / "x" / "data" / "inc" / f"{txid}-0-abc"))
             folders[-1].mkdir(parents=True)
     group.commit(1, ["a"])
     group.committer.advanced(TransactionAttempt(1, 0), published=True)

@@ -18,11 +18,14 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
 
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import Unreadable
 from trident.states.core import storage
-from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.delta_log import DeltaLog, TableMissing
 from trident.states.delta.kernel_files import fsync_log_entry
 from trident.states.delta.table_lock import table_lock
 
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 _IN_A_ROW = 20
 # A process that holds the lock longer is stopped, or hangs: the table is read as it is.
 _LOCK_SECS = 20.0
+
+_Read = TypeVar("_Read")
 
 
 def set_torn_entries_aside(path: str) -> int | None:
@@ -46,6 +51,23 @@ def set_torn_entries_aside(path: str) -> int | None:
         if set_aside_torn_entry(path) is None:
             break
     return max(DeltaLog(path).versions(), default=None) if storage.local_path(path) is not None else None
+
+
+def read_whole(path: str, read: Callable[[], _Read]) -> _Read:
+    """A reading of a table's log; where it fails, once more after torn entries were set aside.
+
+    Raises:
+        TableMissing: there is no table.
+        TableError: its log cannot be read: what is wrong with it is no torn entry.
+    """
+    try:
+        return read()
+    except TableMissing:
+        raise
+    except TableError:
+        with suppress(OSError, TableError):
+            set_torn_entries_aside(path)
+        return read()
 
 
 def set_aside_torn_entry(path: str) -> str | None:

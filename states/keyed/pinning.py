@@ -6,7 +6,6 @@ Asks only what the tables' logs say, so that it is the same for who reads with S
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trident.coordinators.errors import TableError
@@ -18,7 +17,7 @@ from trident.states.core.place import AnyPath, Place
 from trident.states.delta import history
 from trident.states.delta.delta_log import DeltaLog, LogSnapshot, TableMissing, check_keeps_ids
 from trident.states.delta.log_tables import LogTables
-from trident.states.delta.torn_entries import set_torn_entries_aside
+from trident.states.delta.torn_entries import read_whole
 from trident.states.keyed.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
 from trident.states.keyed.tables import adopted_version, merged_upto, own_control, plain_as_of
 
@@ -141,14 +140,9 @@ def _pinned(
 
 def _try_load(tables: LogTables, path: Place) -> LogSnapshot | None:
     try:
-        found = tables.load(str(path))
+        found = read_whole(str(path), lambda: tables.load(str(path)))
     except TableMissing:
         return None
-    except TableError:
-        # One that a power cut has torn is no commit; of another entry the error is the same again.
-        with suppress(OSError, TableError):
-            set_torn_entries_aside(str(path))
-        found = tables.load(str(path))
     check_keeps_ids(found.path, found.metadata["configuration"])
     return found
 

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,15 @@ from trident.commands import admin, exit_codes
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import CoordinationError, ForeignTable, Halted
-from trident.coordinators.leadership import Fence
-from trident.coordinators.znodes import Delete, SetData
+from trident.coordinators.leadership import Fence, Lease
+from trident.coordinators.records import encode
+from trident.coordinators.unfinished import UnfinishedReset
+from trident.coordinators.znodes import Create, Delete, SetData
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.repair.apply import repair
+from trident.running.own_zookeeper import leading
 from trident.running.status import format_status, read_status
+from trident.states.delta.delta_log import DeltaLog
 from trident.states.keyed import fitting
 
 ALL = os.environ.get("TRIDENT_REPAIR") == "all"
@@ -696,6 +701,32 @@ def test_a_repair_that_dies_at_a_step_is_run_again_and_goes_on(world: World, bro
         world.repair(apply=True, **choices)
     faults.disarm()
     assert world.repair(apply=True, **choices).left == []
+    goes_on(world)
+
+
+def test_a_repair_looks_again_for_what_has_not_ended_once_it_leads(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.sql("INSERT INTO {words} VALUES ('foreign')")
+
+    @contextmanager
+    def after_a_reset_that_died(zk: ZooKeeper, name: str, groups: list[str]) -> Iterator[Lease]:
+        zk.multi([Create(zk.path(name, "reset.unfinished"), encode(UnfinishedReset(("one",))))])
+        with leading(zk, name, groups) as lease:
+            yield lease
+
+    monkeypatch.setattr("trident.repair.apply.leading", after_a_reset_that_died)
+    version = DeltaLog(world.warehouse / "words").newest()
+    with pytest.raises(CoordinationError, match="a reset of topology 'top' was begun and has not ended"):
+        world.repair(apply=True, undo_foreign=["words"])
+    assert DeltaLog(world.warehouse / "words").newest() == version
+
+
+def test_an_entry_that_a_power_cut_has_torn_is_no_contradiction(world: World) -> None:
+    for table in ("words", "counts__log"):
+        log = DeltaLog(world.warehouse / table)
+        Path(log.entry(log.newest() + 1)).write_bytes(b'{"commitInfo":{"timest')
+    assert world.repair().findings == []
     goes_on(world)
 
 

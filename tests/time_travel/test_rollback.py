@@ -16,6 +16,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ from trident.commands.history import history
 from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
+from trident.coordinators.incarnation_ids import rollbacks_of
+from trident.coordinators.leadership import Lease
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.running.own_zookeeper import leading
 from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.place import Place
@@ -212,6 +217,33 @@ def test_a_rollback_that_fails_at_every_step_is_finished_by_the_same_command(wor
     goes_on(world)
     for txid in (3, 6):
         assert held(world, txid) == fold(txid), "of what came again the later one counts"
+
+
+@pytest.mark.parametrize("other", ["ended", "died"])
+def test_of_two_that_are_run_at_once_the_later_one_finishes_the_rollback_and_begins_none(
+    world: World, base: World, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """It has looked before the other one led, and leads after that one."""
+
+    @contextmanager
+    def after_the_other(zk: ZooKeeper, name: str, groups: list[str]) -> Iterator[Lease]:
+        monkeypatch.undo()
+        if other == "died":
+            faults.arm("rollback.table:do_then_fail")
+            with pytest.raises(faults.InjectedFault):
+                back(world, apply=True)
+            faults.disarm()
+        else:
+            assert back(world, apply=True).done
+        with leading(zk, name, groups) as lease:
+            yield lease
+
+    monkeypatch.setattr("trident.time_travel.rollback.leading", after_the_other)
+    found = back(world, apply=True)
+    assert bool(found.done) == (other == "died")
+    is_of_then(world, base.then)  # type: ignore[attr-defined]
+    control = control_at(Place(world.warehouse) / "words")
+    assert control is not None and rollbacks_of(control.incarnation) == 1
 
 
 def half_done(world: World) -> BaseException:

@@ -108,6 +108,7 @@ def repair(
         refuse_leader_elsewhere(zk, config, warehouse, name, "repair")
         with leading(zk, name, [group.name for group in facts.groups]) as lease:
             # Again, now that no other process writes.
+            refuse_unfinished(zk, name)
             facts = now = look(zk, engine, warehouse, name)
             findings = steps_of = diagnose(facts, choices)
             done = []

@@ -51,6 +51,7 @@ from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import Manifest, ManifestStore, groups_with_manifests
 from trident.states.delta.metadata_changes import asks_of_writers
 from trident.states.delta.staging import verify_staged
+from trident.states.delta.torn_entries import read_whole
 from trident.states.keyed.fitting import Fitting
 from trident.states.keyed.log_watch import (
     changes_by_others,
@@ -272,7 +273,7 @@ class _Look:
     def _table(self, table: StoredTable, record: GroupRecord | None) -> TableFacts:
         path = self.warehouse / table.path
         try:
-            found = table_now(table, DeltaLog(path).at(), record)
+            found = table_now(table, read_whole(str(path), DeltaLog(path).at), record)
         except TableMissing:
             return TableFacts(table.name, table.role, table.path)
         control, state = found.control, table.state

@@ -91,10 +91,14 @@ def roll_back(
         if not apply or (planned is not None and planned.is_there):
             return RolledBack(planned, unfinished)
         with leading(zk, name, list(registered(zk, name)[1]["groups"])) as lease:
+            # Again, now that no other process publishes, or rolls back.
+            unfinished, planned = unfinished_rollback(zk, name), None
+            _check_same(name, unfinished, txid, group)
             if unfinished is None:
-                # Again, now that no other process publishes.
                 planned = plan(look(zk, warehouse, name, group, txid), txid, choices)
                 _refuse(name, planned)
+                if planned.is_there:
+                    return RolledBack(planned)
                 begin_rollback(zk, lease, name, planned.intent)
             intent = unfinished or (planned.intent if planned else None)
             assert intent is not None

@@ -18,6 +18,7 @@ settings.load_profile("tests")
 pytest_plugins = [
     "tests.servers.zk_fixtures",
     "tests.jvm.spark_fixtures",
+    "tests.topology_helpers",
     "tests.servers.redis_fixtures",
     "tests.servers.postgres_fixtures",
     "tests.servers.zk_security",

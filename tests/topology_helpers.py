@@ -1,4 +1,4 @@
-"""Starts topologies over one warehouse and one ZooKeeper root, for tests of sources on the whole framework."""
+"""Starts topologies over one warehouse and one ZooKeeper root; a plugin of the tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from trident.coordinators import faults
 from trident.running.query import TopologyQuery
@@ -70,3 +72,15 @@ def starter(spark: Any, zookeeper: str, root: str, folder: Path, **settings: Any
         faults.disarm()
         for query in start.queries:
             query.stop(WAIT_SECS, compact=False)
+
+
+@pytest.fixture
+def start(spark: Any, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Starter]:
+    with starter(spark, zk_server, zk_root, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_fault_left() -> Iterator[None]:
+    yield
+    faults.disarm()

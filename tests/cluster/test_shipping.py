@@ -25,14 +25,15 @@ pytestmark = pytest.mark.skipif(
 )
 JOB = """
 from collections.abc import Iterator
-import helpers
+import coordinators, helpers, states
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentTopology
 
 def split(line: str) -> Iterator[str]:
     yield from helpers.words(line)
 
 def host(word: str) -> Iterator[str]:
-    import socket, trident
+    import coordinators, socket, states, trident
+    assert states.MINE and coordinators.MINE, "the framework's own of these names are not in the way"
     yield f"{socket.gethostname()} {trident.__file__}"
 
 topology = TridentTopology("count")
@@ -50,9 +51,11 @@ query.stop()
 query.spark.stop()
 """
 HELPERS = """
+import cluster_rules.deep as deep
+
 def words(line: str) -> list[str]:
     import lazily  # beside the script, and not imported on the driver
-    return [lazily.lower(word) + "!" for word in line.split()]
+    return [lazily.lower(word) + deep.END for word in line.split()]
 """
 # The packages that each host must have, with those that they need.
 NEEDED = ("numpy", "numpy.libs", "pandas", "pyarrow", "pytz", "dateutil", "six.py", "tzdata")
@@ -73,9 +76,16 @@ def lean_environment(folder: Path, without: str = "") -> Path:
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     folder = tmp_path / "job"
-    folder.mkdir()
-    (folder / "helpers.py").write_text(HELPERS)
-    (folder / "lazily.py").write_text("def lower(word):\n    return word.lower()\n")
+    (folder / "cluster_rules").mkdir(parents=True)
+    for name, text in {
+        "helpers.py": HELPERS,
+        "lazily.py": "def lower(word):\n    return word.lower()\n",
+        "states.py": "MINE = True\n",
+        "coordinators.py": "MINE = True\n",
+        "cluster_rules/__init__.py": "",
+        "cluster_rules/deep.py": "END = '!'\n",
+    }.items():
+        (folder / name).write_text(text)
     (folder / "job.py").write_text(f"{JOB}\nif __name__ == '__main__':\n    " + STARTED.strip().replace("\n", "\n    "))
     return folder
 
@@ -121,6 +131,7 @@ def test_a_topology_reaches_hosts_that_have_nothing_of_it(
     asked = deltalake.DeltaTable(str(warehouse / "asked")).to_pyarrow_table(columns=["word", "before", "host"])
     found = sorted((row["word"], row["before"] or 0) for row in asked.to_pylist())
     assert found == [("a!", 0), ("a!", 0), ("a!", 2), ("b!", 0), ("b!", 0), ("b!", 2), ("c!", 0), ("c!", 1)]
+    assert not (warehouse / "_trident" / ".copies").exists(), "local copies are on the hosts' own disks"
     places = {row["host"] for row in asked.to_pylist()}
     assert all("trident-framework-" in place for place in places), places
     if cluster.hosts:

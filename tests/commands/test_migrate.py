@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tests.topology_helpers import WAIT_SECS, Starter, starter
+from tests.topology_helpers import WAIT_SECS, Starter
 from trident import Count, DeltaMapState, DeltaSpout, FileSpout, FixedBatchSpout, TridentTopology
 from trident.cli import main
 from trident.commands import admin
@@ -114,12 +113,6 @@ def words(folder: Path, kind: str, adopt: bool = True) -> TridentTopology:
 @pytest.fixture
 def config(zk_server: str, zk_root: str, tmp_path: Path) -> TridentConfig:
     return TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
-
-
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Starter]:
-    with starter(spark, zk_server, zk_root, tmp_path) as made:
-        yield made
 
 
 def counts(query: Any) -> dict[str, int]:

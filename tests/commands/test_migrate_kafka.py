@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.commands.test_migrate import made
 from tests.servers.kafka_fixtures import KafkaBroker
-from tests.topology_helpers import Starter, starter
+from tests.topology_helpers import Starter
 from trident import Count, DeltaMapState, KafkaSpout, TridentTopology
 from trident.commands.migrate import InDoubt, migrate
 from trident.config import TridentConfig
@@ -61,12 +60,6 @@ def test_offsets_at_which_no_stream_can_go_on_are_refused(kafka: KafkaBroker, to
             position(kafka, tmp_path / name, {topic: offsets}, topic)
     with pytest.raises(SourceError, match="no such topic"):
         position(kafka, tmp_path / "gone", {f"{topic}x": {"0": 0}}, f"{topic}x")
-
-
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Starter]:
-    with starter(spark, zk_server, zk_root, tmp_path) as made:
-        yield made
 
 
 @pytest.mark.long

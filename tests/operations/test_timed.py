@@ -19,7 +19,7 @@ from tests.operations import timed_oracle as oracle
 from tests.operations.timed_turns import Turns
 from tests.operations.timed_users import Baskets
 from tests.streams.stream_helpers import RowsSpout, stream_of, topology_of
-from tests.topology_helpers import Starter, starter
+from tests.topology_helpers import Starter
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology, expr
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.operations.joins import JoinOutFieldsMode
@@ -117,12 +117,6 @@ def visits(lefts: list, rights: list) -> TridentTopology:
     timed = again.group_by("key").process("at", Baskets(), OUTPUTS, state=STATE, name="alarms")
     timed.partition_persist(DeltaAppend("timed"))
     return topology
-
-
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Any:
-    with starter(spark, zk_server, zk_root, tmp_path) as started:
-        yield started
 
 
 @pytest.mark.long

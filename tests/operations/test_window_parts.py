@@ -19,7 +19,7 @@ from tests.chaos.oracle import Table
 from tests.operations.window_oracle import event_marks, sessions, windows
 from tests.running.test_local_copies import uses  # noqa: F401 (a fixture)
 from tests.streams.stream_helpers import stream_of, topology_of
-from tests.topology_helpers import Starter, starter
+from tests.topology_helpers import Starter
 from trident import Aggregator, Count, DeltaAppend, FixedBatchSpout, Max, Min, Sum, TridentTopology, expr
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.operations.window_changes import PaneRules, SessionRules, SessionSpec
@@ -414,12 +414,6 @@ def at(seconds: float | None) -> datetime | None:
 
 def stamped(batches: list) -> list:
     return [[(at(time), *rest) for time, *rest in rows] for rows in batches]
-
-
-@pytest.fixture
-def start(spark: Any, zk_server: str, zk_root: str, tmp_path: Path) -> Any:
-    with starter(spark, zk_server, zk_root, tmp_path) as started:
-        yield started
 
 
 GAP, DELAY = 10, 8

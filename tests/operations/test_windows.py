@@ -18,7 +18,7 @@ from tests.chaos.oracle import Table
 from tests.long_cases import sample
 from tests.operations.window_oracle import Given, by_count, by_event_time, by_processing_time, starts_of, windows
 from tests.streams.stream_helpers import RowsSpout, batch, stream_of, topology_of
-from tests.topology_helpers import Starter, starter
+from tests.topology_helpers import Starter
 from trident import (
     Count,
     DeltaAppend,
@@ -291,12 +291,6 @@ def found_of_clicks(folder: Path) -> dict[str, Counter]:
         name: Counter(row_of(row) for row in Table.read(folder / "warehouse" / name).rows())
         for name in ("sums", "late")
     }
-
-
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Any:
-    with starter(spark, zk_server, zk_root, tmp_path) as started:
-        yield started
 
 
 def stamped(batches: list) -> list:

@@ -44,12 +44,6 @@ ALL = os.environ.get("TRIDENT_REPAIR") == "all"
 full = pytest.mark.skipif(not ALL, reason="part of the whole list: TRIDENT_REPAIR=all")
 
 
-@pytest.fixture(autouse=True)
-def no_faults() -> Iterator[None]:
-    yield
-    faults.disarm()
-
-
 @pytest.fixture(scope="module")
 def base(spark: SparkSession, zk_server: str, tmp_path_factory: pytest.TempPathFactory) -> World:
     """Three batches, committed; the plain table is merged up to the second."""

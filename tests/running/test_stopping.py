@@ -14,7 +14,7 @@ import deltalake
 import pytest
 
 from tests.servers.zk_fixtures import eventually
-from tests.topology_helpers import WAIT_SECS, Starter, starter
+from tests.topology_helpers import WAIT_SECS, Starter
 from trident import (
     BasicBolt,
     Count,
@@ -91,12 +91,6 @@ def topology(*spouts: Moody) -> TridentTopology:
     for number, spout in enumerate(spouts):
         made.new_stream(f"s{number}", spout).partition_persist(DeltaAppend(f"rows{number}"))
     return made
-
-
-@pytest.fixture
-def start(spark: Any, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Starter]:
-    with starter(spark, zk_server, zk_root, tmp_path) as given:
-        yield given
 
 
 @pytest.fixture

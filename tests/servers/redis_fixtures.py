@@ -80,6 +80,15 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     server.kill()
 
 
+@pytest.fixture
+def own_redis(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisServer]:
+    """A server of this test alone, which it may kill."""
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
 def apt_install(package: str) -> str | None:
     """Why a package could not be installed, or None. Its service, if any, is not started (RUNLEVEL)."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):

@@ -1,5 +1,7 @@
-"""What a Spark cluster's executors get and are asked, and a real cluster whose hosts have neither the framework nor the
-user's modules (``make cluster``; ``make test`` has all but that)."""
+"""What a Spark cluster's executors get and are asked; executors that look up in copies of their own (``make cluster``).
+
+A real cluster whose hosts have neither the framework nor the user's modules is in tests/cluster.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.cluster.installed import bare_environment, site_packages
+from tests.cluster.installed import bare_environment
 from trident.coordinators.errors import ClusterProblem, ConfigError, EnvironmentProblem
 from trident.running import cluster_probe, executor_look
 from trident.spark import cluster_files
@@ -300,169 +302,6 @@ def test_nothing_is_asked_with_a_local_master(tmp_path: Path) -> None:
 
 
 # --- a real cluster -------------------------------------------------------------------------------
-
-
-HELPERS = """
-import cluster_rules.deep as deep
-
-def words(line: str) -> list[str]:
-    import lazily  # beside the script, and not imported on the driver
-    return [lazily.lower(word) + deep.END for word in line.split()]
-"""
-JOB = """
-import os, sys
-from collections.abc import Iterator
-from helpers import words
-import trident
-from trident import Count, DeltaMapState, FixedBatchSpout, SqliteMap, TridentConfig, TridentTopology, opaque
-from trident.coordinators.errors import ClusterProblem, TopologyError
-import states, coordinators
-
-assert states.MINE and coordinators.MINE
-
-def split(line: str) -> Iterator[str]:
-    yield from words(line)
-
-def made(name, state):
-    topology = TridentTopology(name)
-    lines = topology.new_stream("lines", FixedBatchSpout("line string", [[("A b A",)], [("b c",)], [("a",)]]))
-    lines.each("line", split, "word").group_by("word").persistent_aggregate(state, Count(), "n")
-    return topology
-
-warehouse, other = sys.argv[1:]
-config = TridentConfig(
-    spark_master="local-cluster[2,1,1024]", warehouse=warehouse, progress="none",
-)
-query = made("count", DeltaMapState("counts")).start(config=config)
-query.process_all_available(300)
-spark = query.spark
-print("COUNTS", sorted((row.word, row.n) for row in query.snapshot("counts").collect()))
-query.stop()
-
-def nodes(numbers):
-    import importlib.util, states
-    yield (sys.executable, states.MINE, states.__file__)
-
-print("THERE", spark.sparkContext.parallelize(range(2), 2).mapPartitions(nodes).collect())
-for label, run in [
-    ("SQLITE", lambda: made("bound", opaque("bound", SqliteMap("x.db", "t"))).start(spark, config)),
-    ("SHARED", lambda: made("count", DeltaMapState("counts")).start(spark, config, warehouse=other)),
-]:
-    try:
-        run()
-        print(label, "STARTED")
-    except (ClusterProblem, TopologyError) as refused:
-        print(label, type(refused).__name__, refused)
-spark.stop()
-"""
-# A host whose disk at the path OTHER is another one: its Python opens files in another folder instead.
-ANOTHER_DISK = """
-import builtins, os
-real, hidden = builtins.open, os.environ.get("TRIDENT_TEST_HIDDEN")
-def redirected(path, *more, **named):
-    if hidden and isinstance(path, str) and path.startswith(hidden):
-        path = os.environ["TRIDENT_TEST_DISK"] + path[len(hidden):]
-    return real(path, *more, **named)
-builtins.open = redirected
-"""
-
-
-@pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a real cluster; TRIDENT_CLUSTER=all runs it")
-def test_hosts_that_have_neither_the_framework_nor_the_users_modules(
-    tmp_path: Path, zk_server: str, zk_root: str
-) -> None:
-    python = bare_environment(tmp_path / "env")
-    (site_packages(tmp_path / "env") / "sitecustomize.py").write_text(ANOTHER_DISK)
-    job = tmp_path / "job"
-    (job / "cluster_rules").mkdir(parents=True)
-    for name, text in {
-        "job.py": JOB,
-        "helpers.py": HELPERS,
-        "lazily.py": "def lower(word):\n    return word.lower()\n",
-        "states.py": "MINE = True\n",
-        "coordinators.py": "MINE = True\n",
-        "cluster_rules/__init__.py": "",
-        "cluster_rules/deep.py": "END = '!'\n",
-    }.items():
-        (job / name).write_text(text)
-    # The executors of this cluster would have the driver's PYTHONPATH: what they have is what Spark gives them.
-    node = tmp_path / "node-python"
-    node.write_text(
-        f"#!/bin/bash\nPYTHONPATH=$(tr : '\\n' <<< \"$PYTHONPATH\" | grep -vx -e '{ROOT}' -e '{job}' | paste -sd:)\n"
-        f'export PYTHONPATH\nexec "{python}" "$@"\n'
-    )
-    node.chmod(0o755)
-    (tmp_path / "disk").mkdir()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYSPARK_PYTHON": str(node),
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "TRIDENT_ZOOKEEPER": zk_server,
-        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
-        "SPARK_WORKER_DIR": str(tmp_path / "work"),
-        "TRIDENT_TEST_HIDDEN": str(tmp_path / "other"),
-        "TRIDENT_TEST_DISK": str(tmp_path / "disk"),
-    }
-    done = subprocess.run(
-        [sys.executable, str(job / "job.py"), str(tmp_path / "warehouse"), str(tmp_path / "other")],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    told = {line.partition(" ")[0]: line for line in done.stdout.splitlines()}
-    said = [line for line in done.stderr.splitlines() if not line.startswith(("\tat", "java.", "io.netty"))]
-    assert "COUNTS" in told, "\n".join(line[:500] for line in said[:60])
-    assert told["COUNTS"] == "COUNTS [('a!', 3), ('b!', 2), ('c!', 1)]"
-    assert str(tmp_path / "env") in told["THERE"] and "trident-user-modules-" in told["THERE"]
-    assert told["SQLITE"].startswith("SQLITE TopologyError state 'bound'") and CLUSTER in told["SQLITE"]
-    assert told["SHARED"].startswith("SHARED ClusterProblem the warehouse")
-    assert "every host has mounted" in told["SHARED"]
-    assert not list((tmp_path / "warehouse" / "_trident").glob(".probe-*")), "the probe leaves nothing"
-
-
-LOOKING_UP = """
-import sys
-from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentConfig, TridentTopology
-topology = TridentTopology("looks")
-batches = [[("a",), ("b",), ("a",)], [("a",)], [("b",), ("c",)]]
-words = topology.new_stream("words", FixedBatchSpout("word string", batches))
-counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
-words.state_query(counts, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
-config = TridentConfig(spark_master="local-cluster[2,1,1024]", warehouse=sys.argv[1], progress="none")
-query = topology.start(config=config)
-query.process_all_available(300)
-taken = [next(part for part in one["duration_ms"] if part.startswith("resolve_by_")) for one in query.recent_progress]
-print("TAKEN", taken)
-print("COPIES", [copy["condition"] for copy in query.status["groups"][0]["copies"]])
-rows = query.spark.read.format("delta").load(sys.argv[1] + "/asked").collect()
-print("ASKED", sorted((row.word, row.before or 0) for row in rows))
-query.stop()
-"""
-
-
-@pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a real cluster; TRIDENT_CLUSTER=all runs it")
-def test_on_a_cluster_the_driver_looks_up_in_copies_of_its_own(tmp_path: Path, zk_server: str, zk_root: str) -> None:
-    (tmp_path / "job.py").write_text(LOOKING_UP)
-    (tmp_path / "tmp").mkdir()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "TMPDIR": str(tmp_path / "tmp"),
-        "TRIDENT_ZOOKEEPER": zk_server,
-        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
-        "SPARK_WORKER_DIR": str(tmp_path / "work"),
-    }
-    command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "warehouse")]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
-    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-    assert told.get("TAKEN") == str(["resolve_by_driver"] * 3), done.stderr[-3000:]
-    assert told["COPIES"] == "['following']"
-    assert told["ASKED"] == str([("a", 0), ("a", 0), ("a", 2), ("b", 0), ("b", 1), ("c", 0)])
-    assert list((tmp_path / "tmp").glob("trident-copies-*/*/*/counts/*.copy/data.mdb"))
-    assert not (tmp_path / "warehouse" / "_trident" / ".copies").exists()
 
 
 TWO_HOSTS = """

@@ -118,12 +118,6 @@ def attempts(world: World) -> dict[int, list[int]]:
     return found
 
 
-@pytest.fixture(autouse=True)
-def no_faults() -> Iterator[None]:
-    yield
-    faults.disarm()
-
-
 @pytest.fixture(scope="module")
 def base(spark: SparkSession, zk_server: str, tmp_path_factory: pytest.TempPathFactory) -> World:
     """Seven transactions, merged up to the second and the last; ``then``: a copy that was taken at the fourth."""

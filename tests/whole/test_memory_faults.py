@@ -12,11 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import trident
 from tests.servers.zk_fixtures import eventually
-from tests.topology_helpers import WAIT_SECS, starter
+from tests.topology_helpers import WAIT_SECS
 from tests.whole.test_storage_faults import everything
 from trident import DeltaAppend, FileSpout, TridentTopology
 from trident.coordinators.errors import BatchOutOfMemory
@@ -38,12 +36,6 @@ class Hoards:
         if self._rows > FIT:
             bytearray(1 << 60)  # a real MemoryError, on any machine
         yield line
-
-
-@pytest.fixture
-def start(spark, zk_server: str, zk_root: str, tmp_path: Path):
-    with starter(spark, zk_server, zk_root, tmp_path) as made:
-        yield made
 
 
 def lines(folder: Path) -> list[str]:

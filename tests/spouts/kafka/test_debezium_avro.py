@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.servers.kafka_fixtures import KafkaBroker
 from tests.spouts.kafka import test_kafka_values
 from tests.spouts.kafka.test_kafka_values import SECRET, Registry, context
-from tests.topology_helpers import WAIT_SECS, Starter, starter
+from tests.topology_helpers import WAIT_SECS, Starter
 from trident import DeltaMapState, KafkaSpout, TridentTopology, Upsert, read
 
 registry = test_kafka_values.registry
@@ -44,12 +43,6 @@ ENVELOPE = {
 }
 ROW = "struct<id: bigint, name: string>"
 WANTED = f"before {ROW}, after {ROW}, op string, source struct<lsn: bigint>"
-
-
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Starter]:
-    with starter(spark, zk_server, zk_root, tmp_path) as made:
-        yield made
 
 
 def change(op: str, lsn: int, before: Any = None, after: Any = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
+from tests.servers.redis_fixtures import PASSWORD
 from trident.coordinators.errors import (
     ConfigError,
     EnvironmentProblem,
@@ -305,15 +305,6 @@ def test_sqlite_rolls_back_a_put_that_fails_in_the_middle(tmp_path):
 # -- Redis --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own_redis(tmp_path, redis_server):  # noqa: F811
-    """A server of this test alone, which it may kill."""
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
-
-
 def test_redis_keeps_what_it_acknowledged_and_its_epoch_when_it_is_killed(own_redis):
     store = RedisMap(own_redis.url, "counts")
     store.multi_put([("k",)], [1], epoch=5)
@@ -346,7 +337,7 @@ def test_redis_that_could_forget_is_refused(own_redis):
     RedisMap(own_redis.url, "counts").multi_put([("k",)], [2])
 
 
-def test_no_credential_of_redis_is_shown(redis_server, monkeypatch):  # noqa: F811
+def test_no_credential_of_redis_is_shown(redis_server, monkeypatch):
     assert RedisMap(redis_server.url, "a").multi_get([("k",)]) == [None]
     port = redis_server.port
     urls = [

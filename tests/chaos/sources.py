@@ -291,9 +291,14 @@ class _Partitions(_Ready):
         self.source.write("refreshed", list(partitions))
 
 
-class PartitionedSpout(PartitionedTridentSpout):
-    """Transactional: an emitter per task on the executors."""
+class _Emitter:
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
+    def close(self) -> None: ...
+
+
+class _InPartitions:
     acknowledges = False
     output_schema = SCHEMA
 
@@ -303,14 +308,15 @@ class PartitionedSpout(PartitionedTridentSpout):
     def get_coordinator(self, context: Any) -> _Partitions:
         return _Partitions(self._source)
 
+
+class PartitionedSpout(_InPartitions, PartitionedTridentSpout):
+    """Transactional: an emitter per task on the executors."""
+
     def get_partition_emitter(self, context: Any) -> "_PartitionEmitter":
         return _PartitionEmitter(self._source)
 
 
-class _PartitionEmitter:
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
+class _PartitionEmitter(_Emitter):
     def emit_partition_batch_new(self, attempt: Any, partition: str, last_metadata: Any) -> PartitionBatch:
         begin = last_metadata["to"] if last_metadata else 0
         rows = self._source.rows(partition)
@@ -320,31 +326,15 @@ class _PartitionEmitter:
     def emit_partition_batch(self, attempt: Any, partition: str, metadata: Any) -> Iterable[tuple]:
         return [(word,) for word in self._source.rows(partition)[metadata["from"] : metadata["to"]]]
 
-    def close(self) -> None: ...
 
-
-class OpaqueSpout(OpaquePartitionedTridentSpout):
+class OpaqueSpout(_InPartitions, OpaquePartitionedTridentSpout):
     """Opaque: each attempt goes on from what is committed, and may give other rows."""
-
-    acknowledges = False
-    output_schema = SCHEMA
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def get_coordinator(self, context: Any) -> _Partitions:
-        return _Partitions(self._source)
 
     def get_partition_emitter(self, context: Any) -> "_OpaqueEmitter":
         return _OpaqueEmitter(self._source)
 
 
-class _OpaqueEmitter:
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
+class _OpaqueEmitter(_Emitter):
     def emit_partition_batch(self, attempt: Any, partition: str, last_metadata: Any) -> PartitionBatch:
         rows, end = self._source.cut(partition, last_metadata["to"] if last_metadata else 0, attempt)
         return PartitionBatch(iter(rows), lambda: {"to": end})
-
-    def close(self) -> None: ...

@@ -44,7 +44,6 @@ from trident import (
     transactional,
 )
 from trident.config import TridentConfig
-from trident.coordinators import faults
 from trident.coordinators.errors import (
     ConfigError,
     DrpcTimeout,
@@ -342,43 +341,6 @@ def consistent(query: TopologyQuery) -> dict[str, int]:
     return answer.as_of
 
 
-@pytest.mark.long
-def test_a_request_sees_one_transaction_while_batches_commit(query: TopologyQuery) -> None:
-    seen = {consistent(query)["words"]}
-    with ThreadPoolExecutor(2) as pool:
-        while len(seen) == 1 and BATCHES not in seen:
-            seen |= {one.result()["words"] for one in [pool.submit(consistent, query) for _ in range(2)]}
-    query.process_all_available(WAIT_SECS)
-    assert consistent(query) == {"words": BATCHES, "others": BATCHES}
-    assert len(seen) > 1, "batches ran beside the requests"
-
-
-@pytest.mark.long
-def test_it_sees_nothing_of_a_transaction_that_is_published_and_has_not_advanced(served: Any, tmp_path: Path) -> None:
-    start, _, _ = served
-    topology = TridentTopology("hanging")
-    words = topology.new_stream("lines", FixedBatchSpout("word string", [BATCH] * 2)).group_by("word")
-    store = str(tmp_path / "maps.db")
-    in_map = words.persistent_aggregate(opaque("hanging_map", SqliteMap(store, "a")), Count(), "n")
-    once = words.persistent_aggregate(transactional("hanging_once", SqliteMap(store, "b")), Count(), "n")
-    counts = words.persistent_aggregate(DeltaMapState("hanging_counts"), Count(), "n")
-    in_memory = words.persistent_aggregate(MemoryMapState(f"m{abs(hash(str(tmp_path)))}"), Count(), "n")
-    asked = topology.new_drpc_stream("all", "word string").state_query(in_map, "word", MapGet(), "x")
-    asked.state_query(counts, "word", MapGet(), "y").state_query(in_memory, "word", MapGet(), "z")
-    topology.new_drpc_stream("once", "word string").state_query(once, "word", MapGet(), "n")
-    faults.arm("zk.advance:hang:2")
-    hanging = start(topology, batch_emit_interval_secs=0.01)
-    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
-    answer = hanging.execute("all", "a")
-    assert (answer.as_of, [tuple(row) for row in answer]) == ({"lines": 1}, [("a", 2, 2, 2)])
-    with pytest.raises(DrpcTimeout):  # this map has forgotten what it held as of transaction 1
-        hanging.execute("once", "a", timeout_secs=1)
-    faults.disarm()
-    hanging.process_all_available(WAIT_SECS)
-    assert [row.n for row in hanging.execute("once", "a")] == [4]
-    hanging.stop(WAIT_SECS, compact=False)
-
-
 def tree(zk: ZooKeeper, path: str) -> dict[str, Any]:
     found = {path: zk.get(path)}
     for name in zk.children(path):
@@ -406,20 +368,6 @@ def test_functions_over_keys_static_states_and_nothing(query: TopologyQuery) -> 
     (same,) = query.execute("same", "7", at="2024-01-01T00:00:00Z")
     assert (same.a, same.at.astimezone(datetime.timezone.utc).hour) == (7, 0)
     assert query.drpc_functions["same"] == "a bigint, at timestamp"
-
-
-@pytest.mark.long
-def test_requests_run_side_by_side(query: TopologyQuery, tmp_path: Path) -> None:
-    """The slow one ends only after the quick ones have: one after the other they would not end in time."""
-    may_end = tmp_path / "may_end"
-    with ThreadPoolExecutor(3) as pool:
-        slow = pool.submit(query.execute, "slow", str(may_end), timeout_secs=WAIT_SECS)
-        try:
-            quick = list(pool.map(lambda n: query.execute("reciprocal", n)[0].result, (1, 2, 4, 8)))
-            assert quick == [1.0, 0.5, 0.25, 0.125] and not slow.done()
-        finally:
-            may_end.touch()
-        assert [row.secs for row in slow.result()] == [str(may_end)]
 
 
 def test_a_request_that_takes_too_long_is_cancelled(query: TopologyQuery) -> None:

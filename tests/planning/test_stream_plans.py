@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.streams.stream_helpers import RowsSpout
+from tests.streams.stream_helpers import RowsSpout, Sides
 from trident import Count, DeltaAppend, DeltaMapState, FirstN, JoinType, Max, MemoryMapState, Sum, TridentTopology, expr
 from trident.planning.groups import plan
 from trident.streams.stream import Stream
@@ -60,19 +60,6 @@ class Gathers:
 
     def reduce(self, current: str, word: str) -> str:
         return f"{current} {word}"
-
-
-class Sides:
-    """A multi-reducer."""
-
-    def init(self, batch_id: Any) -> list:
-        return []
-
-    def execute(self, state: list, stream_index: int, *values: Any) -> None:
-        state.append(values)
-
-    def complete(self, state: list) -> int:
-        return len(state)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::trident.SameBatchOnlyWarning")

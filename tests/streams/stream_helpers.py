@@ -39,6 +39,32 @@ class RowsSpout:
         raise AssertionError("a plan asks no emitter")
 
 
+class Rows:
+    """A combiner: the number of rows."""
+
+    def init(self, *values: Any) -> int:
+        return 1
+
+    def combine(self, a: int, b: int) -> int:
+        return a + b
+
+    def zero(self) -> int:
+        return 0
+
+
+class Sides:
+    """A multi-reducer: the values with the number of their stream."""
+
+    def init(self, batch_id: Any) -> list:
+        return []
+
+    def execute(self, state: list, stream_index: int, *values: Any) -> None:
+        state.append(f"{stream_index}:{'/'.join(map(str, values))}")
+
+    def complete(self, state: list) -> str:
+        return " ".join(sorted(state))
+
+
 def stream_of(fields: str, name: str = "test") -> Stream:
     return TridentTopology(name).new_stream("rows", RowsSpout(fields))
 

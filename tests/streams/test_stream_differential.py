@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tests.streams import stream_interpreter as meaning
-from tests.streams.stream_helpers import RowsSpout
+from tests.streams.stream_helpers import Rows, RowsSpout, Sides
 from tests.streams.stream_interpreter import Batch
 from trident import Count, FirstN, GroupedStream, JoinType, Max, Min, Sum, TridentTopology, expr
 from trident.streams.stream import Stream
@@ -76,19 +76,6 @@ def targets(value: Any) -> list[int]:
     return [0] if value is None else [len(str(value)), 1]
 
 
-class PyCount:
-    """A combiner."""
-
-    def init(self, *values: Any) -> int:
-        return 1
-
-    def combine(self, a: int, b: int) -> int:
-        return a + b
-
-    def zero(self) -> int:
-        return 0
-
-
 class Longest:
     """A combiner whose value may be null."""
 
@@ -138,22 +125,9 @@ class Size:
         return state
 
 
-class Sides:
-    """A multi-reducer."""
-
-    def init(self, batch_id: Any) -> list:
-        return []
-
-    def execute(self, state: list, stream_index: int, *values: Any) -> None:
-        state.append(f"{stream_index}:{'/'.join(map(str, values))}")
-
-    def complete(self, state: list) -> str:
-        return " ".join(sorted(state))
-
-
 NATIVE = {"count": Count, "sum": Sum, "min": Min, "max": Max}
 USERS = {
-    "PyCount": (PyCount, ("long",)),
+    "Rows": (Rows, ("long",)),
     "Longest": (Longest, ("string",)),
     "Texts": (Texts, ("string",)),
     "Distinct": (Distinct, ("string", "long")),
@@ -514,7 +488,7 @@ def counted_in_partitions(world: World, both: Both) -> Both:
     how, count, names = world.pick(["shuffle", "partition_by"]), world.pick([1, 2, 4]), world.some(both.kinds)
     placed = (both.stream.shuffle() if how == "shuffle" else both.stream.partition_by(*names)).parallelism_hint(count)
     outputs = [world.name(), world.name()]
-    per_partition = placed.partition_aggregate(world.pick([Count(), PyCount()]), outputs[0])
+    per_partition = placed.partition_aggregate(world.pick([Count(), Rows()]), outputs[0])
     made = per_partition.chained_agg().aggregate(outputs[0], Sum(), outputs[0]).aggregate(Count(), outputs[1])
     row = dict(zip(outputs, (len(both.batch.rows), count)))
     return both.then(

@@ -18,7 +18,9 @@ from pyspark.sql import functions as F
 from tests.jvm.spark_fixtures import session_confs
 from tests.long_cases import in_two, sample
 from tests.streams.stream_helpers import (
+    Rows,
     RowsSpout,
+    Sides,
     append_plan,
     batch,
     collect,
@@ -45,19 +47,6 @@ def adaptive(spark) -> Iterator[None]:
     """Plans that change while they run, as users have them: what an operation gives must not depend on that."""
     with session_confs(spark, {"spark.sql.adaptive.enabled": "true"}):
         yield
-
-
-class Rows:
-    """A combiner: the number of rows."""
-
-    def init(self, *values: Any) -> int:
-        return 1
-
-    def combine(self, a: int, b: int) -> int:
-        return a + b
-
-    def zero(self) -> int:
-        return 0
 
 
 class Gathers:
@@ -102,19 +91,6 @@ class Locked(Rows):
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-
-
-class Sides:
-    """A multi-reducer: the values with the number of their stream."""
-
-    def init(self, batch_id: Any) -> list:
-        return []
-
-    def execute(self, state: list, stream_index: int, *values: Any) -> None:
-        state.append(f"{stream_index}:{'/'.join(map(str, values))}")
-
-    def complete(self, state: list) -> str:
-        return " ".join(sorted(state))
 
 
 class Unprepared(Sides):

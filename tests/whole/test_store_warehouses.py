@@ -327,14 +327,6 @@ def test_a_name_node_in_safe_mode_says_so() -> None:
     starting.result(60)
 
 
-@pytest.mark.parametrize("url", ["gs://lake/w", "s3://lake/w", "s3a:///w", "hdfs:///w"])
-def test_every_command_refuses_a_url_of_another_kind(url: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no place for a warehouse"):
-        trident.TridentConfig(warehouse=url).warehouse_place()
-    with pytest.raises(ConfigError, match="is no place for a warehouse"):
-        trident.get(url, "counts", "a")
-
-
 def test_a_topologys_settings_hold_no_credentials() -> None:
     with pytest.raises(ConfigError, match="hold no credentials") as raised:
         stores.refuse_secrets({"spark.hadoop.fs.s3a.bucket.lake.secret.key": "hidden"})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+from tests.wire.relay import Sized
+
 # https://kafka.apache.org/protocol: those that a state or a spout sends.
 NAMES = {
     0: "Produce",
@@ -19,23 +21,12 @@ NAMES = {
     26: "EndTxn",
     28: "TxnOffsetCommit",
 }
-_SIZE = struct.Struct(">i")
 _REQUEST = struct.Struct(">ihhi")  # size, API key, its version, correlation id
 _ANSWER = struct.Struct(">ii")  # size, correlation id
 
 
-class KafkaLanguage:
+class KafkaLanguage(Sized):
     """``relay.Language`` of Kafka."""
-
-    def take(self, buffer: bytearray) -> bytes | None:
-        if len(buffer) < _SIZE.size:
-            return None
-        end = _SIZE.size + _SIZE.unpack_from(buffer)[0]
-        if len(buffer) < end:
-            return None
-        message = bytes(buffer[:end])
-        del buffer[:end]
-        return message
 
     def request(self, message: bytes) -> tuple[str, int]:
         _, key, _, correlation = _REQUEST.unpack_from(message)

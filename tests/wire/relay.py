@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Protocol
 
 _ANSWER_SECS = 30.0
 _READ_BYTES = 1 << 16
+_SIZE = struct.Struct(">i")
 
 
 class Language(Protocol):
@@ -28,6 +30,20 @@ class Language(Protocol):
 
     def answer(self, message: bytes) -> Hashable:
         """The key of the request that is answered."""
+
+
+class Sized:
+    """Of a ``Language`` whose messages begin with their size, in four bytes."""
+
+    def take(self, buffer: bytearray) -> bytes | None:
+        if len(buffer) < _SIZE.size:
+            return None
+        end = _SIZE.size + _SIZE.unpack_from(buffer)[0]
+        if len(buffer) < end:
+            return None
+        message = bytes(buffer[:end])
+        del buffer[:end]
+        return message
 
 
 class AnyBytes:

@@ -50,8 +50,7 @@ from trident.states.keyed.merge_files import MergeFailed
 from trident.states.keyed.merge_io import FileUnreadable
 from trident.states.keyed.merge_process import WorkerEnded
 from trident.states.keyed.merge_rows import DoesNotFit, NotMergeable
-from trident.states.keyed.merge_statement import merge_failed
-from trident.states.keyed.spark_merge import SparkMerge
+from trident.states.keyed.spark_merge import SparkMerge, merge_failed
 from trident.states.keyed.tables import (
     as_stored,
     column_names,

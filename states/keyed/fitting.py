@@ -32,7 +32,7 @@ from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.log_merge import log_rows, unfit, wide_type
-from trident.states.keyed.lookups import StatePins, parts_of
+from trident.states.keyed.reading import parts_of
 from trident.states.keyed.tables import greatest_txid, merged_upto, own_control
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ class Fitting:
     def __init__(self, engine: KernelEngine, of: GroupContext) -> None:
         self._engine, self._of, self._warehouse = engine, of, of.warehouse
         self._logs = LogTables()
-        self._pins: dict[str, StatePins] = {}
         # State → value field → no value of it is further from 0 than that; none: it is not known.
         self._bounds: dict[str, dict[str, float]] = {}
         self._footers: dict[tuple[str, str], float] = {}
@@ -152,7 +151,6 @@ class Fitting:
 
     def _look_up(self, binding: StateBinding, files: Sequence[StagedFile], txid: int) -> None:
         spark, root = self._engine.spark, self._warehouse / binding.state_kind.published_path(binding.name)
-        pins = self._pins.setdefault(binding.name, StatePins())
         schema = StructType([*binding.log_schema.fields, StructField(TXID_COLUMN, LongType(), True)])
         # A path is a path, whatever characters are in it.
         reader = spark.read.schema(schema).option("__globPaths__", "false")
@@ -160,7 +158,7 @@ class Fitting:
         few = sum(file.num_records for file in files) <= 1_000_000
         keys = staged.hint("broadcast") if few else staged
         stored, base, rows = parts_of(
-            spark, self._warehouse, binding.name, keys if binding.keys else None, txid - 1, pins
+            spark, self._warehouse, binding.name, keys if binding.keys else None, txid - 1, self._logs
         )
         new = log_rows(stored.state, staged, txid - 1, txid)
         found = unfit(stored.state, base, new if rows is None else rows.unionByName(new))

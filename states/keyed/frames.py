@@ -12,11 +12,12 @@ from pyspark.sql.types import LongType, StructField, StructType
 from trident.coordinators.errors import TableError
 from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.core.place import Place
+from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.asked_keys import key_rows, plain_rows
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.key_reads import as_python
 from trident.states.keyed.log_merge import quoted, same_key
-from trident.states.keyed.lookups import StatePins, base_of
+from trident.states.keyed.reading import base_of
 
 _ASKED = "__trident_asked"
 
@@ -29,7 +30,7 @@ class StoredFrames:
 
     def __init__(self, spark: "SparkSession", warehouse: Place) -> None:
         self._spark, self._warehouse = spark, warehouse
-        self._pins: dict[str, StatePins] = {}
+        self._tables = LogTables()
         self._memory: dict[str, tuple[Any, "DataFrame"]] = {}
 
     def __call__(
@@ -51,9 +52,7 @@ class StoredFrames:
             return self._of_memory(binding, entries)
         if isinstance(kind := binding.state_kind, TablelessKind):
             return self._spark.createDataFrame(kind.rows_now(binding, ""), binding.schema)
-        # Of two threads that come first, one's pins are kept: the other's only cost a look more.
-        pins = self._pins.setdefault(binding.name, StatePins())
-        return base_of(self._spark, self._warehouse, binding.name, keys, txid, binding.aggregator, pins)
+        return base_of(self._spark, self._warehouse, binding.name, keys, txid, binding.aggregator, self._tables)
 
     def _of_memory(self, binding: StateBinding, entries: Mapping[tuple[Any, ...], Any]) -> "DataFrame":
         """A frame of the entries; the last one is kept, since a map that has not changed gives the same."""

@@ -7,11 +7,11 @@ top the log's rows that wait. Of each file only the row groups are decoded whose
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trident.coordinators.errors import TableError
 from trident.states.core.copy_rows import RowCodec
@@ -21,19 +21,20 @@ from trident.states.core.local_copy import StaleCopy, look_up
 from trident.states.core.place import Place
 from trident.states.core.plain_values import python_values
 from trident.states.core.storage import Signature
-from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
+from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.delta_log import LogSnapshot
 from trident.states.delta.file_rows import rows_of, wanted_rows
-from trident.states.delta.key_order import positions_in_order
 from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.asked_keys import AskedKeys, asked_keys
 from trident.states.keyed.copies import StateCopies
-from trident.states.keyed.copy_combine import Uncombinable, arrow_schema, combine_of
-from trident.states.keyed.log_merge import combiner_of, doubled, fold_of, is_sequenced, keeps_last, native_merge
+from trident.states.keyed.copy_combine import arrow_schema
+from trident.states.keyed.log_merge import combiner_of, doubled, fold_of, keeps_last
+from trident.states.keyed.merge_rows import NotMergeable, RowMerge, between, why_not
 from trident.states.keyed.pinning import Pinned, load_state, pin
 from trident.states.keyed.tables import greatest_txid
 
 _TRIES = 5
+_CODE = "__trident_key"  # as no column of a state is called
 Values = dict[str, Any]
 
 
@@ -193,33 +194,36 @@ def _arrow(state: StateDescriptor) -> pa.Schema:
     return arrow_schema(state.schema)
 
 
-def _rows(view: Pinned, txid: int, keys: AskedKeys) -> pa.Table:
-    """The rows of the keys in table and log, with their txid; the table's have 0, before all, unless it has theirs."""
-    state, control = view.state, view.control
+@lru_cache(maxsize=256)
+def _merge(state: StateDescriptor) -> RowMerge:
+    aggregator = None if keeps_last(state) else (state.aggregator or "")
+    return RowMerge(_arrow(state), tuple(state.keys), aggregator, state.sequence, state.retention)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The rows of some keys: of the table, of the log, and the transactions of these: after < txid ≤ upto."""
+
+    base: pa.Table
+    log: pa.Table
+    after: int
+    upto: int
+
+
+def _rows(view: Pinned, txid: int, keys: AskedKeys) -> _Found:
+    """The rows of the keys in table and log."""
+    control, merge = view.control, _merge(view.state)
     assert view.merged is not None, "a keyed state has a log"
-    hidden = [pa.field(TXID_COLUMN, pa.int64())]
-    if keeps_last(state):
-        hidden.append(pa.field(DELETED_COLUMN, pa.bool_()))
-    schema = pa.schema([*_arrow(state), *hidden])
-    found = [schema.empty_table()]
-    of_table = schema if is_sequenced(state) else _arrow(state)
-    if txid < control.starts_at and not view.was_adopted:
-        return found[0]
-    if view.plain is not None:
-        for rows in _of_table(view.plain, list(view.plain.files), of_table, keys):
-            if is_sequenced(state):
-                found.append(rows)
-                continue
-            zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
-            columns = [*rows.columns, zeros, *([pa.nulls(rows.num_rows, pa.bool_())] if keeps_last(state) else [])]
-            found.append(pa.Table.from_arrays(columns, schema=schema))
-    if view.merged < min(txid, control.txid):
-        log = view.published
-        waiting = [path for path, file in log.files.items() if greatest_txid(file) > view.merged]
-        for rows in _of_table(log, waiting, schema, keys):
-            txids = rows.column(TXID_COLUMN)
-            found.append(rows.filter(pc.and_(pc.greater(txids, view.merged), pc.less_equal(txids, txid))))
-    return pa.concat_tables(found)
+    base, log = [merge.kept_schema.empty_table()], [merge.log_schema.empty_table()]
+    if txid >= control.starts_at or view.was_adopted:
+        if view.plain is not None:
+            base += _of_table(view.plain, list(view.plain.files), merge.kept_schema, keys)
+        if view.merged < min(txid, control.txid):
+            files = view.published.files
+            waiting = [path for path, file in files.items() if greatest_txid(file) > view.merged]
+            for rows in _of_table(view.published, waiting, merge.log_schema, keys):
+                log.append(between(rows, view.merged, txid))
+    return _Found(pa.concat_tables(base), pa.concat_tables(log), view.merged, txid)
 
 
 def _of_table(table: LogSnapshot, paths: Sequence[str], schema: pa.Schema, keys: AskedKeys) -> "list[pa.Table]":
@@ -236,76 +240,45 @@ def _of_table(table: LogSnapshot, paths: Sequence[str], schema: pa.Schema, keys:
     return list(wanted_rows(table.path, files, schema, keys))
 
 
-def _combined(state: StateDescriptor, keys: AskedKeys, rows: pa.Table, aggregator: Any) -> list[Values | None]:
+def _combined(state: StateDescriptor, keys: AskedKeys, found: _Found, aggregator: Any) -> list[Values | None]:
     """The value of each asked key, from its rows in table and log."""
     combiner = combiner_of(state, aggregator)
-    codes = keys.codes_of(rows)
-    places: list[int] = rows.column(TXID_COLUMN).to_pylist()
-    # In the order of transactions, of each in that of the log's files; or in that of the changes' sequence.
-    in_order: Sequence[int] = sorted(range(rows.num_rows), key=places.__getitem__)
-    if is_sequenced(state):
-        in_order = positions_in_order([rows.column(state.sequence), rows.column(TXID_COLUMN)]).to_pylist()
-    of_key: dict[bytes, list[int]] = {}
-    for at in in_order:
-        of_key.setdefault(codes[at], []).append(at)
-    for some in of_key.values():
-        if len(some) > 1 and places[some[1]] == 0:
-            raise doubled(state.name, rows.select(list(keys.columns)).slice(some[0], 1).to_pylist()[0])
+    codes = keys.codes_of(found.base)
+    if len(set(codes)) < len(codes):
+        twice = next(at for at, code in enumerate(codes) if code in codes[:at])
+        raise doubled(state.name, found.base.select(list(keys.columns)).slice(twice, 1).to_pylist()[0])
     if combiner is not None:
-        return _folded(state, keys, rows, of_key, combiner)
-    values = _values_of(state, rows)
-    if keeps_last(state):
-        gone = rows.column(DELETED_COLUMN).to_pylist()
-        newest = {code: some[-1] for code, some in of_key.items()}
-        if state.retention.forgets:
-            newest = {code: _in_turn(state, some, places, gone) for code, some in of_key.items()}
-        found = {code: values[at] for code, at in newest.items() if not gone[at]}
-    else:
-        found = {code: _merged(state, rows.schema, [values[at] for at in some]) for code, some in of_key.items()}
-    return [found.get(code) for code in keys.codes]
+        return _folded(state, keys, found, combiner)
+    # By their codes: of keys of any type equal ones are equal bytes.
+    whole = _merge(state)
+    values = [field for field in whole.schema if field.name not in state.keys]
+    merge = replace(whole, schema=pa.schema([pa.field(_CODE, pa.binary()), *values]), keys=(_CODE,))
+    if found.log.num_rows and (reason := why_not(merge.schema, merge.keys, merge.aggregator)) is not None:
+        raise not_by_key(state.name, reason)
+    try:
+        parts = merge.in_parts(_coded(keys, found.log, merge.log_schema), found.after, found.upto)
+        rows = merge.with_parts(_coded(keys, found.base, merge.kept_schema), parts)
+    except NotMergeable as error:
+        raise not_by_key(state.name, error) from error
+    by_code = dict(zip(rows.column(_CODE).to_pylist(), _values_of(state, rows), strict=True))
+    return [by_code.get(code) for code in keys.codes]
 
 
-def _in_turn(state: StateDescriptor, in_order: Sequence[int], txids: Sequence[int], gone: Sequence[bool | None]) -> int:
-    """The row of a key that counts, where keys that were deleted long before some of the rows are forgotten."""
-    places = {at: place for place, at in enumerate(in_order)}
-    retention = state.retention
-    first, *later = sorted(in_order, key=txids.__getitem__)
-    for at in later:
-        forgotten = gone[first] and txids[first] < retention.below(txids[at])
-        if forgotten or places[at] > places[first]:
-            first = at
-    return first
+def _coded(keys: AskedKeys, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    codes = pa.array(keys.codes_of(rows), pa.binary())
+    return pa.table([codes if name == _CODE else rows.column(name) for name in schema.names], schema=schema)
 
 
-def _merged(state: StateDescriptor, schema: pa.Schema, parts: list[Values]) -> Values:
-    """One value of parts, natively: of each column on its own, as Spark merges them."""
-    assert native_merge(state) is not None
-    if len(parts) == 1:
-        return parts[0]
-    merged = {}
-    for name in state.value_fields:
-        combine = combine_of(state.aggregator or "", schema.field(name).type)
-        if combine is None:
-            raise not_by_key(state.name, f"{state.aggregator} of {schema.field(name).type} is merged by Spark alone")
-        try:
-            value = parts[0][name]
-            for part in parts[1:]:
-                value = combine(value, part[name])
-        except Uncombinable as error:
-            raise not_by_key(state.name, error) from error
-        merged[name] = value
-    return merged
-
-
-def _folded(
-    state: StateDescriptor, keys: AskedKeys, rows: pa.Table, of_key: dict[bytes, list[int]], combiner: Any
-) -> list[Values | None]:
-    """As Spark's tasks fold the log: rows of a key one behind the other, in the order of transactions."""
+def _folded(state: StateDescriptor, keys: AskedKeys, found: _Found, combiner: Any) -> list[Values | None]:
+    """As Spark's tasks fold the log: rows of a key one after the other, in the order of transactions."""
     names = [field.name for field in state.schema.fields]
-    ordered = rows.take(pa.array([at for places in of_key.values() for at in places], pa.int64()))
+    old = found.base.append_column(TXID_COLUMN, pa.repeat(pa.scalar(0, pa.int64()), found.base.num_rows))
+    rows = pa.concat_tables([old, found.log])
+    places = list(zip(keys.codes_of(rows), rows.column(TXID_COLUMN).to_pylist(), strict=True))
+    ordered = rows.take(pa.array(sorted(range(rows.num_rows), key=places.__getitem__), pa.int64()))
     fold = fold_of(combiner.combine, state.keys, state.value_fields, names, state.name)
-    found: dict[bytes, Values] = {}
+    values: dict[bytes, Values] = {}
     for batch in fold(ordered.combine_chunks().to_batches()):
         table = pa.Table.from_batches([batch])
-        found.update(zip(keys.codes_of(table), _values_of(state, table), strict=True))
-    return [found.get(code) for code in keys.codes]
+        values.update(zip(keys.codes_of(table), _values_of(state, table), strict=True))
+    return [values.get(code) for code in keys.codes]

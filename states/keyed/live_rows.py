@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -14,10 +14,9 @@ import pyarrow.parquet as pq
 
 from trident.coordinators.errors import TableError
 from trident.states.core.place import Place
-from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.file_rows import rows_of, wanted_rows
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.keyed.merge_rows import DoesNotFit, NotMergeable, RowMerge
+from trident.states.keyed.merge_rows import NotMergeable, RowMerge, between
 
 # Of one part's log in memory; merging takes a few times as much.
 _LOG_BYTES = 1 << 30
@@ -155,51 +154,32 @@ class LivePart:
             TableError: a file is gone or cannot be read, a sum does not fit its column, a key is there twice, or the
                 log's rows are more bytes than a task is to hold.
         """
-        merge = self.merge
-        log = self._log_rows()
-        parts, news, new = self._reduced(log)
-        changed = [merge.table_schema.empty_table()]
-        changes = _Changes(new, merge.keys)
+        merge, keys, touched = self.merge, list(self.merge.keys), []
+        try:
+            parts = merge.in_parts(self._log_rows(), self.after, self.upto)
+        except NotMergeable as error:
+            raise self._not_merged(error) from error
+        log_keys = [merge.log_schema.empty_table().select(keys), *(new.select(keys) for _, _, new in parts)]
+        changes = _Changes(merge.sorted(pa.concat_tables(log_keys)), keys)
         for batch in rows_of(str(self.plain), self.files, merge.kept_schema):
-            touched = changes.may_touch(batch)
-            some = batch.filter(touched) if touched is not None else batch.slice(0, 0)
-            if some.num_rows:
-                # No row of a pinned table has transactions above ``after``.
-                upto = pa.repeat(pa.scalar(self.after, pa.int64()), some.num_rows)
-                changed.append(pa.table([*some.columns, upto], schema=merge.table_schema))
-                batch = batch.filter(pc.invert(touched))
+            may = changes.may_touch(batch)
+            if may is not None:
+                touched.append(batch.filter(may))
+                batch = batch.filter(pc.invert(may))
             batch = merge.shown(batch)
             if batch.num_rows:
                 yield batch
-        merged = pa.concat_tables(changed)
         try:
-            for (after, upto), some in zip(parts, news, strict=True):
-                merged = merge.overlaid(merged, some, after, upto)
+            merged = merge.with_parts(pa.Table.from_batches(touched, merge.kept_schema), parts)
         except NotMergeable as error:
             raise self._not_merged(error) from error
-        yield from merge.shown(merged).combine_chunks().to_batches()
-
-    def _reduced(self, log: pa.Table) -> tuple[Sequence[tuple[int, int]], list[pa.Table], pa.Table]:
-        """The log's parts by transactions, each reduced; and all of them, for their keys."""
-        merge = self.merge
-        parts: Sequence[tuple[int, int]] = merge.retention.stretches(self.after, self.upto)
-        try:
-            news = [merge.reduced(_between(log, *part)) for part in parts]
-            return parts, news, news[0] if len(news) == 1 else merge.reduced(log)
-        except DoesNotFit:
-            # A sum of the log alone need not fit; each transaction's does, and so does the total behind each of them.
-            parts = [(txid - 1, txid) for txid in sorted(set(log.column(TXID_COLUMN).to_pylist()))]
-        try:
-            news = [merge.reduced(_between(log, *part)) for part in parts]
-        except NotMergeable as error:
-            raise self._not_merged(error) from error
-        return parts, news, replace(merge, aggregator="max").reduced(log)
+        yield from merged.combine_chunks().to_batches()
 
     def _log_rows(self) -> pa.Table:
         schema = self.merge.log_schema
         found, size = [schema.empty_table()], 0
         for rows in wanted_rows(str(self.log), self.log_files, schema, self.keys):
-            found.append(_between(rows, self.after, self.upto))
+            found.append(between(rows, self.after, self.upto))
             size += found[-1].nbytes
             if size > _LOG_BYTES:
                 raise TableError(
@@ -217,16 +197,11 @@ class LivePart:
         )
 
 
-def _between(rows: pa.Table, after: int, upto: int) -> pa.Table:
-    txids = rows.column(TXID_COLUMN)
-    return rows.filter(pc.and_(pc.greater(txids, after), pc.less_equal(txids, upto)))
-
-
 class _Changes:
     """The keys of a part's log, in order, of which a piece of the table meets few: so a look-up is in the cache.
 
     Args:
-        new: the reduced log, sorted by its keys.
+        new: keys of the log, in their order.
         keys: the key columns.
     """
 

@@ -20,7 +20,6 @@ from pyspark.sql.types import DecimalType, LongType, StructField, StructType
 
 from trident.coordinators.errors import ConfigError, TableError
 from trident.states.core.binding import COMBINE, SEQUENCED, WHOLE_VALUES, aggregator_name, kept_schema
-from trident.states.core.copyable import why_not_exact
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.names import backquoted
 from trident.states.core.native import NATIVE, NativeMerge
@@ -116,11 +115,11 @@ def no_rows(spark: "SparkSession", state: StateDescriptor) -> "DataFrame":
     return spark.createDataFrame([], kept_schema(state.schema, state.merging))
 
 
-def shown(state: StateDescriptor, base: "DataFrame") -> "DataFrame":
-    """Keys and values of the keys that are there, of rows as :func:`table_rows` gives them."""
-    if not is_sequenced(state):
-        return base
-    return base.where(~deleted()).select(*[quoted(field.name) for field in state.schema.fields])
+def shown(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
+    """Keys and values of the keys that are there, of rows as :func:`table_rows` or :func:`merged` give them."""
+    if DELETED_COLUMN not in rows.columns:
+        return rows
+    return rows.where(~deleted()).select(*[quoted(field.name) for field in state.schema.fields])
 
 
 def _fields(state: StateDescriptor, frame: "DataFrame") -> list["Column"]:
@@ -136,41 +135,81 @@ def live(
 ) -> "DataFrame":
     """The table's rows with the log rows on top: a state as of the last of the log rows' transactions.
 
+    While few log rows wait the table is read twice and not moved, but for the rows that have their keys.
+
+    Args and Raises: as for :func:`merged`.
+    """
+    moves_all = _size_bytes(rows) > _BROADCAST_BYTES_MAX and not _replaces(state)
+    if not state.keys or moves_all:
+        return shown(state, merged(state, base, rows, aggregator, span))
+    kept = base.alias("t").join(_keys_of(state, rows).alias("s"), same_key(state.keys, "t", "s"), "left_anti")
+    return shown(state, kept).unionByName(shown(state, changed(state, base, rows, aggregator, span)))
+
+
+def changed(
+    state: StateDescriptor,
+    base: "DataFrame",
+    rows: "DataFrame",
+    aggregator: Any,
+    span: tuple[int, int],
+    clamps: bool = False,
+) -> "DataFrame":
+    """The rows of :func:`merged` whose keys the log has.
+
+    Args and Raises: as for :func:`merged`.
+    """
+    if _replaces(state):
+        return newest_log(state, rows)
+    if state.keys:
+        on = same_key(state.keys, "t", "s")
+        base = base.alias("t").join(_keys_of(state, rows).alias("s"), on, "left_semi")
+    return merged(state, base, rows, aggregator, span, clamps)
+
+
+def merged(
+    state: StateDescriptor,
+    base: "DataFrame",
+    rows: "DataFrame",
+    aggregator: Any,
+    span: tuple[int, int],
+    clamps: bool = False,
+) -> "DataFrame":
+    """One row for each key of table and log, also for deleted ones: every value that Spark computes comes from here.
+
     Args:
         base: as :func:`table_rows` gives it.
         rows: as :func:`log_rows` gives it.
         aggregator: the state's, when that is a Python combiner.
         span: the transactions of the log rows: after the first, up to the second.
+        clamps: as of :func:`_fitted`.
+
+    Returns:
+        keys and values; with ``_deleted`` where the log has whole values, and ``_txid`` where these have a sequence.
 
     Raises:
         ConfigError: a Python combiner is needed and was not given.
-    """
-    combiner, native = combiner_of(state, aggregator), native_merge(state)
-    if keeps_last(state) and not is_sequenced(state):
-        return _replaced(state, base, rows)
-    # Of a text with a collation there are equal keys whose hashes differ.
-    hashed = state.keys and why_not_exact(StructType([state.schema[key] for key in state.keys]), state.keys) is None
-    if hashed and _size_bytes(rows) <= _BROADCAST_BYTES_MAX:
-        return _beside(state, base, rows, aggregator, span)
-    if is_sequenced(state):
-        return _newest_of_both(state, base, rows, span)
-    return combined(state, base, rows, native) if native else overlaid(state, base, rows, combiner)
-
-
-def live_grouped(
-    state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any, span: tuple[int, int]
-) -> "DataFrame":
-    """The same by grouping both together: for a base so small that moving it costs nothing.
-
-    Args and Raises: as for :func:`live`.
     """
     combiner, native = combiner_of(state, aggregator), native_merge(state)
     if keeps_last(state):
         return _newest_of_both(state, base, rows, span)
     if native is None:
         return _folded(state, base, rows, combiner)
-    fields = [quoted(field.name) for field in state.schema.fields]
-    return merged_log(state, base.select(*fields).unionByName(rows.select(*fields)), native)
+    return _combined(state, base, rows, native, clamps)
+
+
+def _replaces(state: StateDescriptor) -> bool:
+    """Tells whether a row of the log stands for its key whatever the table has."""
+    return keeps_last(state) and not is_sequenced(state)
+
+
+def _keys_of(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
+    keys = rows.select(*[quoted(key) for key in state.keys]).distinct()
+    return F.broadcast(keys) if _size_bytes(rows) <= _BROADCAST_BYTES_MAX else keys
+
+
+def _size_bytes(frame: "DataFrame") -> int:
+    """Of the files that the frame reads, after skipping by statistics; runs no job."""
+    return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
 
 
 # --- the last value --------------------------------------------------------------------------
@@ -196,22 +235,6 @@ def deleted(side: str | None = None) -> "Column":
     return F.coalesce(quoted(DELETED_COLUMN, side), F.lit(False))
 
 
-def _replaced(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame":
-    """The table's rows of the keys without log rows, and the newest log rows that are not deleted.
-
-    As :func:`combined`: a filter on keys reaches both scans, and while few log
-    rows wait the table is not shuffled.
-    """
-    if not state.keys:
-        return _newest_of_both(state, base, rows, (0, 0))
-    fields = [quoted(field.name) for field in state.schema.fields]
-    touched = rows.select(*[quoted(key) for key in state.keys])
-    if _size_bytes(rows) <= _BROADCAST_BYTES_MAX:
-        touched = F.broadcast(touched.distinct())
-    kept = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_anti")
-    return kept.select(*fields).unionByName(newest_log(state, rows).where(~deleted()).select(*fields))
-
-
 def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", span: tuple[int, int]) -> "DataFrame":
     fields = [quoted(field.name) for field in state.schema.fields]
     if is_sequenced(state):
@@ -224,8 +247,7 @@ def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame"
     if retention.forgets and not many:
         old = old.where(~(deleted() & (quoted(TXID_COLUMN) < retention.below(span[1]))))
     both = old.unionByName(rows.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN)))
-    newest = _in_turn(state, both) if many else newest_log(state, both)
-    return newest.where(~deleted()).select(*fields)
+    return _in_turn(state, both) if many else newest_log(state, both)
 
 
 def _below(retention: Retention, txid: "Column") -> "Column":
@@ -263,55 +285,17 @@ def _in_turn(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
 # --- native aggregators ------------------------------------------------------------------------
 
 
-def merged_log(state: StateDescriptor, rows: "DataFrame", native: NativeMerge, is_part: bool = False) -> "DataFrame":
-    """One row per key: the combination of log rows. No rows give none, also without keys.
-
-    Args:
-        is_part: the table's value is still to be added. A sum of the log alone may not fit the column though each
-            transaction's total did, so that it is given in the type of :func:`wide_type`.
-    """
-    values = [combined_values(state, name, native, is_part).alias(name) for name in state.value_fields]
-    if state.keys:
-        return rows.groupBy(*[quoted(key) for key in state.keys]).agg(*values)
-    # A global aggregate gives one row also for none, and a state without a transaction has none.
-    return rows.agg(*values, F.count(F.lit(1)).alias(TXID_COLUMN)).where(quoted(TXID_COLUMN) > 0).drop(TXID_COLUMN)
-
-
-def combined(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", native: NativeMerge) -> "DataFrame":
-    """The table's rows with the log rows on top, for a native aggregator.
-
-    A filter on keys reaches the scans of both tables, which it would not through an outer join; and it spills instead
-    of failing.
-    """
-    fields = [quoted(field.name) for field in state.schema.fields]
-    return merged_log(state, base.select(*fields).unionByName(rows.select(*fields)), native)
-
-
-def _beside(
-    state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any, span: tuple[int, int]
+def _combined(
+    state: StateDescriptor, base: "DataFrame", rows: "DataFrame", native: NativeMerge, clamps: bool
 ) -> "DataFrame":
-    """The table's rows with log rows on top, where these are few: the table is read twice, and little of it is moved.
-
-    Tasks are sent the hashes of the log's keys alone, which is what makes it cheap. A row of the table whose hash is
-    none of them is given as it is; the others are grouped with the log, also those whose key has another's hash.
-    """
+    """The combination of both by a native aggregator. No rows give none, also without keys."""
     fields = [quoted(field.name) for field in state.schema.fields]
-    # A hidden column, whose name no field has.
-    hashes = F.broadcast(rows.select(_key_hash(state.keys).alias(TXID_COLUMN))).alias("s")
-    table, has_hash = base.alias("t"), _key_hash(state.keys, "t") == quoted(TXID_COLUMN, "s")
-    kept = shown(state, table.join(hashes, has_hash, "left_anti")).select(*fields)
-    changed = table.join(hashes, has_hash, "left_semi")
-    return kept.unionByName(live_grouped(state, changed, rows, aggregator, span))
-
-
-def _key_hash(keys: Sequence[str], side: str | None = None) -> "Column":
-    """Of equal keys the same: to Spark's hashes null is a value, NaN is one, and 0.0 and -0.0 are."""
-    return F.xxhash64(*[quoted(key, side) for key in keys])
-
-
-def _size_bytes(frame: "DataFrame") -> int:
-    """Of the files that the frame reads, after skipping by statistics; runs no job."""
-    return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    both = base.select(*fields).unionByName(rows.select(*fields))
+    values = [_combined_values(state, name, native, clamps).alias(name) for name in state.value_fields]
+    if state.keys:
+        return both.groupBy(*[quoted(key) for key in state.keys]).agg(*values)
+    # A global aggregate gives one row also for none, and a state without a transaction has none.
+    return both.agg(*values, F.count(F.lit(1)).alias(TXID_COLUMN)).where(quoted(TXID_COLUMN) > 0).drop(TXID_COLUMN)
 
 
 def wide_type(state: StateDescriptor, name: str) -> "DecimalType | None":
@@ -327,23 +311,16 @@ def wide_type(state: StateDescriptor, name: str) -> "DecimalType | None":
     return DecimalType(_DIGITS_MAX, 0) if isinstance(kind, LongType) else None
 
 
-def combined_values(state: StateDescriptor, name: str, native: NativeMerge, is_part: bool = False) -> "Column":
-    """The combination of a group's values of a field, as an aggregate of a native aggregator.
-
-    Args:
-        is_part: as of :func:`merged_log`.
-    """
+def _combined_values(state: StateDescriptor, name: str, native: NativeMerge, clamps: bool) -> "Column":
+    """The combination of a group's values of a field, as an aggregate of a native aggregator."""
     kind, wide = state.schema[name].dataType, wide_type(state, name)
     if wide is None:
         return native.merge(quoted(name)).cast(kind)
-    total = wide_sum(quoted(name), wide, isinstance(kind, LongType))
-    if is_part:
-        lost = total.isNull() & (F.count(quoted(name)) > 0)
-        return F.when(lost, _not_fitting(state, kind, F.lit("more than 38 digits")).cast(wide)).otherwise(total)
-    return fitted(state, name, total, F.count(quoted(name)) > 0)
+    total = _wide_sum(quoted(name), wide, isinstance(kind, LongType))
+    return _fitted(state, name, total, F.count(quoted(name)) > 0, clamps)
 
 
-def wide_sum(values: "Column", wide: "DecimalType", are_integers: bool) -> "Column":
+def _wide_sum(values: "Column", wide: "DecimalType", are_integers: bool) -> "Column":
     """The sum of a group's values, exact whatever their order; null where there is none, or more than 38 digits."""
     if not are_integers:
         return F.try_sum(values).cast(wide)
@@ -352,19 +329,11 @@ def wide_sum(values: "Column", wide: "DecimalType", are_integers: bool) -> "Colu
     return F.sum(high).cast(wide) * F.lit(1 << _HALF_BITS).cast("decimal(10,0)") + F.sum(low).cast(wide)
 
 
-def fitted(
-    state: StateDescriptor,
-    name: str,
-    total: "Column",
-    is_there: "Column",
-    side: str | None = None,
-    clamps: bool = False,
-) -> "Column":
+def _fitted(state: StateDescriptor, name: str, total: "Column", is_there: "Column", clamps: bool) -> "Column":
     """A sum in the type of its column; an error that names state and key where it does not fit.
 
     Args:
         is_there: tells whether there is a sum, also where ``total`` is null.
-        side: of the key's columns.
         clamps: whether the greatest, or least, value of the type takes the place of one that does not fit.
     """
     kind = state.schema[name].dataType
@@ -372,7 +341,15 @@ def fitted(
     if clamps:
         low, high = (F.lit(end).cast(kind) for end in _ends_of(kind))
         value = F.coalesce(value, F.when(total > 0, high).when(total < 0, low))
-    error = _not_fitting(state, kind, F.coalesce(total.cast("string"), F.lit("more than 38 digits")), side)
+    error = F.raise_error(
+        F.concat(
+            F.lit(f"a value of state {state.name} does not fit its type {kind.simpleString()}: overflow; key: "),
+            _key_text(state.keys),
+            F.lit("; found: "),
+            F.coalesce(total.cast("string"), F.lit("more than 38 digits")),
+            F.lit(f". `trident repair {state.topology}` names each such key and what can be done"),
+        )
+    )
     return F.when(value.isNull() & is_there, error.cast(kind)).otherwise(value)
 
 
@@ -384,39 +361,14 @@ def _ends_of(kind: Any) -> tuple[str, str]:
     return f"-{most}", most
 
 
-def _not_fitting(state: StateDescriptor, kind: Any, found: "Column", side: str | None = None) -> "Column":
-    return F.raise_error(
-        F.concat(
-            F.lit(f"a value of state {state.name} does not fit its type {kind.simpleString()}: overflow; key: "),
-            key_text(state.keys, side),
-            F.lit("; found: "),
-            found,
-            F.lit(f". {repair_advice(state)}"),
-        )
-    )
-
-
-def key_text(keys: Sequence[str], side: str | None = None) -> "Column":
+def _key_text(keys: Sequence[str]) -> "Column":
     """A key as errors show it, as JSON."""
     if not keys:
         return F.lit("{}")
-    return F.to_json(F.struct(*[quoted(key, side).alias(key) for key in keys]), {"ignoreNullFields": "false"})
-
-
-def repair_advice(state: StateDescriptor) -> str:
-    """The advice of an error about a value that an earlier version has let into a state and that nothing can read."""
-    return f"`trident repair {state.topology}` names each such key and what can be done"
+    return F.to_json(F.struct(*[quoted(key).alias(key) for key in keys]), {"ignoreNullFields": "false"})
 
 
 # --- Python combiners --------------------------------------------------------------------------
-
-
-def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
-    """New values of the keys that have log rows, for a Python combiner."""
-    touched = rows.select(*[quoted(key) for key in state.keys]).distinct() if state.keys else None
-    if touched is not None:
-        base = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_semi")
-    return _folded(state, base, rows, aggregator)
 
 
 def _folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
@@ -453,7 +405,7 @@ def unfit(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "Data
     reasons = []
     for name, kind in wide.items():
         own = state.schema[name].dataType
-        total, count = wide_sum(quoted(name), kind, isinstance(own, LongType)), F.count(quoted(name))
+        total, count = _wide_sum(quoted(name), kind, isinstance(own, LongType)), F.count(quoted(name))
         text = F.concat(
             F.lit("found: "),
             F.coalesce(total.cast("string"), F.lit("more than 38 digits")),
@@ -464,17 +416,7 @@ def unfit(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "Data
     reason = F.coalesce(*reasons).alias(TXID_COLUMN)  # a name that no key has
     grouped = both.groupBy(*keys).agg(reason) if keys else both.agg(reason)
     bad = grouped.where(quoted(TXID_COLUMN).isNotNull())
-    return bad.select(key_text(state.keys).alias("key"), quoted(TXID_COLUMN).alias("reason"))
-
-
-def overlaid(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
-    """The table's rows with the log rows on top, for a Python combiner."""
-    new = folded(state, base, rows, aggregator)
-    if not state.keys:
-        return new
-    touched = rows.select(*[quoted(key) for key in state.keys]).distinct()
-    untouched = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_anti")
-    return untouched.unionByName(new)
+    return bad.select(_key_text(state.keys).alias("key"), quoted(TXID_COLUMN).alias("reason"))
 
 
 def _nullable(schema: "StructType") -> "StructType":

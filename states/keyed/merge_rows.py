@@ -110,6 +110,35 @@ class RowMerge:
             return self.sorted(self._newest(rows))
         return self.sorted(self._folded(rows))
 
+    def in_parts(self, log: pa.Table, after: int, upto: int) -> list[tuple[int, int, pa.Table]]:
+        """Log rows of the transactions after < txid ≤ upto, :meth:`reduced`, in parts that merge one after the other.
+
+        Raises:
+            NotMergeable: a transaction's own sum does not fit its column.
+        """
+        try:
+            return [(*part, self.reduced(between(log, *part))) for part in self.retention.stretches(after, upto)]
+        except DoesNotFit:
+            # A sum of the log alone need not fit; each transaction's does, and so does the total after each of them.
+            txids = sorted(set(log.column(TXID_COLUMN).to_pylist()))
+            return [(txid - 1, txid, self.reduced(between(log, txid - 1, txid))) for txid in txids]
+
+    def with_parts(self, base: pa.Table, parts: Sequence[tuple[int, int, pa.Table]]) -> pa.Table:
+        """Keys and values of rows of a table with a log on top: the fold of every read over Arrow.
+
+        Args:
+            base: as ``kept_schema`` has them; with one row per key, none of which has a transaction of the parts.
+            parts: as :meth:`in_parts` gives them.
+
+        Raises:
+            NotMergeable: a sum does not fit its column, or a key of ``base`` is there twice.
+        """
+        first = pa.scalar(parts[0][0] if parts else 0, pa.int64())
+        rows = base.append_column(pa.field(UPTO_COLUMN, pa.int64()), pa.repeat(first, base.num_rows))
+        for after, upto, new in parts:
+            rows = self.overlaid(rows, new, after, upto)
+        return self.shown(rows)
+
     def sorted(self, rows: pa.Table) -> pa.Table:
         """The rows by their keys, ascending, nulls last; a row stays before those of its key that came behind it."""
         return rows.take(self._order(rows)) if self.keys else rows
@@ -297,10 +326,15 @@ def why_not(schema: pa.Schema, keys: Sequence[str], aggregator: str | None) -> s
         if name in keys:
             continue
         number = pa.types.is_integer(kind) or pa.types.is_float64(kind) or pa.types.is_decimal(kind)
-        ordered = number or pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
-        if not (number if aggregator in ("count", "sum") else ordered):
+        if not (number if aggregator in ("count", "sum") else not pa.types.is_nested(kind)):
             return f"its value {name!r} of type {kind} is combined by {aggregator}"
     return None
+
+
+def between(rows: pa.Table, after: int, upto: int) -> pa.Table:
+    """The log rows of the transactions after < txid ≤ upto."""
+    txids = rows.column(TXID_COLUMN)
+    return rows.filter(pc.and_(pc.greater(txids, after), pc.less_equal(txids, upto)))
 
 
 def _by_txid(rows: pa.Table) -> pa.Table:
@@ -384,7 +418,15 @@ def _fits(fold: Callable[[Any, Any], Any], a: Any, b: Any, kind: pa.DataType) ->
     return True
 
 
+def _least(a: Any, b: Any) -> Any:
+    if pa.types.is_boolean(a.type):  # of which Arrow knows no lesser one
+        a, b = a.cast(pa.int8()), b.cast(pa.int8())
+    return pc.min_element_wise(a, b)
+
+
 def _greatest(a: Any, b: Any) -> Any:
+    if pa.types.is_boolean(a.type):
+        a, b = a.cast(pa.int8()), b.cast(pa.int8())
     greatest = pc.max_element_wise(a, b)
     if not pa.types.is_floating(greatest.type):
         return greatest
@@ -408,6 +450,6 @@ _FOLDS: dict[str, Callable[[pa.Table, int], pa.Table]] = {
 _COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     "count": _added,
     "sum": _added,
-    "min": pc.min_element_wise,
+    "min": _least,
     "max": _greatest,
 }

@@ -95,12 +95,34 @@ def pin(
             # An older table version was wanted, and the log no longer reaches back to its P.
             raise _too_old(pinned, asked)
         # Merged and dropped between our looks at the two tables: look again.
-    raise TableError(
+    raise _not_together(states, views)
+
+
+def _not_together(states: Sequence[StateDescriptor], views: Mapping[str, Pinned]) -> TableError:
+    return TableError(
         f"the tables of batch group {states[0].group} of {states[0].topology} do not fit together",
         found="; ".join(f"{name}: {view.pair}" for name, view in views.items()),
         expected="floor <= merged <= the last common transaction, for each keyed state",
         action="if a table was restored from a copy, bring all from the same moment",
     )
+
+
+def pin_alone(tables: LogTables, root: Place, state: StateDescriptor, txid: int) -> Pinned:
+    """Pins one keyed state as of a transaction that has advanced, or committed nothing: no other table is looked at."""
+    for _ in tries():
+        # The table first: what is merged meanwhile is in the log still, or the floor says that it is not.
+        plain = _try_load(tables, root / state.plain_path)
+        published = _try_load(tables, root / state.published_path)
+        if published is None:
+            raise _no_table(root, state)
+        pinned = _pinned(state, published, own_control(state, published), plain)
+        view = _as_of(pinned, txid)
+        assert view.merged is not None, "a keyed state has a log"
+        if view.control.floor <= view.merged or txid < view.control.starts_at:
+            return view
+        if view.merged != pinned.merged:
+            raise _too_old({state.name: pinned}, txid)
+    raise _not_together([state], {state.name: view})
 
 
 def _look(tables: LogTables, root: Place, states: Sequence[StateDescriptor]) -> tuple[list[int], dict[str, Pinned]]:
@@ -115,16 +137,20 @@ def _look(tables: LogTables, root: Place, states: Sequence[StateDescriptor]) -> 
         published = _try_load(tables, root / state.published_path)
         if published is None:
             if state.name in wanted:
-                raise TableError(
-                    f"the table {root / state.published_path} of state {state.name} does not exist",
-                    action="start the topology that writes it, or bring the table back from a back-up",
-                )
+                raise _no_table(root, state)
             continue  # a state that is just being made: no transaction has it yet
         control = own_control(state, published)
         (controls if state.ends_at is None else detached).append(control.txid)
         if state.name in wanted:
             pinned[state.name] = _pinned(state, published, control, plains.get(state.name))
     return controls or detached, pinned
+
+
+def _no_table(root: Place, state: StateDescriptor) -> TableError:
+    return TableError(
+        f"the table {root / state.published_path} of state {state.name} does not exist",
+        action="start the topology that writes it, or bring the table back from a back-up",
+    )
 
 
 def _pinned(

@@ -22,8 +22,8 @@ from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.history_rows import periods
 from trident.states.keyed.live_read import live_frame, rows_here
-from trident.states.keyed.log_merge import log_rows, no_rows, table_rows
-from trident.states.keyed.pinning import Pinned, load_state, pin
+from trident.states.keyed.log_merge import log_rows, no_rows, quoted, same_key, shown, table_rows
+from trident.states.keyed.pinning import Pinned, load_state, pin, pin_alone
 from trident.states.keyed.snapshot import Stored, StoredFiles, load_frame, log_frame, plain_frame
 
 # Of readers that keep none of their own.
@@ -152,7 +152,7 @@ def _frame(spark: "SparkSession", table: Pinned, txid: int, aggregator: Any, her
     return periods(table.state, rows) if table.state.history_by else rows
 
 
-def _stored(spark: "SparkSession", table: Pinned, txid: int) -> Stored:
+def _stored(spark: "SparkSession", table: Pinned, txid: int, as_files: bool = False) -> Stored:
     """A keyed state as of txid, from pinned tables that fit: floor <= merged <= txid."""
     assert table.merged is not None, "an append has no log"
     state, control = table.state, table.control
@@ -161,11 +161,11 @@ def _stored(spark: "SparkSession", table: Pinned, txid: int) -> Stored:
         return Stored(state, control, base, None, (0, 0))
     plain_files: list[LiveFile] | None = []
     if table.plain is not None:
-        frame, plain_files = plain_frame(spark, table.plain)
+        frame, plain_files = plain_frame(spark, table.plain, as_files)
         base = table_rows(state, frame)
     if table.merged >= min(txid, control.txid):  # later transactions, if any, committed nothing
         return Stored(state, control, base, None, (0, 0))
-    rows, log_files = log_frame(spark, table.published, table.merged)
+    rows, log_files = log_frame(spark, table.published, table.merged, as_files)
     span = (table.merged, txid)
     waiting = log_rows(state, rows, *span)
     if plain_files is None or log_files is None:
@@ -180,7 +180,75 @@ def stored_as_of(
 ) -> Stored:
     """A keyed state as of a transaction that is known to have advanced, or to have committed nothing.
 
+    It is made for each batch: of a table's log new entries alone are read, and no table is loaded by Spark.
+
     Raises: as :func:`read_state`.
     """
-    views, asked = pin(tables, warehouse, [state], txid, txid)
-    return _stored(spark, views[state.name], asked)
+    return _stored(spark, pin_alone(tables, warehouse, state, txid), txid, as_files=True)
+
+
+# --- looking up some keys (docs/semantics.md 9.3) -----------------------------------------------------
+
+
+def base_of(
+    spark: "SparkSession",
+    warehouse: AnyPath,
+    name: str,
+    keys_frame: "DataFrame | None",
+    txid: int,
+    aggregator: Any = None,
+    tables: LogTables = TABLES,
+) -> "DataFrame":
+    """The values of some keys of a keyed state as of exactly one transaction.
+
+    The caller's duty: txid has advanced, or is known to have committed nothing;
+    this looks at the state's own tables only. And ``keys_frame`` gives the same
+    rows each time it is computed: it is used for the table and for the log.
+
+    Args:
+        keys_frame: the keys that are asked, with the state's key columns by
+            name. Nulls are keys, and one may occur several times. With the hint
+            "broadcast" where they are few; else both sides of a join are moved.
+            None for all, and for a state without keys.
+        aggregator: the state's, when that is a Python combiner.
+        tables: what is known of the logs.
+
+    Returns:
+        Keys and values; no row for a key that the state does not have. Lazy,
+        and fixed: later transactions and MERGEs do not change it.
+
+    Raises:
+        SnapshotUnavailable: txid is older than what is kept.
+        TableError: there is no such keyed state, or a table of it is missing.
+        ForeignTable: a table is not the state's.
+        ConfigError: a Python combiner is needed and was not given.
+    """
+    stored, base, rows = parts_of(spark, warehouse, name, keys_frame, txid, tables)
+    if keys_frame is None or not stored.state.keys:
+        return stored.frame(aggregator)
+    return shown(stored.state, base) if rows is None else stored.grouped(base, rows, aggregator)
+
+
+def parts_of(
+    spark: "SparkSession",
+    warehouse: AnyPath,
+    name: str,
+    keys_frame: "DataFrame | None",
+    txid: int,
+    tables: LogTables = TABLES,
+) -> "tuple[Stored, DataFrame, DataFrame | None]":
+    """A state as :func:`base_of` finds it, with the rows that table and log have of the keys, not combined yet."""
+    state = load_state(warehouse, name)
+    if not state.state_kind.has_log:
+        raise TableError(
+            f"state {name} has no values to look up", found=f"a state of kind {state.kind!r}", expected="a keyed state"
+        )
+    stored = stored_as_of(spark, Place(warehouse), state, txid, tables)
+    base, rows = stored.base, stored.rows
+    if keys_frame is None or not state.keys:
+        return stored, base, rows
+    asked = keys_frame.select(*[quoted(key) for key in state.keys]).alias("s")
+    base = base.alias("t").join(asked, same_key(state.keys, "t", "s"), "left_semi")
+    if rows is not None:
+        rows = rows.alias("t").join(asked, same_key(state.keys, "t", "s"), "left_semi")
+    return stored, base, rows

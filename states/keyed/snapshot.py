@@ -22,7 +22,7 @@ from trident.states.delta.delta_log import LogSnapshot
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
 from trident.states.delta.whole_files import require_whole
-from trident.states.keyed.log_merge import live, live_grouped, shown
+from trident.states.keyed.log_merge import live, merged, shown
 from trident.states.keyed.tables import greatest_txid
 
 # So little is read by one task: a task more, and moving rows between two, costs more than it gains.
@@ -60,7 +60,7 @@ class Stored:
         rows: of the log, up to the transaction, that are not in the table; None when there are none.
         span: the transactions that these rows can be of: after the first, up to the second.
         size: bytes of the files that both are read from, None when unknown.
-        files: these files, None when unknown; they need not be given where rows are looked up by Spark alone.
+        files: these files, None when unknown.
     """
 
     state: StateDescriptor
@@ -90,27 +90,35 @@ class Stored:
         """The same of some keys, given the rows that both parts have of them: few enough to be moved."""
         if self.is_small:
             base, rows = base.coalesce(1), rows.coalesce(1)
-        return live_grouped(self.state, base, rows, aggregator, self.span)
+        return shown(self.state, merged(self.state, base, rows, aggregator, self.span))
 
     @property
     def is_small(self) -> bool:
         return self.size is not None and self.size <= SMALL_BYTES
 
 
-def plain_frame(spark: "SparkSession", plain: LogSnapshot) -> "tuple[DataFrame, list[LiveFile] | None]":
-    """A plain table at its version, and its files (None where Delta chooses among them)."""
-    return _frame(spark, plain, list(plain.files.values()))
+def plain_frame(
+    spark: "SparkSession", plain: LogSnapshot, as_files: bool = False
+) -> "tuple[DataFrame, list[LiveFile] | None]":
+    """A plain table at its version, and its files (None where Delta chooses among them).
+
+    Args:
+        as_files: the files are read as they are also where they are many.
+    """
+    return _frame(spark, plain, list(plain.files.values()), as_files)
 
 
-def log_frame(spark: "SparkSession", log: LogSnapshot, merged: int) -> "tuple[DataFrame, list[LiveFile] | None]":
+def log_frame(
+    spark: "SparkSession", log: LogSnapshot, merged: int, as_files: bool = False
+) -> "tuple[DataFrame, list[LiveFile] | None]":
     """A log at its version, of which only rows above ``merged`` are wanted, and files as :func:`plain_frame`."""
-    return _frame(spark, log, [file for file in log.files.values() if greatest_txid(file) > merged])
+    return _frame(spark, log, [file for file in log.files.values() if greatest_txid(file) > merged], as_files)
 
 
 def _frame(
-    spark: "SparkSession", table: LogSnapshot, files: list[LiveFile]
+    spark: "SparkSession", table: LogSnapshot, files: list[LiveFile], as_files: bool
 ) -> "tuple[DataFrame, list[LiveFile] | None]":
-    if table.why_not_rows is None and len(files) <= FEW_FILES:
+    if table.why_not_rows is None and (as_files or len(files) <= FEW_FILES):
         with suppress(NotFollowed):
             return scan(spark, table.path, table.schema_json, files), files
     return load_frame(spark, table), None

@@ -20,13 +20,13 @@ from trident.spouts.partitions import Emission, EmittedFile, PartitionEmission
 from trident.states.core import storage
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import LogTables
 from trident.states.delta.staging import verify_staged
 from trident.states.delta.whole_files import require_whole, require_whole_log
 from trident.states.history.transactions_table import is_damage
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.key_reads import KeyReader
-from trident.states.keyed.lookups import StatePins, base_of
-from trident.states.keyed.reading import read_state
+from trident.states.keyed.reading import base_of, read_state
 
 ENTRY = b'{"commitInfo":{"operation":"WRITE"}}\n'
 
@@ -137,13 +137,13 @@ def test_every_reader_of_a_keyed_state_refuses_what_lost_its_bytes(spark, engine
         group.publish(txid, {"counts": [("a", 1), (f"b{txid}", 1)]})
         if txid == 1:
             compactor.merge_once(1, force=True)
-    pins, reader = StatePins(), KeyReader(tmp_path)
+    tables, reader = LogTables(), KeyReader(tmp_path)
     readers = {
         "snapshot": lambda: read_state(spark, tmp_path, "counts", 3).collect(),
         "get": lambda: [
             one for one in reader.get("counts", reader.asked("counts", ["a", "b1", "b2", "b3", "c"])) if one
         ],
-        "lookup": lambda: base_of(spark, tmp_path, "counts", None, 3, pins=pins).collect(),
+        "lookup": lambda: base_of(spark, tmp_path, "counts", None, 3, tables=tables).collect(),
         "lookup anew": lambda: base_of(spark, tmp_path, "counts", None, 3).collect(),
     }
     assert all(len(read()) == 4 for read in readers.values())

@@ -13,16 +13,15 @@ from pyspark.sql import functions as F
 from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed, plain
 from trident.coordinators.errors import CommitConflict, ConfigError, TableError
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.delta import table_files
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.log_tables import LogTables
 from trident.states.keyed import log_merge
-from trident.states.keyed import lookups as resolve_reads
 from trident.states.keyed import snapshot as stored
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.delta_map import DeltaMapState
-from trident.states.keyed.lookups import StatePins, base_of
-from trident.states.keyed.reading import read_state
+from trident.states.keyed.reading import TABLES, base_of, read_state
 
 
 def live(group, txid=None, name="s"):
@@ -181,7 +180,7 @@ def test_any_type_of_key_and_value_from_the_log_to_the_table(spark, engine, tmp_
     for txid, rows in enumerate(batches, 1):
         group.publish(txid, {"s": rows})
     assert live(group, 2) == group.expected("s", 2, fold), "from the log alone"
-    merging, pins = compactor_of(group, "s"), StatePins()
+    merging, pins = compactor_of(group, "s"), LogTables()
     merging.merge_once(2, force=True)
     assert plain(group, "s") == group.expected("s", 2, fold)
     assert live(group) == group.expected("s", 4, fold), "the log on top of a small table"
@@ -255,7 +254,7 @@ def test_of_two_compactors_that_read_the_same_p_the_second_merges_what_it_must_o
 # --- the reads of the Resolve step -----------------------------------------------------------------------------
 
 
-def base(group, keys, txid, pins=None, name="s", aggregator=None):
+def base(group, keys, txid, pins=TABLES, name="s", aggregator=None):
     binding = group.bindings[name]
     asked = None if keys is None else frame_of(group, name, keys)
     frame = base_of(group.spark, group.warehouse, name, asked, txid, aggregator or binding.aggregator, pins)
@@ -272,9 +271,9 @@ def test_lookups_are_exact_while_the_tables_move_on_and_load_neither_anew(spark,
     ]
     # A folder of any name, and more files than Spark lists at once.
     group = Group(spark, engine, tmp_path / "w %20 ключ", *bindings)
-    monkeypatch.setattr(resolve_reads, "PATHS_PER_SCAN", 2)
+    monkeypatch.setattr(table_files, "PATHS_PER_SCAN", 2)
     monkeypatch.setattr(stored, "SMALL_BYTES", 0)
-    names, pins = [*"abcdefg", None], {"s": StatePins(), "n": StatePins()}
+    names, pins = [*"abcdefg", None], {"s": LogTables(), "n": LogTables()}
     merging = {name: compactor_of(group, name, snapshot_retention_txids=0) for name in pins}
     for name in pins:
         assert base(group, [("a",)], 0, pins[name], name) == {}

@@ -24,8 +24,7 @@ from trident.coordinators.errors import TableError
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.keyed.log_merge import fold_of
-from trident.states.keyed.lookups import base_of
-from trident.states.keyed.reading import read_state
+from trident.states.keyed.reading import base_of, read_state
 from trident.states.maps.memory_map import memory_map, staged_rows
 from trident.workers.chain import Frame, Meter
 from trident.workers.failures import Label

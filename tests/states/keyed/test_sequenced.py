@@ -23,13 +23,13 @@ from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.place import Place
 from trident.states.core.retention import Retention
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
+from trident.states.delta.log_tables import LogTables
 from trident.states.keyed import log_merge, snapshot
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.file_merge import CannotMerge, FileMerge
 from trident.states.keyed.key_reads import KeyReader
-from trident.states.keyed.lookups import StatePins, base_of
 from trident.states.keyed.merge_rows import RowMerge
-from trident.states.keyed.reading import read_state
+from trident.states.keyed.reading import base_of, read_state
 
 # Longer: TRIDENT_SEQUENCES=20000.
 HISTORIES = int(os.environ.get("TRIDENT_SEQUENCES", "150"))
@@ -246,14 +246,14 @@ def as_values(found: Mapping[tuple, tuple]) -> dict[Any, tuple]:
     return {key: value for (key,), value in found.items()}
 
 
-def everywhere(group: Group, txid: int, keys: Sequence[Any], pins: StatePins) -> list[dict[Any, tuple]]:
+def everywhere(group: Group, txid: int, keys: Sequence[Any], tables: LogTables) -> list[dict[Any, tuple]]:
     """The state as of a transaction, as each reader gives it."""
     binding, place = group.bindings["s"], Place(group.warehouse)
     asked = group.spark.createDataFrame([(key,) for key in keys], type(binding.schema)([binding.schema["k"]]))
     frames = [
         read_state(group.spark, group.warehouse, "s", txid),
-        base_of(group.spark, group.warehouse, "s", asked.coalesce(1), txid, None, pins),
-        base_of(group.spark, group.warehouse, "s", None, txid, None, pins),
+        base_of(group.spark, group.warehouse, "s", asked.coalesce(1), txid, None, tables),
+        base_of(group.spark, group.warehouse, "s", None, txid, None, tables),
     ]
     found = [as_values(as_map(binding, frame)) for frame in frames]
     reader = KeyReader(place)
@@ -279,7 +279,7 @@ def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
     history = a_history(rng, keys)
     cuts = sorted(rng.sample(range(1, len(history)), 3))
     batches = [history[low:high] for low, high in zip([0, *cuts], [*cuts, len(history)], strict=True)]
-    pins, compactor = StatePins(), Compactor(spark, engine, tmp_path, group.descriptor("s"))
+    tables, compactor = LogTables(), Compactor(spark, engine, tmp_path, group.descriptor("s"))
     if way == "by Spark":
         only_spark(monkeypatch)
     for txid, batch in enumerate(batches, 1):
@@ -288,10 +288,10 @@ def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
         if txid % 2 == 0:
             if way == "by Spark" and txid == 4:
                 monkeypatch.setattr(log_merge, "_BROADCAST_BYTES_MAX", -1)
-            assert everywhere(group, txid, keys, pins) == [expected] * 4, "the log on top of the table"
+            assert everywhere(group, txid, keys, tables) == [expected] * 4, "the log on top of the table"
             compactor.merge_once(txid, force=True)
             assert compactor.merged_upto() == txid
-            assert everywhere(group, txid, keys, pins) == [expected] * 4, "the table alone"
+            assert everywhere(group, txid, keys, tables) == [expected] * 4, "the table alone"
     table = deltalake.DeltaTable(str(tmp_path / "s")).to_pyarrow_table().to_pylist()
     assert set(table[0]) == {"k", "s.eq", "v", DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN}
     assert {row["k"]: (row["s.eq"], row["v"]) for row in table if not row[DELETED_COLUMN]} == model(history)
@@ -314,7 +314,7 @@ def test_every_reader_and_both_merges_forget_a_deleted_key_at_the_same_transacti
     for batch in batches[1:]:
         batch.append(Change("late", 3, "late"))
     keys += ["late", "gone"]
-    pins, compactor = StatePins(), Compactor(spark, engine, tmp_path, group.descriptor("s"))
+    tables, compactor = LogTables(), Compactor(spark, engine, tmp_path, group.descriptor("s"))
     for txid, batch in enumerate(batches, 1):
         if txid in changed:
             raised = replace(group.descriptor("s"), deleted_retention_txids=changed[txid]).going_on(tmp_path, txid)
@@ -323,11 +323,11 @@ def test_every_reader_and_both_merges_forget_a_deleted_key_at_the_same_transacti
         publish(group, txid, batch)
         if txid in ((7, 9) if way == "by Spark" else (9,)):
             expected = model_that_forgets(batches[:txid], kept, changed)
-            assert everywhere(group, txid, keys, pins) == [expected] * 4, "the log on top of the table"
+            assert everywhere(group, txid, keys, tables) == [expected] * 4, "the log on top of the table"
         if txid in (2, 6, 9):
             compactor.merge_once(txid, force=True)
             assert compactor.merged_upto() == txid
-    assert everywhere(group, 9, keys, pins) == [expected] * 4, "the table alone"
+    assert everywhere(group, 9, keys, tables) == [expected] * 4, "the table alone"
     assert expected["late"] == (3, "late")
     table = deltalake.DeltaTable(str(tmp_path / "s")).to_pyarrow_table().to_pylist()
     assert "gone" not in {row["k"] for row in table}, "MERGEs drop the rows of forgotten keys"

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 TITLE = "local copies of a state of 1 M and of 8 M keys: a build, 1,000 keys looked up, 1,000 keys changed"
 _ROWS = 1000
-_HASH = 0x9E3779B97F4A7C15
 
 
 def run(bench: Bench, report: Report) -> None:
@@ -46,7 +45,8 @@ class _Sized:
         import pyarrow.parquet as pq
 
         from trident.states.core.copy_rows import RowCodec
-        from trident.states.core.local_copy import CopiedRows, CopyMark, LocalCopy
+        from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, look_up
+        from trident.states.core.sorted_run import hashes
 
         rng, codec = np.random.default_rng(1), RowCodec(self._schema, ["key"])
         path = self._folder / "plain.parquet"
@@ -55,13 +55,8 @@ class _Sized:
 
         def rows(shards: int = 1) -> Any:
             for batch in pq.ParquetFile(path).iter_batches(100_000):
-                keys, values = codec.key_array(batch), codec.value_array(batch)
-                if shards > 1:
-                    text = np.frombuffer(keys.buffers()[2], np.uint8).reshape(len(keys), -1).astype(np.uint64)
-                    hashes = (text * np.arange(1, 2 * text.shape[1], 2, dtype=np.uint64) * _HASH).sum(axis=1) >> 40
-                    mine = pa.array(hashes % shards == 0)
-                    keys, values = keys.filter(mine), values.filter(mine)
-                yield CopiedRows(keys, values)
+                given = codec.rows(batch)
+                yield given if shards == 1 else given.take(np.flatnonzero(hashes(given.keys) % np.uint64(shards) == 0))
 
         def table(number: int) -> pa.Table:
             asked = [f"k{n:08d}" for n in rng.integers(0, self._keys, _ROWS).tolist()]
@@ -72,8 +67,9 @@ class _Sized:
         copies = []
 
         def build(shards: int = 1) -> None:
-            copies.append(LocalCopy(Path(self._folder / f"{len(copies)}.copy"), 8 << 30))
-            copies[-1].fill(rows(shards), held)
+            copies.append(LocalCopy(Path(self._folder / f"{len(copies)}.copy"), 8 << 30, self._schema.remove(0)))
+            copies[-1].apply(rows(shards), None, held)
+            copies[-1].wait_for_merge()
 
         shard = _cpu_ms(partial(build, 2))
         built = [_cpu_ms(build) for _ in range(self._bench.size(3, 1))]
@@ -88,16 +84,17 @@ class _Sized:
         copy = copies[-1]
         report.figure(f"{self.what}: the file", "MB", [copy.disk_bytes / 1e6])
 
-        def look_up(asked: pa.Table, held: CopyMark) -> None:
-            codec.decode_values(copy.get(codec.encode_keys(asked), held))
+        def read(asked: pa.Table, held: CopyMark) -> None:
+            look_up(CopyAsOf(copy.folder, held, self._schema, ("key",)), codec.key_array(asked))
 
         def change(given: pa.Table, held: CopyMark, after: CopyMark) -> None:
-            copy.apply(zip(codec.encode_keys(given), codec.encode_values(given), strict=True), held, after)
+            copy.apply([codec.rows(given)], held, after)
+            copy.wait_for_merge()
 
         looked, changed = [], []
         for number in range(1, self._bench.size(40, 3)):
             asked = table(number)
-            looked.append(_cpu_ms(partial(look_up, asked, held)))
+            looked.append(_cpu_ms(partial(read, asked, held)))
             after = _next(held)
             changed.append(_cpu_ms(partial(change, table(number), held, after)))
             held = after

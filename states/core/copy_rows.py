@@ -1,27 +1,24 @@
-"""Rows of a keyed state as bytes, for its local copy: equal keys are equal bytes, values come back exact.
+"""The keys of a keyed state as bytes, which are equal where the keys are; and its rows for a local copy.
 
 A column at a time, by Arrow and numpy: no Python object is made for a value of a plain type. Dates and instants are
 written as the integers that Arrow has for them, so that those beyond Python's years are kept, and no time zone comes
-in. NaN is one key, as in Spark's grouping and joins; 0.0 and -0.0 are one; a value keeps its sign and its NaN.
+in. NaN is one key, as in Spark's grouping and joins; 0.0 and -0.0 are one.
 
 A key: of each column a byte that says whether it is null, and its bytes; behind all, the lengths of the columns that
-have no fixed width, but for the last of them. Integers stand so that their bytes have their order: keys that are near
-each other are near each other in the copy.
-
-A row of values: of each column a byte that says whether it is null; the columns of a fixed width; the lengths of the
-others; the others.
+have no fixed width, but for the last of them. Integers stand so that their bytes have their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from itertools import pairwise
 from typing import Any, TypedDict, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from trident.states.core.sorted_run import Rows
 
 BYTES = pa.large_binary()
 _NAN = float("nan")
@@ -46,11 +43,6 @@ class RowCodec:
         self.values = tuple(name for name in schema.names if name not in keys)
         self._key_types = [schema.field(name).type for name in self.keys]
         self._value_types = [schema.field(name).type for name in self.values]
-        widths = [_width(kind) for kind in self._value_types]
-        sized = [width for width in widths if width is not None]
-        # Where each column of a fixed width stands, and where the lengths of the others do.
-        self._starts = np.cumsum([len(widths), *sized])
-        self._head = int(self._starts[-1]) + _LENGTH.itemsize * (len(widths) - len(sized))
 
     # --- keys -----------------------------------------------------------------------------------------
 
@@ -83,27 +75,8 @@ class RowCodec:
         arrays = [column.cast(kind) for column, kind in zip(self._key_columns(keys), self._key_types, strict=True)]
         return pa.table(arrays, names=list(self.keys))
 
-    def position_by(self, column: str) -> Callable[[Sequence[bytes], Sequence[bytes]], list[int | None]]:
-        """(encoded keys, their values) → the integer, day or instant that each row has in a column.
-
-        Raises:
-            TypeError: the column has no order of 64-bit integers.
-        """
-        kinds = dict(zip((*self.keys, *self.values), (*self._key_types, *self._value_types)))
-        if not pa.types.is_signed_integer(_wire_type(kinds[column])):
-            raise TypeError(f"column {column} of type {kinds[column]} is no position")
-        if column in self.keys:
-            at = self.keys.index(column)
-            return lambda keys, values: self._key_columns(keys, {at})[0].to_pylist()
-        at = self.values.index(column)
-        return lambda keys, values: self._columns(values)[at].to_pylist()
-
-    def _key_columns(self, keys: Sequence[bytes], wanted: Collection[int] | None = None) -> list[pa.Array]:
-        """The key columns of encoded keys, in the types that are written.
-
-        Args:
-            wanted: the numbers of some of them, in ascending order; None: all.
-        """
+    def _key_columns(self, keys: Sequence[bytes]) -> list[pa.Array]:
+        """The key columns of encoded keys, in the types that are written."""
         widths = [_width(kind) for kind in self._key_types]
         count = len(keys)
         text, sizes = b"".join(keys), np.fromiter(map(len, keys), np.int64, count)
@@ -114,94 +87,43 @@ class RowCodec:
         known = _view_rows(whole[ends[:, None] + np.arange(several * _LENGTH.itemsize)], _LENGTH, several)
         columns, seen = [], 0
         for number, (width, kind) in enumerate(zip(widths, self._key_types, strict=True)):
-            is_wanted = wanted is None or number in wanted
             nulls, start = whole[at].astype(bool), at + 1
             if width is not None:
-                if is_wanted:
-                    columns.append(_key_array(whole[start[:, None] + np.arange(width)], nulls, kind))
+                columns.append(_key_array(whole[start[:, None] + np.arange(width)], nulls, kind))
                 at = start + width
                 continue
             if seen < several:
                 at = start + known[:, seen]
             else:  # the length of the last one is what is left
-                behind = sum(1 + (other or 0) for other in widths[number + 1 :])
-                at = ends - behind
+                at = ends - sum(1 + (other or 0) for other in widths[number + 1 :])
             seen += 1
-            if is_wanted:
-                places = zip(start.tolist(), at.tolist(), nulls.tolist(), strict=True)
-                columns.append(_unpacked([None if null else text[a:b] for a, b, null in places], kind))
+            places = zip(start.tolist(), at.tolist(), nulls.tolist(), strict=True)
+            columns.append(_unpacked([None if null else text[a:b] for a, b, null in places], kind))
         return columns
 
     # --- values ---------------------------------------------------------------------------------------
 
-    def value_array(self, table: pa.Table | pa.RecordBatch) -> pa.LargeBinaryArray:
-        """The values of each row."""
-        columns = [_wire(table.column(name), kind) for name, kind in zip(self.values, self._value_types, strict=True)]
-        return self._rows(columns, table.num_rows)
+    def rows(self, table: pa.Table | pa.RecordBatch, ordered_by: str = "", gone: pa.BooleanArray | None = None) -> Rows:
+        """Rows for a local copy.
 
-    def encode_values(self, table: pa.Table | pa.RecordBatch) -> list[bytes]:
-        """As :meth:`value_array`, as Python's bytes."""
-        return as_bytes(self.value_array(table))
-
-    def encode_plain(self, rows: Sequence[Sequence[Any]]) -> list[bytes]:
-        """Encodes values as :meth:`plain_values` gives them."""
-        columns = zip(*rows, strict=True) if rows else [()] * len(self.values)
-        arrays = [pa.array(column, _wire_type(kind)) for column, kind in zip(columns, self._value_types, strict=True)]
-        return as_bytes(self._rows(arrays, len(rows)))
-
-    def plain_values(self, rows: Sequence[bytes]) -> list[tuple[Any, ...]]:
-        """The values of some encoded rows as Python has them: instants and dates as integers."""
-        return list(zip(*[column.to_pylist() for column in self._columns(rows)], strict=True))
-
-    def decode_values(self, rows: Sequence[bytes | None]) -> pa.Table:
-        """The value columns of encoded rows; nulls where there is no row."""
-        arrays = [
-            column if column.type == kind else column.cast(kind)
-            for column, kind in zip(self._columns(rows), self._value_types, strict=True)
-        ]
-        return pa.table(arrays, names=list(self.values))
-
-    def _rows(self, columns: Sequence[pa.Array], count: int) -> pa.LargeBinaryArray:
-        sized, others = [], []
-        for column, kind in zip(columns, self._value_types, strict=True):
-            if _width(kind) is not None:
-                sized.append(_bytes(column))
-            else:
-                others.append(_packed(column, kind))
-        head = [*map(_nulls, columns), *sized, *map(_lengths, others)]
-        return _joined([*head, *others]) if head else pa.array([b""] * count, BYTES)
-
-    def _columns(self, rows: Sequence[bytes | None]) -> list[pa.Array]:
-        """The value columns of encoded rows, in the types that are written."""
-        there = [row for row in rows if row is not None]
-        text, lengths = b"".join(there), np.fromiter(map(len, there), np.int64, len(there))
-        starts = np.cumsum(lengths) - lengths
-        whole = np.frombuffer(text, np.uint8)
-        head = np.zeros((len(rows), self._head), np.uint8)
-        head[:, : len(self.values)] = 1
-        at = np.array([row is not None for row in rows], bool)
-        head[at] = whole[starts[:, None] + np.arange(self._head)]
-        columns, place = [], iter(pairwise(self._starts.tolist()))
-        behind, length_at = starts + self._head, int(self._starts[-1])
-        for number, kind in enumerate(self._value_types):
-            nulls = head[:, number].astype(bool)
-            if _width(kind) is not None:
-                start, end = next(place)
-                columns.append(_array(np.ascontiguousarray(head[:, start:end]), nulls, kind))
-                continue
-            upto = behind + _view(head[at, length_at : length_at + _LENGTH.itemsize], _LENGTH)
-            packed: list[bytes | None] = [None] * len(rows)
-            for row, a, b in zip(np.flatnonzero(at).tolist(), behind.tolist(), upto.tolist(), strict=True):
-                if not nulls[row]:
-                    packed[row] = text[a:b]
-            columns.append(_unpacked(packed, kind))
-            behind, length_at = upto, length_at + _LENGTH.itemsize
-        return columns
+        Args:
+            ordered_by: the column that is the position of each row: integers, days or instants; "": none is.
+            gone: whether the key is deleted; None: none is.
+        """
+        kinds = dict(zip((*self.keys, *self.values), (*self._key_types, *self._value_types)))
+        values = [_whole(table.column(name), kinds[name]) for name in self.values]
+        positions = positions_of(table.column(ordered_by), kinds[ordered_by]) if ordered_by else None
+        return Rows.of(self.key_array(table), pa.table(values, names=list(self.values)), gone, positions)
 
 
 def plain_values(column: Any, kind: pa.DataType) -> list[Any]:
     """The values of a column, cast to a type, as Python has them: instants and dates as integers."""
     return cast("list[Any]", _wire(column, kind).to_pylist())
+
+
+def positions_of(column: Any, kind: pa.DataType) -> pa.Int64Array:
+    """The positions of rows by a column of theirs: integers, days or instants."""
+    return _wire(column, kind).cast(pa.int64())
 
 
 def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -290,11 +212,6 @@ def _numbers(column: pa.Array) -> Any:
     return numbers
 
 
-def _bytes(column: pa.Array) -> _Matrix:
-    numbers = np.ascontiguousarray(_numbers(column))
-    return numbers.view(np.uint8).reshape(len(numbers), numbers.dtype.itemsize)
-
-
 def _key_bytes(column: pa.Array, kind: pa.DataType) -> _Matrix:
     """A key column's bytes: those of one NaN and one zero; of integers in their order."""
     numbers = _numbers(column)
@@ -378,12 +295,15 @@ def _lengths(packed: pa.LargeBinaryArray) -> _Matrix:
     return _plain_bytes(pc.binary_length(packed).to_numpy(zero_copy_only=False).astype(_LENGTH))
 
 
-def _wire(column: Any, kind: pa.DataType) -> pa.Array:
-    """A column in the types that are written."""
+def _whole(column: Any, kind: pa.DataType) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    if column.type != kind:
-        column = column.cast(kind)
+    return column if column.type == kind else column.cast(kind)
+
+
+def _wire(column: Any, kind: pa.DataType) -> pa.Array:
+    """A column in the types that are written."""
+    column = _whole(column, kind)
     wire = _wire_type(kind)
     return column if wire == kind else column.cast(wire)
 

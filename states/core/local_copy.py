@@ -1,13 +1,16 @@
-"""The local copy of a keyed state: a store beside the workers that has every key as of one transaction.
+"""The local copy of a keyed state: every key as of one transaction, in files of this host that lookups map.
 
-It is disposable. The Delta tables are the truth; nothing here is ever flushed, and a copy of which anything is doubted
-is thrown away and built again. Its *mark* says of which incarnation of the topology it is, of which state in which
-form, and as of which transaction. Values and mark change in one LMDB transaction, so a process that dies in the middle
-leaves the values of the mark, and a reader finds the values of the mark that it asks for, or none at all. While it is
-filled, or many rows are put in part by part, a copy has no mark.
+It is disposable. The Delta tables are the truth; nothing here is ever flushed, and a doubtful copy is deleted and built
+again.
 
-Beside its values a copy may keep its keys in the *order* of a position that each row has, such as a time: what is due
-is a range of it. Entries of this index change in the same LMDB transaction as values and mark.
+A copy is a list of sorted, immutable *runs* (``sorted_run.py``), the oldest first, and a small file ``current`` that
+names them with their *mark*: of which incarnation of the topology they are, of which state in which form, and as of
+which transaction. A transaction adds one run; of a key that several runs have the newest counts. ``current`` is a link
+that is replaced atomically, so a process that dies at any moment leaves the copy of one mark, and a reader finds the
+rows of the mark that it wants, or none at all. Runs that no list names any more are deleted; who has them mapped reads
+on.
+
+A thread merges runs, so that each is at least twice as large as the next one: lookups search few of them.
 
 Several processes may read a copy at once, Spark's workers among them; the one that holds ``owner.lock`` writes it.
 """
@@ -15,54 +18,44 @@ Several processes may read a copy at once, Spark's workers among them; the one t
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shutil
 import threading
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import cast
 
-import lmdb
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trident.coordinators import faults
-from trident.states.core.copy_rows import BYTES, as_bytes, joined, matrix_array
-from trident.states.core.sorted_runs import RUN_BYTES, sort_by
+from trident.states.core.sorted_run import Rows, Run, by_key, hashes, merged, newest, write_run
 from trident.states.core.stale_copy import StaleCopy as StaleCopy
 
-APPLY_PART = faults.register("copy.apply_part", "putting a part of many rows into a local copy")
-# LMDB takes keys of up to 511 bytes; longer ones go by their digest, and stand whole before their value.
-_KEY_BYTES_MAX = 500
-_MARK = b"\x00mark"
-_SHORT, _LONG = b"k", b"l"
-# Entries of the index: the position so that greater ones are greater bytes, then the name of the row's entry.
-_INDEX = b"i"
-_POSITION_BYTES, _HALF = 8, 1 << 63
-# Rows are put so many at a time: as Python's bytes they take five times what they take in arrays, and a page that is
-# written takes 4 kB until the copy is closed.
-PART_ROWS = 20_000
-_READERS_MAX = 1024
-_CHECK_BYTES = 4
-_SUFFIX = ".copy"
-_BLOCK_BYTES = 512  # of st_blocks
-# Between two looks at whether a copy has been brought on.
-_LOOK_SECS = 0.0005
+log = logging.getLogger(__name__)
+PUBLISH = faults.register("copy.publish", "replacing the list of a local copy's files")
+COMPACT = faults.register("copy.compact", "merging the files of a local copy")
 
-Combining = Callable[[list[bytes | None], list[list[bytes]]], list[bytes]]
-# (keys, their values) → the position of each row, of 64 bits; None: it is in no order.
-Order = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[int | None]]
-# A row that is found by its position: position, key, value.
-Placed = tuple[int, bytes, bytes]
+_CURRENT = "current"
+_SUFFIX = ".copy"
+# A transaction's rows are sorted in memory in parts of so many bytes.
+PART_BYTES = 64 << 20
+# A reader that finds a file gone reads the list again, which has another one in its place by then.
+_TRIES = 20
+_LOOK_SECS = 0.0005
+_SMALL_ROWS = 8192
+# Positions are read in such steps at least.
+_STEP_ROWS = 4096
+
+# (values before, null where the key is new; whether it is not; the parts of all keys, those of a key side by side; how
+# many each key has) → the values then, and their positions; None: each key keeps that of its parts.
+Combining = Callable[[pa.Table, "np.ndarray", pa.Table, "np.ndarray"], tuple[pa.Table, "pa.Array | None"]]
 
 
 class CopyMark(msgspec.Struct, frozen=True):
@@ -81,23 +74,42 @@ class CopyMark(msgspec.Struct, frozen=True):
     commit: str
 
 
-class _Held(msgspec.Struct, frozen=True):
-    """The mark as it is kept, with the file that it was written into: in a copy of that file it says nothing."""
+class _Listed(msgspec.Struct, frozen=True):
+    """A run as the list names it; see ``Run``.
+
+    Attributes:
+        passed: so many of its rows, in the order of their positions, are known to be replaced or deleted.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    check: int
+    passed: int = 0
+
+
+class _Current(msgspec.Struct, frozen=True):
+    """The list.
+
+    Attributes:
+        folder: that it was written into, by its inode: a copy of the folder says nothing of the state.
+    """
 
     mark: CopyMark
-    file: str
+    folder: str
+    runs: tuple[_Listed, ...]
 
 
 @dataclass(frozen=True)
 class CopyAsOf:
-    """A copy as of one transaction, as its readers are told of it, in this process or another of the host.
+    """A copy as of one transaction, for its readers in this process or another of the host.
 
     Attributes:
         folder: of the copy.
         mark: of what is read.
         schema: of keys and values, in Arrow's types.
         keys: the key columns.
-        ordered_by: the column that is the position of each row; "": the copy has no index.
+        ordered_by: the column that is the position of each row; "": the copy has no order.
     """
 
     folder: Path
@@ -106,19 +118,10 @@ class CopyAsOf:
     keys: tuple[str, ...]
     ordered_by: str = ""
 
-
-@dataclass(frozen=True)
-class CopiedRows:
-    """Rows for a copy, as bytes: see ``copy_rows.RowCodec``.
-
-    Attributes:
-        keys, values: of each row.
-        gone: whether the key is deleted; None: none is.
-    """
-
-    keys: pa.LargeBinaryArray
-    values: pa.LargeBinaryArray
-    gone: pa.BooleanArray | None = None
+    @property
+    def values(self) -> pa.Schema:
+        """That of the values."""
+        return pa.schema([field for field in self.schema if field.name not in self.keys])
 
 
 class LocalCopy:
@@ -126,16 +129,17 @@ class LocalCopy:
 
     Args:
         folder: of the copy, on a local disk. Made where it is missing.
-        bytes_max: the greatest size of its file.
-        order: the position of a row; the same one for as long as the copy is there. None: it has no index.
-        stays: whether a key has the same position with each value.
+        bytes_max: the greatest size of its files.
+        values: their schema.
 
     Raises:
         StaleCopy: another process writes it, or it cannot be opened.
     """
 
-    def __init__(self, folder: Path, bytes_max: int, order: Order | None = None, stays: bool = False) -> None:
-        self.folder, self._order, self._stays = folder, order, stays
+    def __init__(self, folder: Path, bytes_max: int, values: pa.Schema) -> None:
+        self.folder, self._bytes_max, self._values = folder, bytes_max, values
+        self._lock, self._closed = threading.Lock(), False
+        self._merger: threading.Thread | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._owner = open(folder / "owner.lock", "ab")
@@ -143,218 +147,192 @@ class LocalCopy:
             raise StaleCopy(f"there can be no copy in {folder}", found=error) from error
         try:
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._opened = _opened(folder, bytes_max)
         except OSError as error:
             self._owner.close()
             raise StaleCopy(f"the copy in {folder} cannot be written", found=error) from error
-        except StaleCopy:
+        try:
+            self._current = _read(folder)
+            self._runs = list(_runs(folder, self._current)) if self._current is not None else []
+            self._list = os.readlink(folder / _CURRENT) if self._current is not None else ""
+            known = {_CURRENT if self._list else "", self._list, *(file for run in self._runs for file in run.files)}
+            for name in os.listdir(folder):
+                if name != "owner.lock" and name not in known:
+                    os.unlink(folder / name)  # a process died before it was listed
+        except (OSError, StaleCopy) as error:
             self.delete()  # no process has it, and it is damaged
-            raise
+            raise StaleCopy(f"the copy in {folder} cannot be opened", found=error) from error
 
     @property
     def mark(self) -> CopyMark | None:
-        """The mark of its content; None where it is empty, or its writer died while it put many rows."""
-        with _refused(self.folder), self._opened as env, env.begin() as txn:
-            return _mark(txn, self._opened.file)
+        """The mark of its content; None where it is empty."""
+        return None if self._current is None else self._current.mark
 
     @property
     def disk_bytes(self) -> int:
-        """How much disk its file takes; 0 where it is gone."""
-        try:
-            return (self.folder / "data.mdb").stat().st_blocks * _BLOCK_BYTES
-        except OSError:
-            return 0
-
-    def fill(
-        self,
-        batches: Iterable[CopiedRows],
-        after: CopyMark,
-        combine: Combining | None = None,
-        run_bytes: int = RUN_BYTES,
-    ) -> None:
-        """Puts all keys into an empty copy, in their order; in many transactions, the mark in the last.
-
-        Args:
-            batches: of a key that comes twice the last counts.
-            after: what it holds then.
-            combine: as in :meth:`apply`: of a key that comes twice all are combined, in their order.
-            run_bytes: of so many bytes a part is sorted in memory.
-
-        Raises:
-            StaleCopy: it is not empty, or the disk refused; then it has no mark.
-        """
-        with _refused(self.folder), self._opened as env:
-            with env.begin() as txn:
-                if txn.stat()["entries"]:
-                    raise StaleCopy(f"the copy in {self.folder} is not empty")
-            for table in sort_by((_entries(batch) for batch in batches), "name", self.folder, run_bytes):
-                kept = _last_of_each(table) if combine is None else _combined_of_each(self.folder, table, combine)
-                for start in range(0, kept.num_rows, PART_ROWS):
-                    part = kept.slice(start, PART_ROWS)
-                    # In order: each page is filled once, and none is split.
-                    with env.begin(write=True) as txn, txn.cursor() as cursor:
-                        cursor.putmulti(self._index_of(part))  # below all other entries
-                        if cursor.putmulti(_named(part), append=True, overwrite=False)[1] != part.num_rows:
-                            raise StaleCopy(f"the rows for the copy in {self.folder} came out of order")
-            with env.begin(write=True) as txn:
-                txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))
-        pa.default_memory_pool().release_unused()  # a copy is filled once; what it took would stay with the process
+        """The size of its files; 0 where they are gone."""
+        return sum(run.bytes for run in self._runs) if (self.folder / _CURRENT).exists() else 0
 
     def apply(
-        self,
-        rows: Iterable[tuple[bytes, bytes | None]],
-        before: CopyMark,
-        after: CopyMark,
-        combine: Combining | None = None,
+        self, rows: Iterable[Rows], before: CopyMark | None, after: CopyMark, combine: Combining | None = None
     ) -> None:
-        """Makes the copy that of a later transaction, at once.
+        """Makes the copy that of a later transaction, at once, however many rows there are.
 
         Args:
-            rows: (key, its new value, or None where the key is deleted); of a key that comes twice the last counts.
-            before: what it holds now.
+            rows: in the order of their transactions; of a key that comes twice the last counts.
+            before: what it holds now; None: nothing yet.
             after: what it holds then.
-            combine: where the values are parts: (of each key what is stored or None, of each key its parts in order)
-                → of each key what is stored then.
+            combine: the values are parts, to be combined with what is stored.
 
         Raises:
             StaleCopy: it holds something else, or the disk refused; nothing changed.
         """
-        with _refused(self.folder), self._opened as env, env.begin(write=True) as txn:
-            env.reader_check()  # a worker that was killed while it read would keep old pages for ever
-            _require(txn, before, self.folder, self._opened.file)
-            self._put(txn, rows, combine)
-            txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))
+        if self.mark != before:
+            raise StaleCopy(f"the copy in {self.folder} holds something else", found=self.mark, expected=before)
+        added, first = list[Run](), len(self._runs)
+        try:
+            with _refused(self.folder):
+                for part in _parts(rows):
+                    if combine is not None:
+                        part = self._combined(part, combine, [*self._runs, *added])
+                    if not added:  # a few rows are written together with the small runs before them
+                        first = self._small(len(part.keys))
+                        part = Rows.together([*(run.rows_of(0, run.rows) for run in self._runs[first:]), part])
+                    added += write_run(self.folder, [newest(part, keep_gone=first > 0 or bool(added))])
+                with self._lock:
+                    if self._closed:
+                        raise StaleCopy(f"the copy in {self.folder} is closed")
+                    old = self._runs[first:]
+                    self._publish(after, [*self._runs[:first], *added])
+                added = old
+        finally:
+            for run in added:  # those that are listed no more, or never were
+                run.delete()
+        self._tidy()
 
-    def apply_many(
-        self,
-        batches: Iterable[CopiedRows],
-        before: CopyMark,
-        after: CopyMark,
-        combine: Combining | None = None,
-        run_bytes: int = RUN_BYTES,
-    ) -> None:
-        """As :meth:`apply`, of more rows than there is memory for: in parts, and not at once.
+    def _combined(self, rows: Rows, combine: Combining, runs: Sequence[Run]) -> Rows:
+        """The rows of a part with the values that their keys have then."""
+        order, begins = by_key(hashes(rows.keys), rows.keys)
+        starts = np.flatnonzero(begins)
+        keys = rows.keys.take(pa.array(order[starts]))
+        values, found = _look_up(runs, keys, self._values)
+        parts = rows.values.take(pa.array(order))
+        made, positions = combine(values, found, parts, np.diff(np.append(starts, len(order))))
+        if positions is None:
+            positions = rows.positions.take(pa.array(order[starts]))
+        return Rows.of(keys, made, None, positions)
 
-        From the first part to the last the copy has no mark, and no reader finds it; behind a failure it has none
-        either, and is to be deleted. Until the first part, while the rows are read and sorted, nothing has changed.
+    def _publish(self, mark: CopyMark, runs: list[Run]) -> None:
+        """Replaces the list. The caller has the lock."""
+        size = sum(run.bytes for run in runs)
+        if size > self._bytes_max:
+            raise StaleCopy(f"the copy in {self.folder} is full", found=size, expected=self._bytes_max)
+        runs = [run.since(self._passed(runs, at)) for at, run in enumerate(runs)]
+        listed = tuple(_Listed(run.name, run.rows, run.bytes, run.check, run.passed) for run in runs)
+        current = _Current(mark, _inode(self.folder), listed)
+        # A link is renamed, and not the file: to rename a file over another one makes some file systems write it first.
+        name, link = f"{uuid.uuid4().hex}.list", self.folder / f"{_CURRENT}.next"
+        replaced = name
+        try:
+            (self.folder / name).write_bytes(msgspec.msgpack.encode(current))
+            os.symlink(name, link)
+            with faults.fault_point(PUBLISH):
+                os.replace(link, self.folder / _CURRENT)
+            replaced, self._list = self._list, name
+        finally:
+            link.unlink(missing_ok=True)
+            if replaced:
+                (self.folder / replaced).unlink(missing_ok=True)
+        self._current, self._runs = current, runs
 
-        Args:
-            batches: in the order of their transactions.
-            run_bytes: of so many bytes a part is sorted in memory.
+    def _passed(self, runs: Sequence[Run], at: int) -> int:
+        """How many rows of a run, in the order of their positions, have been replaced: more of them at each look."""
+        run, step = runs[at], 16
+        passed, newer = run.passed, runs[at + 1 :]
+        while newer and passed < len(run.positions):
+            alive = run.alive(passed, min(passed + step, len(run.positions)), newer)
+            if alive.any():
+                return passed + int(np.argmax(alive))
+            passed, step = passed + len(alive), min(4 * step, _STEP_ROWS)
+        return passed
 
-        Raises:
-            StaleCopy: it holds something else, or the disk refused.
-        """
-        with _refused(self.folder), self._opened as env:
-            with env.begin(write=True) as txn:
-                env.reader_check()
-                _require(txn, before, self.folder, self._opened.file)
-            # An index has pages of its own, which the rows of a part do not share.
-            count = PART_ROWS if self._order is None else max(1, PART_ROWS // 4)
-            # In the order of the keys a part touches few pages: in theirs, every part would touch most.
-            for table in sort_by(map(_as_table, batches), "key", self.folder, run_bytes):
-                for start in range(0, table.num_rows, count):
-                    part = table.slice(start, count)
-                    values = zip(as_bytes(part.column("value")), part.column("gone").to_pylist(), strict=True)
-                    rows = zip(as_bytes(part.column("key")), [None if gone else value for value, gone in values])
-                    with faults.fault_point(APPLY_PART), env.begin(write=True) as txn:
-                        txn.delete(_MARK)  # with the first part
-                        self._put(txn, rows, combine)
-            with env.begin(write=True) as txn:
-                txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))
-        pa.default_memory_pool().release_unused()
+    def _tidy(self) -> None:
+        """Merges runs in a thread, where one is not twice as large as all that follow it."""
+        with self._lock:
+            if self._merger is None and not self._closed and self._to_merge() is not None:
+                self._merger = threading.Thread(target=self._merge_all, name="copy-merge", daemon=True)
+                self._merger.start()
 
-    def _put(
-        self, txn: lmdb.Transaction, rows: Iterable[tuple[bytes, bytes | None]], combine: Combining | None
-    ) -> None:
-        """Puts changed rows over what there is."""
-        changed = dict(rows) if combine is None else self._combined(txn, rows, combine)
-        keys = sorted(changed)  # neighbours share pages
-        gone = [key for key in keys if changed[key] is None]
-        kept = [(key, value) for key in keys if (value := changed[key]) is not None]
-        with txn.cursor() as cursor:
-            if self._order is not None:
-                moved = gone if self._stays else keys
-                old = zip(moved, _stored(self.folder, txn, moved))
-                for name, _ in self._index([(key, value) for key, value in old if value is not None]):
-                    txn.delete(name)
-                cursor.putmulti(self._index(self._unplaced(txn, kept)))
-            for name in _names(gone):
-                txn.delete(name)
-            cursor.putmulti(_pairs(kept))
+    def _to_merge(self) -> int | None:
+        """The first of the runs to be merged into one."""
+        sizes = [run.rows for run in self._runs]
+        first = _unsorted(sizes)
+        return first if first < len(sizes) - 1 else None
 
-    def _unplaced(self, txn: lmdb.Transaction, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-        """Those of some rows whose entry of the index may be lacking: a key that is there, and stays, has its own."""
-        if not self._stays:
-            return rows
-        names = _names([key for key, _ in rows])
-        return [row for row, name in zip(rows, names, strict=True) if txn.get(name) is None]
+    def _small(self, count: int) -> int:
+        """The first of the last runs that are written anew together with so many rows."""
+        with self._lock:
+            sizes = [*(run.rows for run in self._runs), count]
+            first = _unsorted(sizes)
+            return first if sum(sizes[first:]) <= _SMALL_ROWS and self._merger is None else len(self._runs)
 
-    def _index(self, rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """The entries of the index for some rows, in their order."""
-        if self._order is None or not rows:
-            return []
-        keys = [key for key, _ in rows]
-        positions = self._order(keys, [value for _, value in rows])
-        placed = [
-            (position, name) for position, name in zip(positions, _names(keys), strict=True) if position is not None
-        ]
-        # As _placed.
-        numbers = np.array([position for position, _ in placed], np.int64).view(np.uint64) ^ np.uint64(_HALF)
-        heads, width = numbers.astype(">u8").tobytes(), _POSITION_BYTES
-        starts = range(0, len(heads), width)
-        names = sorted([_INDEX + heads[at : at + width] + name for at, (_, name) in zip(starts, placed)])
-        return list(zip(names, _each(_crcs(names))))
+    def _merge_all(self) -> None:
+        while True:
+            with self._lock:
+                first = None if self._closed else self._to_merge()
+                if first is None:
+                    self._merger = None
+                    return
+                old, oldest = self._runs[first:], first == 0
+            made: list[Run] = []
+            try:
+                with _refused(self.folder), faults.fault_point(COMPACT):
+                    made += write_run(self.folder, merged(old, keep_gone=not oldest))
+                    with self._lock:
+                        assert self._current is not None
+                        if not self._closed:
+                            later = self._runs[first + len(old) :]
+                            self._publish(self._current.mark, [*self._runs[:first], *made, *later])
+                            made, old = old, []
+            except Exception as error:  # the disk is full, or the copy was deleted: it stays as it was
+                log.warning("files of the local copy in %s are not merged: %s", self.folder, error)
+                with self._lock:
+                    self._merger = None
+                    return
+            finally:
+                for run in made:  # those that are listed no more, or never were
+                    run.delete()
 
-    def _index_of(self, entries: pa.Table) -> list[tuple[bytes, bytes]]:
-        if self._order is None:
-            return []
-        return self._index([_pair(self.folder, *pair) for pair in _named(entries)])
-
-    def _combined(
-        self, txn: lmdb.Transaction, rows: Iterable[tuple[bytes, bytes | None]], combine: Combining
-    ) -> dict[bytes, bytes | None]:
-        parts: dict[bytes, list[bytes]] = {}
-        for key, part in rows:
-            assert part is not None, "a part is a value"
-            parts.setdefault(key, []).append(part)
-        keys = sorted(parts)
-        stored = _stored(self.folder, txn, keys)
-        return dict(zip(keys, combine(stored, [parts[key] for key in keys]), strict=True))
-
-    def get(self, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
-        """As :func:`look_up`, in the process that writes."""
-        return _look_up(self._opened, self.folder, keys, mark)
-
-    def in_order(
-        self,
-        mark: CopyMark,
-        first: int | None = None,
-        below: int | None = None,
-        limit: int | None = None,
-        bytes_max: int | None = None,
-    ) -> list[Placed]:
-        """As :func:`in_order`, in the process that writes."""
-        return _in_order(self._opened, self.folder, mark, (first, below, limit, bytes_max))
+    def wait_for_merge(self) -> None:
+        """Waits until the thread that merges has nothing to do."""
+        while (thread := self._merger) is not None:
+            thread.join()
 
     def close(self) -> None:
         """Leaves the copy to the next process on this host."""
-        _forget(self.folder)
+        with self._lock:
+            self._closed = True
         self._owner.close()
 
     def delete(self) -> None:
-        """Throws the copy away. A reader that has it open reads on in what it has opened."""
+        """Deletes the copy. A reader that has its files mapped reads on."""
+        with self._lock:
+            self._closed = True
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.close()
+        _forget(self.folder)
+        self._owner.close()
 
 
-def look_up(folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
-    """The values of some keys as of a mark, from any process of the host; None for a key that the state has not.
+def look_up(copy: CopyAsOf, keys: pa.LargeBinaryArray) -> tuple[pa.Table, np.ndarray]:
+    """The values of some keys in a copy, from any process of the host, and which keys the state has.
+
+    Returns:
+        The values in the order of the keys, nulls where the state has not the key; of each key whether it has it.
 
     Raises:
         StaleCopy: the copy is not there, not that of the mark, or damaged.
     """
-    return _look_up(_opened(folder, None), folder, keys, mark)
+    with _refused(copy.folder):
+        return _look_up(_as_of(copy), keys, copy.values)
 
 
 def wait_for(folder: Path, mark: CopyMark, secs: float) -> None:
@@ -365,9 +343,8 @@ def wait_for(folder: Path, mark: CopyMark, secs: float) -> None:
     """
     end = time.monotonic() + secs
     while True:
-        opened = _opened(folder, None)
-        with _refused(folder), opened as env, env.begin() as txn:
-            found = _mark(txn, opened.file)
+        current = _read(folder)
+        found = None if current is None else current.mark
         if found == mark:
             return
         on_its_way = found is not None and found.txid < mark.txid and found.incarnation == mark.incarnation
@@ -376,332 +353,189 @@ def wait_for(folder: Path, mark: CopyMark, secs: float) -> None:
         time.sleep(_LOOK_SECS)
 
 
-def _look_up(opened: _Opened, folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
-    with _refused(folder), opened as env, env.begin() as txn:
-        _require(txn, mark, folder, opened.file)
-        return _stored(folder, txn, keys)
+@dataclass(frozen=True)
+class Placed:
+    """Rows in the order of their positions, and of their keys where these are equal."""
+
+    positions: np.ndarray
+    keys: pa.LargeBinaryArray
+    values: pa.Table
+
+    @classmethod
+    def together(cls, parts: Sequence[Placed], schema: pa.Schema) -> Placed:
+        return cls(
+            np.concatenate([np.zeros(0, np.int64), *(part.positions for part in parts)]),
+            pa.concat_arrays([pa.array([], pa.large_binary()), *(part.keys for part in parts)]),
+            pa.concat_tables([schema.empty_table(), *(part.values for part in parts)]).combine_chunks(),
+        )
+
+    def take(self, rows: np.ndarray) -> Placed:
+        at = pa.array(rows, pa.int64())
+        return Placed(self.positions[rows], self.keys.take(at), self.values.take(at))
 
 
 def in_order(
-    folder: Path,
-    mark: CopyMark,
+    copy: CopyAsOf,
     first: int | None = None,
     below: int | None = None,
     limit: int | None = None,
     bytes_max: int | None = None,
-) -> list[Placed]:
-    """The rows with first <= position < below as of a mark, least first, from any process of the host.
+) -> Placed:
+    """The rows of a copy with first <= position < below, least first, from any process of the host.
 
-    Of equal positions the order is that of the keys' bytes. A row without a position is in no range. The caller's duty:
-    the copy has an index; one without gives no row.
+    A row without a position is in no range. The caller's duty: the copy has an order; one without gives no row.
 
     Args:
         first, below: None: from the least one, to the greatest one.
         limit: the number of rows at most.
-        bytes_max: the row with which the values are of more bytes is the last one that is read.
+        bytes_max: no more is read once the values are of more bytes.
 
     Raises:
         StaleCopy: the copy is not there, not that of the mark, or damaged.
     """
-    return _in_order(_opened(folder, None), folder, mark, (first, below, limit, bytes_max))
-
-
-def _in_order(
-    opened: _Opened, folder: Path, mark: CopyMark, asked: tuple[int | None, int | None, int | None, int | None]
-) -> list[Placed]:
-    (first, below, limit, bytes_max), found, size = asked, list[Placed](), 0
-    with _refused(folder), opened as env, env.begin() as txn, txn.cursor() as cursor:
-        _require(txn, mark, folder, opened.file)
-        end = None if below is None else _placed(below)
-        more = cursor.set_range(_INDEX if first is None else _placed(first))
-        while more and (limit is None or len(found) < limit) and (bytes_max is None or size <= bytes_max):
-            name = cursor.key()
-            if name[:1] != _INDEX or (end is not None and name >= end):
+    with _refused(copy.folder):
+        runs, found, count, size = _as_of(copy), list[Placed](), 0, 0
+        spans = [run.span(first, below) for run in runs]
+        while any(start < end for start, end in spans):
+            if (limit is not None and count >= limit) or (bytes_max is not None and size > bytes_max):
                 break
-            start = len(_INDEX) + _POSITION_BYTES
-            entry = txn.get(name[start:])
-            if entry is None or cursor.value() != _check(name):
-                raise StaleCopy(f"the copy in {folder} is damaged")
-            position = int.from_bytes(name[len(_INDEX) : start], "big") - _HALF
-            key, value = _pair(folder, name[start:], entry)
-            found.append((position, key, value))
-            size += len(value)
-            more = cursor.next()
-    return found
+            found.append(_step(runs, spans, copy.values))
+            count, size = count + len(found[-1].keys), size + found[-1].values.nbytes
+        whole = Placed.together(found, copy.values)
+        return whole if limit is None else whole.take(np.arange(min(limit, count)))
+
+
+def _step(runs: Sequence[Run], spans: list[tuple[int, int]], schema: pa.Schema) -> Placed:
+    """The next rows of all runs, whose spans begin after them then."""
+    # Up to the least position at which a run has so many rows: each run's rows of one position are read together.
+    upto = min(run.positions[min(start + _STEP_ROWS, end) - 1] for run, (start, end) in zip(runs, spans) if start < end)
+    parts = []
+    for at, (run, (start, end)) in enumerate(zip(runs, spans)):
+        stop = start + int(np.searchsorted(run.positions[start:end], upto, "right"))
+        spans[at] = (stop, end)
+        alive = run.alive(start, stop, runs[at + 1 :])
+        rows, positions = run.placed[start:stop][alive], run.positions[start:stop][alive]
+        order = np.argsort(rows)
+        parts.append(Placed(positions[order], run.column(rows[order], 0), run.values(rows[order])))
+    step = Placed.together(parts, schema)
+    keys = step.keys.to_pylist()
+    return step.take(np.array(sorted(range(len(keys)), key=lambda row: (step.positions[row], keys[row])), np.int64))
 
 
 # --- how it is kept ---------------------------------------------------------------------------------
 
 
-def _name(key: bytes) -> bytes:
-    return _SHORT + key if len(key) <= _KEY_BYTES_MAX else _LONG + sha256(key).digest()
+def _unsorted(sizes: Sequence[int]) -> int:
+    """From which run on one is not twice as large as all that follow it."""
+    at, total = len(sizes) - 1, sizes[-1] if sizes else 0
+    while at > 0 and sizes[at - 1] < 2 * total:
+        at -= 1
+        total += sizes[at]
+    return at
 
 
-def _entry(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """An entry: a check of key and value; of a long key its length and itself; the value."""
-    name = _name(key)
-    check = zlib.crc32(value, zlib.crc32(key)).to_bytes(_CHECK_BYTES, "big")
-    return name, check + (len(key).to_bytes(_CHECK_BYTES, "big") + key if name[:1] == _LONG else b"") + value
+def _parts(rows: Iterable[Rows]) -> Iterator[Rows]:
+    """The same rows in parts that are sorted in memory."""
+    held, size = list[Rows](), 0
+    for some in rows:
+        held.append(some)
+        size += some.nbytes
+        if size > PART_BYTES:
+            yield Rows.together(held)
+            held, size = [], 0
+    if held:
+        yield Rows.together(held)
 
 
-def _names(keys: Sequence[bytes]) -> list[bytes]:
-    """As :func:`_name`, of many at once."""
-    if max(map(len, keys), default=0) > _KEY_BYTES_MAX:
-        return list(map(_name, keys))
-    return [_SHORT + key for key in keys]
+def _look_up(runs: Sequence[Run], keys: pa.LargeBinaryArray, schema: pa.Schema) -> tuple[pa.Table, np.ndarray]:
+    count, hashed = len(keys), hashes(keys)
+    order = np.argsort(hashed, kind="stable")
+    hashed, by_hash = hashed[order], keys.take(pa.array(order))
+    # The places, in that order, of keys that no run has had; of the others, where their values are in what is taken.
+    left, places, taken, total = np.arange(count), np.full(count, -1, np.int64), [schema.empty_table()], 0
+    for run in reversed(runs):
+        if not len(left):
+            break
+        all_left = len(left) == count
+        at = run.find(hashed if all_left else hashed[left], by_hash if all_left else by_hash.take(pa.array(left)))
+        hit = at >= 0
+        if hit.any():
+            there = ~run.gone(at[hit])
+            rows = at[hit][there]
+            taken.append(run.values(rows))
+            places[left[hit][there]] = np.arange(total, total + len(rows))
+            total += len(rows)
+            left = left[~hit]
+    in_turn = np.empty(count, np.int64)
+    in_turn[order] = places
+    found = in_turn >= 0
+    return pa.concat_tables(taken).combine_chunks().take(pa.array(in_turn, mask=~found)), found
 
 
-def _pairs(rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """As :func:`_entry`, of many at once."""
-    keys = [key for key, _ in rows]
-    if max(map(len, keys), default=0) > _KEY_BYTES_MAX:
-        return [_entry(*row) for row in rows]
-    checks = _each(_crcs([key + value for key, value in rows]))
-    return [(_SHORT + key, check + value) for check, (key, value) in zip(checks, rows)]
+def _read(folder: Path) -> _Current | None:
+    """The list of a copy; None where it is empty."""
+    for _ in range(_TRIES):
+        try:
+            found = msgspec.msgpack.decode((folder / _CURRENT).read_bytes(), type=_Current)
+            return found if found.folder == _inode(folder) else None
+        except FileNotFoundError:
+            if not folder.exists():
+                raise StaleCopy(f"there is no copy in {folder}") from None
+            if not os.path.islink(folder / _CURRENT):
+                return None  # else it was replaced meanwhile
+        except (OSError, msgspec.DecodeError) as error:
+            raise StaleCopy(f"the copy in {folder} is damaged", found=error) from error
+    raise StaleCopy(f"the list of the copy in {folder} is gone")
 
 
-def _crcs(texts: Sequence[bytes]) -> bytes:
-    """The checks of some bytes, one behind the other."""
-    return np.fromiter(map(zlib.crc32, texts), f">u{_CHECK_BYTES}", len(texts)).tobytes()
+def _as_of(copy: CopyAsOf) -> list[Run]:
+    """The runs of a copy, where it is that of its mark."""
+    folder, mark = copy.folder, copy.mark
+    for _ in range(_TRIES):
+        current = _read(folder)
+        if current is None or current.mark != mark:
+            found = None if current is None else current.mark
+            raise StaleCopy(f"the copy in {folder} holds something else", found=found, expected=mark)
+        try:
+            return _runs(folder, current)
+        except FileNotFoundError:
+            continue  # merged meanwhile: the list names another one
+    raise StaleCopy(f"a file of the copy in {folder} is gone")
 
 
-def _each(checks: bytes) -> list[bytes]:
-    return [checks[at : at + _CHECK_BYTES] for at in range(0, len(checks), _CHECK_BYTES)]
+# The mapped runs of this process, by their paths. A mapping ends when the last one who reads it lets go of it.
+_mapped: dict[Path, dict[str, Run]] = {}
+_mapped_lock = threading.Lock()
 
 
-def _entries(rows: CopiedRows) -> pa.Table:
-    """As :func:`_entry`, of many at once."""
-    keys, values = rows.keys, rows.values
-    checks = np.fromiter(map(zlib.crc32, as_bytes(joined(keys, values))), ">u4", len(keys))
-    names = joined(pa.scalar(_SHORT, BYTES), keys)
-    entries = joined(matrix_array(checks.view(np.uint8).reshape(-1, _CHECK_BYTES)), values)
-    is_long = pc.greater(pc.binary_length(keys), _KEY_BYTES_MAX)
-    if pc.any(is_long).as_py():
-        pairs = [_entry(*pair) for pair in zip(as_bytes(keys.filter(is_long)), as_bytes(values.filter(is_long)))]
-        names = pc.replace_with_mask(names, is_long, pa.array([name for name, _ in pairs], BYTES))
-        entries = pc.replace_with_mask(entries, is_long, pa.array([entry for _, entry in pairs], BYTES))
-    gone = pa.repeat(False, len(keys)) if rows.gone is None else rows.gone
-    return pa.table([names, entries, gone], names=["name", "entry", "gone"])
+def _runs(folder: Path, current: _Current) -> list[Run]:
+    with _mapped_lock:
+        known, runs = _mapped.get(folder, {}), {}
+        for listed in current.runs:
+            run = known.get(listed.name)
+            runs[listed.name] = run or Run(folder, listed.name, listed.rows, listed.bytes, listed.check)
+        for other in [other for other in _mapped if not other.exists()]:
+            del _mapped[other]
+        _mapped[folder] = runs
+        return [runs[listed.name].since(listed.passed) for listed in current.runs]
 
 
-def _as_table(rows: CopiedRows) -> pa.Table:
-    gone = pa.repeat(False, len(rows.keys)) if rows.gone is None else rows.gone
-    return pa.table([rows.keys, rows.values, gone], names=["key", "value", "gone"])
-
-
-def _named(entries: pa.Table) -> Iterator[tuple[bytes, bytes]]:
-    return zip(as_bytes(entries.column("name")), as_bytes(entries.column("entry")), strict=True)
-
-
-def _is_last(table: pa.Table) -> pa.BooleanArray:
-    """Of rows in the order of their names: whether it is the last of its name."""
-    names = table.column("name").combine_chunks()
-    count = len(names)
-    if not count:
-        return pa.array([], pa.bool_())
-    return pa.concat_arrays([pc.not_equal(names.slice(1), names.slice(0, count - 1)), pa.array([True])])
-
-
-def _last_of_each(table: pa.Table) -> pa.Table:
-    return table.filter(pc.and_not(_is_last(table), table.column("gone")))
-
-
-def _combined_of_each(folder: Path, table: pa.Table, combine: Combining) -> pa.Table:
-    is_last = _is_last(table)
-    ends = np.flatnonzero(is_last.to_numpy(zero_copy_only=False)) + 1
-    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
-    kept = table.filter(is_last)
-    several = ends - starts > 1
-    if not several.any():
-        return kept
-    keys, parts = [], []
-    for start, end in zip(starts[several].tolist(), ends[several].tolist()):
-        rows = table.slice(start, end - start)
-        pairs = [_pair(folder, *pair) for pair in _named(rows)]
-        keys.append(pairs[0][0])
-        parts.append([value for _, value in pairs])
-    values = combine([None] * len(keys), parts)
-    entries = pa.array([_entry(key, value)[1] for key, value in zip(keys, values, strict=True)], BYTES)
-    return kept.set_column(
-        1, "entry", pc.replace_with_mask(kept.column("entry").combine_chunks(), pa.array(several), entries)
-    )
-
-
-def _pair(folder: Path, name: bytes, entry: bytes) -> tuple[bytes, bytes]:
-    """The key and the value of an entry."""
-    key = name[len(_SHORT) :]
-    if name[:1] == _LONG:
-        start = 2 * _CHECK_BYTES
-        key = entry[start : start + int.from_bytes(entry[_CHECK_BYTES:start], "big")]
-    value = _value(folder, key, entry)
-    assert value is not None
-    return key, value
-
-
-def _stored(folder: Path, txn: lmdb.Transaction, keys: Sequence[bytes]) -> list[bytes | None]:
-    """The values of some keys; None for a key that the state has not.
-
-    Raises:
-        StaleCopy: an entry is not what was put there.
-    """
-    entries = cast("list[bytes | None]", [txn.get(name) for name in _names(keys)])
-    if max(map(len, keys), default=0) > _KEY_BYTES_MAX:
-        return [_value(folder, key, entry) for key, entry in zip(keys, entries)]
-    start = _CHECK_BYTES
-    values = [None if entry is None else entry[start:] for entry in entries]
-    checks = b"".join([entry[:start] for entry in entries if entry is not None])
-    if checks != _crcs([key + value for key, value in zip(keys, values) if value is not None]):
-        raise StaleCopy(f"the copy in {folder} is damaged")
-    return values
-
-
-def _value(folder: Path, key: bytes, whole: bytes | None) -> bytes | None:
-    if whole is None:
-        return None
-    start = _CHECK_BYTES
-    if len(key) > _KEY_BYTES_MAX:
-        start += _CHECK_BYTES + len(key)
-        if whole[_CHECK_BYTES:start] != len(key).to_bytes(_CHECK_BYTES, "big") + key:
-            raise StaleCopy(f"the copy in {folder} is damaged")
-    value = whole[start:]
-    if int.from_bytes(whole[:_CHECK_BYTES], "big") != zlib.crc32(value, zlib.crc32(key)):
-        raise StaleCopy(f"the copy in {folder} is damaged")
-    return value
-
-
-def _placed(position: int) -> bytes:
-    """The beginning of an index entry: of a greater position greater bytes."""
-    if not -_HALF <= position < _HALF:  # beyond what a row can have: from the least, or to the greatest
-        return _INDEX if position < 0 else bytes([_INDEX[0] + 1])
-    return _INDEX + (position + _HALF).to_bytes(_POSITION_BYTES, "big")
-
-
-def _check(name: bytes) -> bytes:
-    return zlib.crc32(name).to_bytes(_CHECK_BYTES, "big")
-
-
-def _mark(txn: lmdb.Transaction, file: str) -> CopyMark | None:
-    found = txn.get(_MARK)
-    try:
-        held = None if found is None else msgspec.msgpack.decode(bytes(found), type=_Held)
-    except msgspec.DecodeError:
-        return None
-    return held.mark if held is not None and held.file == file else None
-
-
-def _require(txn: lmdb.Transaction, mark: CopyMark, folder: Path, file: str) -> None:
-    found = _mark(txn, file)
-    if found != mark:
-        raise StaleCopy(f"the copy in {folder} holds something else", found=found, expected=mark)
+def _forget(folder: Path) -> None:
+    with _mapped_lock:
+        _mapped.pop(folder, None)
 
 
 @contextmanager
 def _refused(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (lmdb.Error, OSError) as error:  # full, damaged, gone
+    except (pa.ArrowException, OSError) as error:  # full, damaged, gone
         raise StaleCopy(f"the copy in {folder} cannot be used", found=error) from error
 
 
-class _Opened:
-    """An environment for ``with``: it is unmapped when it is to be closed and the last thread has left it.
-
-    A thread that reads from an environment that another one closes would end the process.
-
-    Attributes:
-        key: its folder and its file.
-        env: only for those who are inside.
-        file: that it has open.
-    """
-
-    __slots__ = ("key", "env", "file", "_inside", "_ends")
-
-    def __init__(self, key: tuple[str, str], env: lmdb.Environment) -> None:
-        self.key, self.env, self.file = key, env, key[1]
-        self._inside, self._ends = 0, False
-
-    def __enter__(self) -> lmdb.Environment:
-        with _lock:
-            self._inside += 1
-            return self.env
-
-    def __exit__(self, *raised: object) -> None:
-        with _lock:
-            self._inside -= 1
-            if self._ends:
-                self.end()
-
-    def goes_on(self) -> _Opened:
-        """It is asked for again. The caller has the lock."""
-        self._ends = False
-        return self
-
-    def end(self) -> None:
-        """Closes it, now or when the last thread has left it. The caller has the lock."""
-        self._ends = True
-        if not self._inside:
-            if _environments.get(self.key) is self:
-                del _environments[self.key]
-            self.env.close()
-
-
-# One environment a process and file: LMDB's locks are those of the process, and a second one would end them.
-_environments: dict[tuple[str, str], _Opened] = {}
-_lock = threading.Lock()
-_pid = os.getpid()
-
-
-def _file(path: Path) -> str:
-    """Names a file; another one has another name, also one that was copied to its place."""
+def _inode(path: Path) -> str:
     found = path.stat()
     return f"{found.st_dev}:{found.st_ino}"
-
-
-def _opened(folder: Path, bytes_max: int | None) -> _Opened:
-    """The environment of a folder in this process; with ``bytes_max`` for writing."""
-    global _pid
-    with _lock:
-        if _pid != os.getpid():  # a fork must not use its parent's
-            _environments.clear()
-            _pid = os.getpid()
-        data = folder / "data.mdb"
-        try:
-            file = _file(data)
-            known = _environments.get((str(folder), file))
-            if known is not None and (bytes_max is None or not known.env.flags()["readonly"]):
-                return known.goes_on()
-        except FileNotFoundError:
-            if bytes_max is None:
-                raise StaleCopy(f"there is no copy in {folder}") from None
-        for key in [key for key in _environments if key[0] == str(folder) or not os.path.exists(key[0])]:
-            _environments[key].end()  # it was deleted, and perhaps made again: its file would take space on
-        try:
-            env = lmdb.open(
-                str(folder),
-                map_size=bytes_max or 0,
-                readonly=bytes_max is None,
-                create=bytes_max is not None,
-                sync=False,
-                metasync=False,
-                max_readers=_READERS_MAX,
-                readahead=False,
-                max_spare_txns=4,
-            )
-        except (lmdb.Error, OSError) as error:
-            raise StaleCopy(f"the copy in {folder} cannot be opened", found=error) from error
-        # LMDB maps the file: reading behind the end of one that was cut would kill the process.
-        if data.stat().st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"] and env.info()["last_txnid"]:
-            env.close()
-            raise StaleCopy(f"the copy in {folder} was cut short")
-        opened = _Opened((str(folder), _file(data)), env)
-        _environments[opened.key] = opened
-        return opened
-
-
-def _forget(folder: Path) -> None:
-    with _lock:
-        for key in [key for key in _environments if key[0] == str(folder)]:
-            _environments[key].end()
 
 
 def new_folder(base: Path) -> Path:

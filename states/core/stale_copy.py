@@ -1,4 +1,4 @@
-"""The error that says that a local copy cannot be used; without LMDB, which hosts of a cluster may not have."""
+"""The error of a local copy that cannot be used; without imports, which hosts of a cluster may not have."""
 
 from __future__ import annotations
 

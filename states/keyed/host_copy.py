@@ -22,6 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from trident.coordinators import faults
 from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
@@ -32,7 +34,7 @@ from trident.states.core.storage import LockHeld
 from trident.states.keyed.copies import copies_folder, own_folder
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.sent_copy import SentCopy
-from trident.states.keyed.state_copy import LogIsPast, NotNow, StateCopy, TooMuchBehind, digest_of
+from trident.states.keyed.state_copy import LogIsPast, NotNow, StateCopy, digest_of
 
 log = logging.getLogger(__name__)
 HOST = faults.register("copy.host", "taking the lock of a state's copies on an executor's host")
@@ -112,10 +114,11 @@ class _Bringer:
         mark = CopyMark(sent.state.incarnation, sent.txid, self._digest, sent.commit)
         for folder in copies_in(self._base, storage.list_names(self._base)):
             try:
-                look_up(folder, [], mark)
+                found = CopyAsOf(folder, mark, self._schema, self._keys, sent.state.ordered_by)
+                look_up(found, pa.array([], pa.large_binary()))
             except StaleCopy:
                 continue
-            return CopyAsOf(folder, mark, self._schema, self._keys, sent.state.ordered_by)
+            return found
         return None
 
     def start(self, sent: SentCopy) -> threading.Thread:
@@ -130,8 +133,6 @@ class _Bringer:
     def check(self, sent: SentCopy) -> None:
         """Raises why the thread could not bring up this one; what takes long is left to a process."""
         failed, self._error = self._error, None
-        if failed is not None and isinstance(failed[1], TooMuchBehind):
-            raise self.leave_to_a_process(sent)
         if failed is not None and failed[0] == sent:
             raise StaleCopy(
                 f"there is no copy of {sent.state.name} on {self._place.host}", found=failed[1]
@@ -185,7 +186,7 @@ class _Bringer:
             if self.ready(sent) is not None:
                 return
             try:
-                self._copy.as_of(sent.txid, sent.commit, in_parts=in_a_process)
+                self._copy.as_of(sent.txid, sent.commit)
             except LogIsPast:
                 if not in_a_process:
                     raise

@@ -150,13 +150,12 @@ def held_values(copies: StateCopies, name: str, keys: AskedKeys, txid: int) -> l
         if copy is None:
             return None
         try:
-            found = look_up(copy.folder, keys.codes, copy.mark)
+            rows, found = look_up(copy, pa.array(keys.codes, pa.large_binary()))
         except StaleCopy as error:
             copies.damaged(name, copy, str(error))  # unless a transaction advanced meanwhile
             continue
-        codec = RowCodec(copy.schema, copy.keys)
-        values = as_python(name, codec.values, codec.decode_values(found))
-        return [None if row is None else one for row, one in zip(found, values, strict=True)]
+        values = as_python(name, copy.values.names, rows)
+        return [one if there else None for there, one in zip(found.tolist(), values, strict=True)]
     return None
 
 

@@ -1,6 +1,6 @@
 """The local copy of a state as a task on another host is told of it: whose it is, as of when, where its tables are.
 
-Imported by executors that may have neither LMDB nor msgspec: keep its imports light.
+Imported by executors that may have no msgspec: keep its imports light.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,11 +26,9 @@ from trident.coordinators import faults
 from trident.states.core import storage
 from trident.states.core.binding import LAST
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
-from trident.states.core.copy_rows import RowCodec, as_bytes
+from trident.states.core.copy_rows import RowCodec, array_of, plain_values, positions_of
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_copy import (
-    PART_ROWS,
-    CopiedRows,
     CopyAsOf,
     CopyMark,
     LocalCopy,
@@ -38,7 +37,7 @@ from trident.states.core.local_copy import (
     new_folder,
 )
 from trident.states.core.place import Place
-from trident.states.core.sorted_runs import RUN_BYTES
+from trident.states.core.sorted_run import Rows
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta import history
 from trident.states.delta.delta_log import DeltaLog, TableMissing
@@ -53,19 +52,15 @@ OPEN = faults.register("copy.open", "looking for the local copy of a state that 
 BUILD = faults.register("copy.build", "filling a local copy from the state's tables")
 APPLY = faults.register("copy.apply", "bringing a local copy on by the files of the log")
 
-_FORM = 2
-# So many rows are put at once where a half that was put would be lost with its process, in up to 4 kB of memory each.
-_AT_ONCE_MAX = 100_000
+_FORM = 3
+# A batch that has these changes to wait for reads the tables.
+_WAITED_ROWS, _WAITED_BYTES = 500_000, 32 << 20
 _TRIES = 5
 _OFF_SECS_MAX = 60.0
 
 
 class NotNow(StaleCopy):
     """There is no copy as of the transaction that is asked for; what there is may be asked for again."""
-
-
-class TooMuchBehind(NotNow):
-    """More rows are behind the copy than are put at once, and it may not be brought on in parts."""
 
 
 class LogIsPast(NotNow):
@@ -126,8 +121,7 @@ class StateCopy:
         self._codec = RowCodec(self._schema, state.keys)
         combine = None if state.merging == LAST else state_combine(self._schema, state.keys, state.aggregator)
         self._combining = None if combine is None else partial(self._combined, combine)
-        self._order = self._codec.position_by(state.ordered_by) if state.ordered_by else None
-        self._stays = state.ordered_by in self._codec.keys
+        self._values = pa.schema([self._schema.field(name) for name in self._codec.values])
         self._digest = digest_of(state, boot)
         self._lock = threading.RLock()
         self._copy: LocalCopy | None = None
@@ -144,18 +138,15 @@ class StateCopy:
         """Whose copy it is."""
         return self._state
 
-    def as_of(self, txid: int | None, commit: str | None = None, in_parts: bool = True) -> CopyAsOf:
+    def as_of(self, txid: int | None, commit: str | None = None) -> CopyAsOf:
         """The copy as of a transaction that has advanced, or is known to have committed nothing.
 
         Args:
             txid: None: the last one that the state's log has. It is decided, and can only be followed by others.
             commit: the last one of the state's log up to it, where another host knows: this one may see the log as it
                 was a while ago, and must not take that for the whole.
-            in_parts: whether many rows may be put in parts. A process that ends amid them leaves no copy: one that
-                may end soon is not to begin.
 
         Raises:
-            TooMuchBehind: they may not, and there are many.
             StaleCopy: there is none, for whatever reason; nothing is wrong with the state.
             TableError: a file of the state's tables is gone or not whole.
             ForeignTable: a table is not the state's.
@@ -167,7 +158,7 @@ class StateCopy:
                 if self._copy is None:
                     with faults.fault_point(OPEN):
                         self._copy = self._found()
-                mark = self._bring_to(txid, commit, in_parts)
+                mark = self._bring_to(txid, commit)
             except NotNow:
                 raise
             except (NotFollowed, TableMissing, Uncombinable) as error:
@@ -222,8 +213,8 @@ class StateCopy:
                 mark = held  # the transactions in between have changed nothing
             elif held.txid >= mark.txid or self._log.control.floor > held.txid:
                 return None
-            elif _is_many(self._behind(held, self._log), PART_ROWS):
-                return None  # there would be no copy for a while, and a reader would wait in vain
+            elif _is_many(self._behind(held, self._log)):
+                return None  # a reader would wait for long
             return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
 
     def bring_on(self, txid: int) -> None:
@@ -279,7 +270,7 @@ class StateCopy:
         found = None
         for folder in copies_in(self._base, storage.list_names(self._base)):
             try:
-                copy = LocalCopy(folder, self._bytes_max, self._order, self._stays)
+                copy = LocalCopy(folder, self._bytes_max, self._values)
             except StaleCopy:
                 continue  # another process writes it
             mark = copy.mark
@@ -290,7 +281,7 @@ class StateCopy:
                 copy.delete()
         return found
 
-    def _bring_to(self, txid: int | None, commit: str | None, in_parts: bool) -> CopyMark:
+    def _bring_to(self, txid: int | None, commit: str | None) -> CopyMark:
         held = None if self._copy is None else self._copy.mark
         if held is not None and self._is_followed(held) and self._log is not None:
             if held.txid == txid and commit in (None, held.commit):
@@ -300,7 +291,7 @@ class StateCopy:
                 if commit is None:
                     return held  # the transactions in between have changed nothing
                 raise NotNow(f"the copy of state {self._state.name} is as of transaction {held.txid} already")
-            if held.txid < mark.txid and self._follow(held, mark, self._log, in_parts):
+            if held.txid < mark.txid and self._follow(held, mark, self._log):
                 return mark
         self._drop()
         plain, logged, merged = self._tables(txid)
@@ -382,21 +373,14 @@ class StateCopy:
             self._reason = str(error)
             raise
 
-    def _follow(self, held: CopyMark, mark: CopyMark, logged: TableFiles, in_parts: bool) -> bool:
+    def _follow(self, held: CopyMark, mark: CopyMark, logged: TableFiles) -> bool:
         """Applies the log's rows behind what is held; False where the log no longer has them all."""
         if logged.control.floor > held.txid:
             return False
         assert self._copy is not None
-        files = self._behind(held, logged)
-        many = _is_many(files, PART_ROWS if in_parts else max(PART_ROWS, _AT_ONCE_MAX))
-        if many and not in_parts:
-            raise TooMuchBehind(f"the copy of state {self._state.name} is far behind transaction {mark.txid}")
-        rows = self._logged_rows(logged.path, files, held.txid, mark.txid)
+        rows = self._logged_rows(logged.path, self._behind(held, logged), held.txid, mark.txid)
         with self._counted(), faults.fault_point(APPLY):
-            if many:
-                self._copy.apply_many(rows, held, mark, self._combining)
-            else:
-                self._copy.apply(chain.from_iterable(map(_changes, rows)), held, mark, self._combining)
+            self._copy.apply(rows, held, mark, self._combining)
         self._failures = 0
         logged.files = {}  # they are applied, and not looked at again
         return True
@@ -429,12 +413,12 @@ class StateCopy:
         self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int
     ) -> tuple[LocalCopy, TableFiles]:
         """Builds a copy: the plain table, and on top the log."""
-        copy = LocalCopy(new_folder(self._base), self._bytes_max, self._order, self._stays)
+        copy = LocalCopy(new_folder(self._base), self._bytes_max, self._values)
         try:
             waiting = list(logged.files.values())
             rows = chain(self._merged_rows(plain), self._logged_rows(logged.path, waiting, merged, mark.txid))
             with faults.fault_point(BUILD):
-                copy.fill(rows, mark, self._combining)
+                copy.apply(rows, None, mark, self._combining)
         except BaseException:
             copy.delete()
             raise
@@ -442,14 +426,14 @@ class StateCopy:
         self._builds += 1
         return copy, logged
 
-    def _merged_rows(self, plain: TableFiles | None) -> Iterator[CopiedRows]:
+    def _merged_rows(self, plain: TableFiles | None) -> Iterator[Rows]:
         if plain is None:
             return
         files = list(plain.files.values())
         for batch in rows_of(plain.path, files, self._schema):
             yield self._encoded(batch)
 
-    def _logged_rows(self, path: str, files: Sequence[LiveFile], above: int, upto: int) -> Iterator[CopiedRows]:
+    def _logged_rows(self, path: str, files: Sequence[LiveFile], above: int, upto: int) -> Iterator[Rows]:
         """The log's rows of some transactions, in the order of these."""
         hidden = [pa.field(TXID_COLUMN, pa.int64())]
         if self._state.merging == LAST:
@@ -471,23 +455,26 @@ class StateCopy:
                     batch = batch.take(pc.sort_indices(batch.column(TXID_COLUMN)))
                 yield self._encoded(batch)
 
-    def _encoded(self, batch: pa.RecordBatch) -> CopiedRows:
+    def _encoded(self, batch: pa.RecordBatch) -> Rows:
         gone = None
         if DELETED_COLUMN in batch.schema.names:
             gone = pc.fill_null(batch.column(DELETED_COLUMN), False)
-        return CopiedRows(self._codec.key_array(batch), self._codec.value_array(batch), gone)
+        return self._codec.rows(batch, self._state.ordered_by, gone)
 
-    def _combined(self, combine: Combine, stored: list[bytes | None], parts: list[list[bytes]]) -> list[bytes]:
-        codec = self._codec
-        given = iter(codec.plain_values([part for one in parts for part in one]))
-        there = iter(codec.plain_values([one for one in stored if one is not None]))
-        values = []
-        for before, ours in zip(stored, parts, strict=True):
-            (value,) = next(given if before is None else there)
-            for (part,) in islice(given, len(ours) - (before is None)):
+    def _combined(
+        self, combine: Combine, stored: pa.Table, found: np.ndarray, parts: pa.Table, counts: np.ndarray
+    ) -> tuple[pa.Table, pa.Array | None]:
+        kind = self._values.types[0]
+        given, values = iter(plain_values(parts.column(0), kind)), []
+        for value, is_stored, count in zip(plain_values(stored.column(0), kind), found.tolist(), counts.tolist()):
+            if not is_stored:
+                value = next(given)
+            for part in islice(given, count - (not is_stored)):
                 value = combine(value, part)
-            values.append((value,))
-        return codec.encode_plain(values)
+            values.append(value)
+        made = array_of(values, kind)
+        positions = positions_of(made, kind) if self._state.ordered_by in self._codec.values else None
+        return pa.table([made], schema=self._values), positions
 
     def _drop(self, reason: object = None) -> None:
         if reason is not None:
@@ -510,14 +497,8 @@ def digest_of(state: StateDescriptor, boot: str) -> str:
     return sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _is_many(files: Sequence[LiveFile], rows_max: int) -> bool:
-    """Tells whether the rows of some files are more than so many, or large."""
-    if sum(file.size for file in files) > RUN_BYTES:
+def _is_many(files: Sequence[LiveFile]) -> bool:
+    """Tells whether the rows of some files are so many that a reader should not wait for them."""
+    if sum(file.size for file in files) > _WAITED_BYTES:
         return True
-    return sum(file.size if file.num_records is None else file.num_records for file in files) > rows_max
-
-
-def _changes(rows: CopiedRows) -> Iterator[tuple[bytes, bytes | None]]:
-    gone = repeat(False) if rows.gone is None else rows.gone.to_pylist()
-    for key, value, deleted in zip(as_bytes(rows.keys), as_bytes(rows.values), gone, strict=False):
-        yield key, None if deleted else value
+    return sum(file.size if file.num_records is None else file.num_records for file in files) > _WAITED_ROWS

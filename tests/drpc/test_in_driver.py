@@ -32,6 +32,7 @@ from trident.drpc.requests import DrpcRequests
 from trident.drpc.values import as_json
 from trident.planning.requests import drpc_plans
 from trident.running.query import TopologyQuery
+from trident.states.core import local_copy
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, StaleCopy, look_up
 from trident.states.publishing.user_tasks import BatchInfo
@@ -176,17 +177,14 @@ def reading(query: TopologyQuery) -> DrpcRequests:
 
 
 def damage(copy: CopyAsOf, word: str) -> None:
-    """Changes what a copy holds for a key, below LMDB."""
-    (code,) = RowCodec(copy.schema, copy.keys).encode_keys(pa.table({"word": [word]}))
-    path = copy.folder / "data.mdb"
-    name, bytes_, at = b"k" + code, path.read_bytes(), -1
-    with open(path, "r+b") as file:
-        while (at := bytes_.find(name, at + 1)) >= 0:
-            place = at + len(name)
-            file.seek(place)
-            file.write(bytes([bytes_[place] ^ 0xFF]))
+    """Changes a bit of each file that holds keys, as a process that opens it finds it."""
+    for path in copy.folder.glob("*.rows"):
+        whole = bytearray(path.read_bytes())
+        whole[len(whole) // 2] ^= 1
+        path.write_bytes(whole)
+    local_copy._forget(copy.folder)
     with pytest.raises(StaleCopy, match="damaged"):
-        look_up(copy.folder, [code], copy.mark)
+        look_up(copy, RowCodec(copy.schema, copy.keys).key_array(pa.table({"word": [word]})))
 
 
 def test_tasks_on_other_hosts_are_not_sent_to_the_leaders_copies(

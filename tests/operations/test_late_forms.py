@@ -46,7 +46,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.operations import state_lookups
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy, new_folder
+from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, new_folder
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.reports import SPARKS, LeftToSpark, find_report
 
@@ -150,11 +150,10 @@ def copied(folder: Path, group: GroupPlan, stored: Mapping[str, pa.Table]) -> It
         for one in (one for one in group.bindings if one.name in group.lowered.copied_states):
             rows = stored[one.name].combine_chunks()
             codec = RowCodec(rows.schema, one.keys)
-            order = codec.position_by(one.ordered_by) if one.ordered_by else None
-            copy = LocalCopy(new_folder(folder), 1 << 26, order)
+            copies[one.name] = found = CopyAsOf(new_folder(folder), MARK, rows.schema, tuple(one.keys), one.ordered_by)
+            copy = LocalCopy(found.folder, 1 << 26, found.values)
             made.callback(copy.delete)
-            copy.fill([CopiedRows(codec.key_array(rows), codec.value_array(rows))], MARK)
-            copies[one.name] = CopyAsOf(copy.folder, MARK, rows.schema, tuple(one.keys), one.ordered_by)
+            copy.apply([codec.rows(rows, one.ordered_by)], None, MARK)
         yield copies
 
 

@@ -1,7 +1,7 @@
 """Simulated disks of hosts with local copies of a state, and the production decisions over them.
 
 Which copy is taken, gone on with, brought on, built, refused or thrown away is production code: ``StateCopy``, and
-``HostCopies`` where executors have the copies. LMDB and the tables' files are simulated: a copy is a mark and the
+``HostCopies`` where executors have the copies. A copy's files and the tables' are simulated: a copy is a mark and the
 transactions that it has; a host may see a table's log as it was a while ago.
 
 In every second seed a process has copies on its own host; in every fourth its executors have them on theirs.
@@ -133,7 +133,7 @@ class Folder:
 class SimLocalCopy:
     """``trident.states.core.local_copy.LocalCopy``: values and mark change at once, or are those of before."""
 
-    def __init__(self, folder: Folder, bytes_max: int, order: Any = None, stays: bool = False) -> None:
+    def __init__(self, folder: Folder, bytes_max: int, values: Any) -> None:
         self.folder, self._process = folder, folder.base.process
         self._copies = folder.base.disk.copies
         stored = self._copies.setdefault(folder.name, Stored())
@@ -145,20 +145,7 @@ class SimLocalCopy:
     def mark(self) -> CopyMark | None:
         return self._stored.mark
 
-    def fill(self, rows: Any, after: CopyMark, _combining: Any = None) -> None:
-        content = tuple(rows)
-        half = content[: len(content) // 2]
-
-        def begin() -> None:
-            self._stored.content = half
-
-        def end() -> None:
-            self._stored.content, self._stored.mark = content, after
-
-        self._io("filling of a copy", begin)
-        self._io("filling of a copy", end)
-
-    def apply(self, rows: Any, before: CopyMark, after: CopyMark, _combining: Any = None) -> None:
+    def apply(self, rows: Any, before: CopyMark | None, after: CopyMark, _combining: Any = None) -> None:
         content = (*self._stored.content, *rows)
 
         def change() -> None:

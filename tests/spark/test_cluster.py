@@ -224,9 +224,9 @@ def test_a_warehouse_that_is_another_one_on_a_host_is_named_with_it(
         assert text in str(problem)
 
 
-def test_an_executor_without_lmdb_is_told_of_and_taken() -> None:
+def test_an_executor_without_msgspec_is_reported_and_used() -> None:
     """Local copies on hosts need it; without it the tables are read."""
-    assert not list(cluster_probe._problems({**FOUND, "missing": {"lmdb": "ModuleNotFoundError"}}, ""))
+    assert not list(cluster_probe._problems({**FOUND, "missing": {"msgspec": "ModuleNotFoundError"}}, ""))
 
 
 @pytest.mark.parametrize(
@@ -388,5 +388,5 @@ def test_each_host_of_a_cluster_looks_up_in_its_own_copy_also_after_one_was_kill
     taken = ast.literal_eval(told["TAKEN"])
     assert taken.count("resolve_by_pass") > len(taken) // 2, (taken, told["STATUS"])
     for copy in tmp_path.glob("hosts/*/trident-copies-*/*/executors/*/counts/*.copy"):
-        assert (copy / "data.mdb").exists()
-    assert list(tmp_path.glob("hosts/1/trident-copies-*/*/executors/*/counts/*.copy/data.mdb"))
+        assert (copy / "current").exists()
+    assert list(tmp_path.glob("hosts/1/trident-copies-*/*/executors/*/counts/*.copy/*.rows"))

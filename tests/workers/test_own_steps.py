@@ -15,7 +15,7 @@ import pytest
 
 import trident.workers
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy
+from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy
 from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, OwnPlan
 from trident.workers.best_row import BestOfBatch
 from trident.workers.chain import Chain, Frame, Keep, Meter, Step
@@ -163,8 +163,8 @@ def test_a_stored_text_that_is_not_utf_8_is_left_to_spark(tmp_path: Path) -> Non
     text = pa.array([b"good", b"tw\xffo"], pa.binary()).cast(pa.string(), safe=False)
     rows = pa.RecordBatch.from_arrays([text, text], schema=schema)
     codec, mark = RowCodec(schema, ["word"]), CopyMark("inc", 1, "digest", "commit")
-    copy = LocalCopy(tmp_path / "copy", 1 << 24)
-    copy.fill([CopiedRows(codec.key_array(rows), codec.value_array(rows))], mark)
+    copy = LocalCopy(tmp_path / "copy", 1 << 24, schema.remove(0))
+    copy.apply([codec.rows(rows)], None, mark)
     step = LookUp("best", ("word",), ("word",), (("line", "before"),), None, ("word",))
     given = pa.schema([("word", pa.string()), ("before", pa.string())])
     chain = Chain((step,), given, spark_too=True).with_copies({"best": CopyAsOf(copy.folder, mark, schema, ("word",))})

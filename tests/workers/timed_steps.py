@@ -13,7 +13,7 @@ from trident.operations.timed_ops import GatherOp
 from trident.planning.groups import plan
 from trident.planning.operation import PyOp, arrow_type
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy, new_folder
+from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, new_folder
 from trident.streams.stream import Stream
 from trident.workers.chain import Frame, Meter
 from trident.workers.timed import (
@@ -145,14 +145,11 @@ class Steps:
         schema = pa.schema([(field.name, arrow_type(field.dataType)) for field in binding.schema.fields])
         codec, mark = RowCodec(schema, binding.keys), CopyMark("inc", 1, "digest", "commit")
         assert self._copies is not None
-        copy = LocalCopy(new_folder(self._copies), 1 << 26, codec.position_by(binding.ordered_by))
+        asked = CopyAsOf(new_folder(self._copies), mark, schema, binding.keys, binding.ordered_by)
+        copy = LocalCopy(asked.folder, 1 << 26, asked.values)
         try:
             entries = pa.Table.from_pylist(list(self.state.values()), schema=schema)
-            pairs = [
-                pa.array(rows, pa.large_binary()) for rows in (codec.encode_keys(entries), codec.encode_values(entries))
-            ]
-            copy.fill([CopiedRows(*pairs)] if len(entries) else [], mark)
-            asked = CopyAsOf(copy.folder, mark, schema, binding.keys, binding.ordered_by)
+            copy.apply([codec.rows(entries, binding.ordered_by)], None, mark)
             gathered = list(self._gather.with_copies({binding.name: asked}).run(iter(frames)))
         finally:
             copy.delete()

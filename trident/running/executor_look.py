@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 DRIVERS = "driver"
 # Every task needs the first ones; local copies of states on the hosts need the others, too.
 LIBRARIES = ("pyarrow", "pandas", "numpy")
-LIBRARIES_OF_COPIES = ("lmdb", "msgspec")
+LIBRARIES_OF_COPIES = ("msgspec",)
 _WAITING_SECS = 20.0
 _TASKS_MAX = 256
 # How long a task stays: or one executor takes all tasks before another one has its first.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -12,7 +12,7 @@ from trident.coordinators.errors import TridentError
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.states.keyed.sent_copy import SentCopy
 from trident.workers.chain import Frame, Step
-from trident.workers.reports import STALE, LeftToSpark, left_to_spark, marked
+from trident.workers.reports import STALE, left_to_spark, marked
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf, Placed
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # More entries than these, or more bytes of them, are worth a Spark job over the tables.
 _DUE_MAX, _BYTES_MAX = 50_000, 32 << 20
 # Between two looks at how many bytes there are so far.
-_KEYS_AT_ONCE = 1_000
+_KEYS_AT_ONCE = 10_000
 # Bringing a copy on takes milliseconds; where it takes this long, something is wrong.
 _WAIT_SECS = 10.0
 
@@ -67,7 +67,7 @@ class LookUp(Step):
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         copy = copy_here(self.state, self.copy)
-        # Hosts of a cluster may have no LMDB, and then no copies.
+        # Hosts of a cluster may lack what copies need.
         from trident.states.core.copy_rows import RowCodec
         from trident.states.core.local_copy import StaleCopy, look_up
 
@@ -75,49 +75,52 @@ class LookUp(Step):
         for frame in frames:
             asked = pa.table([frame.array(name) for name in self.inputs], names=list(self.keys))
             try:
-                rows = look_up(copy.folder, codec.encode_keys(asked), copy.mark)
+                values, found = look_up(copy, codec.key_array(asked))
+                values.validate(full=True)  # a text that is not UTF-8 is left to Spark
             except StaleCopy as error:
                 raise StaleCopy(told(self.state, error)) from error
-            values = codec.decode_values(rows)
             columns = frame.only(self.keep)
             columns.update({new: values.column(name).combine_chunks() for name, new in self.columns})
             if self.found:
-                columns[self.found] = pa.array([True if row is not None else None for row in rows], pa.bool_())
+                columns[self.found] = pa.array(found, mask=~found)
             yield Frame(columns, frame.length, frame.meter)
 
 
-def due_entries(copy: CopyAsOf, state: str, first: int | None, below: int | None) -> list[Placed]:
+def due_entries(copy: CopyAsOf, state: str, first: int | None, below: int | None) -> Placed:
     """The entries of a copy with first <= position < below; None: from the least one, to the greatest one.
 
     Raises:
         StaleCopy: the copy is not that of its mark.
         LeftToSpark: they are many; not all were read then.
     """
-    from trident.states.core.local_copy import in_order  # hosts of a cluster have no LMDB
+    from trident.states.core.local_copy import in_order  # hosts of a cluster may lack what copies need
 
-    found = in_order(copy.folder, copy.mark, first, below, _DUE_MAX + 1, _BYTES_MAX)
-    check_due(state, len(found))
-    check_bytes(state, (value for *_, value in found))
+    found = in_order(copy, first, below, _DUE_MAX + 1, _BYTES_MAX)
+    check_due(state, len(found.keys))
+    check_bytes(state, found.values.nbytes)
     return found
 
 
-def entries_of(copy: CopyAsOf, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
-    """The values of some keys in a copy; None for a key that the state has not.
+def entries_of(copy: CopyAsOf, state: str, keys: pa.LargeBinaryArray) -> tuple[pa.Table, Any]:
+    """As ``local_copy.look_up``.
 
     Raises:
         StaleCopy: the copy is not that of its mark.
         LeftToSpark: they are of many bytes; not all were read then.
     """
-    from trident.states.core.local_copy import look_up  # hosts of a cluster have no LMDB
+    from trident.states.core.local_copy import look_up  # hosts of a cluster may lack what it needs
 
-    found, size = list[bytes | None](), 0
-    for start in range(0, len(keys), _KEYS_AT_ONCE):
-        some = look_up(copy.folder, keys[start : start + _KEYS_AT_ONCE], copy.mark)
-        size += sum(map(len, filter(None, some)))
-        if size > _BYTES_MAX:
-            raise _too_large(state)
-        found += some
-    return found
+    found, size = list[tuple[pa.Table, Any]](), 0
+    for start in range(0, max(len(keys), 1), _KEYS_AT_ONCE):
+        found.append(look_up(copy, keys.slice(start, _KEYS_AT_ONCE)))
+        size += found[-1][0].nbytes
+        check_bytes(state, size)
+    if len(found) == 1:
+        return found[0]
+    import numpy as np
+
+    tables, masks = zip(*found)
+    return pa.concat_tables(tables).combine_chunks(), np.concatenate(masks)
 
 
 def check_due(state: str, count: int) -> None:
@@ -126,14 +129,10 @@ def check_due(state: str, count: int) -> None:
         raise left_to_spark(f"more than {_DUE_MAX:,} entries of state {state} are due")
 
 
-def check_bytes(state: str, values: Iterable[bytes]) -> None:
+def check_bytes(state: str, size: int) -> None:
     """Raises LeftToSpark for entries of more bytes than this process should work on."""
-    if sum(map(len, values)) > _BYTES_MAX:
-        raise _too_large(state)
-
-
-def _too_large(state: str) -> LeftToSpark:
-    return left_to_spark(f"more than {_BYTES_MAX >> 20} MB of state {state} are looked at")
+    if size > _BYTES_MAX:
+        raise left_to_spark(f"more than {_BYTES_MAX >> 20} MB of state {state} are read")
 
 
 def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:
@@ -146,14 +145,14 @@ def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:
     if not isinstance(copy, SentCopy):
         return copy
     try:
-        # Hosts of a cluster may have no LMDB.
+        # Hosts of a cluster may lack what copies need.
         from trident.states.keyed.host_copy import bring
 
         boot = boot_id()
         if boot == UNKNOWN:
             raise NoCopyHere(f"there are no copies on {host_name()}: two boots of it cannot be told apart")
         return bring(copy, host_name(), boot)
-    except Exception as error:  # no LMDB, no disk, a table that this host sees otherwise: the tables' form decides
+    except Exception as error:  # no library, no disk, a table that this host sees otherwise: the tables' form decides
         raise NoCopyHere(told(state, error)) from error
 
 
@@ -163,7 +162,7 @@ def wait_for_copy(state: str, copy: CopyAsOf) -> None:
     Raises:
         StaleCopy: it does not come there.
     """
-    from trident.states.core.local_copy import StaleCopy, wait_for  # hosts of a cluster have no LMDB
+    from trident.states.core.local_copy import StaleCopy, wait_for  # hosts of a cluster may lack what copies need
 
     try:
         wait_for(copy.folder, copy.mark, _WAIT_SECS)

@@ -289,14 +289,12 @@ class OpenWindows(Step):
             old = table.column(OLD)
             (before, now) = (table.column(name)[0].as_py() for name in (BEFORE, NOW))
             stored = table.filter(old)
-            values = stored.select([name for name in codec.values])
-            keys = codec.encode_keys(stored.select(list(self.keys)))
-            rows = dict(zip(keys, codec.plain_values(codec.encode_values(values))))
-            given = _Rows(rows, codec.position_by(self.rules.ordered_by), codec)
+            rows = codec.rows(stored, self.rules.ordered_by)
+            given = _Rows(rows.keys.to_pylist(), _plain_rows(rows.values, self.schema), rows.positions.to_pylist())
             return given, _new(table, old), _Turn(before, now, 0, 0)
         copy, order = copy_here(self.state, self.copy), self.rules.ordered_by
         assert copy.ordered_by == order, "the batch has given no copy in the order of what is due"
-        store = _Copied(self.state, copy, codec)
+        store = _Copied(self.state, copy)
         (about,) = store.get([self._about(codec)])
         first: dict[str, Any] = {POSITION: None, NEXT: 0, LATE_ROWS: 0}
         found = first if about is None else dict(zip(codec.values, about))
@@ -471,18 +469,17 @@ class Given(Step):
 class _Copied:
     """The stored groups in a local copy."""
 
-    def __init__(self, state: str, copy: CopyAsOf, codec: RowCodec) -> None:
-        self._state, self._copy, self._codec = state, copy, codec
+    def __init__(self, state: str, copy: CopyAsOf) -> None:
+        self._state, self._copy = state, copy
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
-        rows = entries_of(self._copy, self._state, keys)
-        there = iter(self._codec.plain_values([row for row in rows if row is not None]))
-        return [None if row is None else next(there) for row in rows]
+        rows, found = entries_of(self._copy, self._state, pa.array(keys, pa.large_binary()))
+        return [row if there else None for row, there in zip(_plain_rows(rows, self._copy.schema), found.tolist())]
 
     def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
-        rows = due_entries(self._copy, self._state, first, below)
-        values = self._codec.plain_values([value for *_, value in rows])
-        return [(at, key, row) for (at, key, _), row in zip(rows, values)]
+        found = due_entries(self._copy, self._state, first, below)
+        rows = _plain_rows(found.values, self._copy.schema)
+        return list(zip(found.positions.tolist(), found.keys.to_pylist(), rows))
 
     def check_fired(self, count: int) -> None:
         check_due(self._state, count)
@@ -491,16 +488,14 @@ class _Copied:
 class _Rows:
     """The stored groups that have come with the rows."""
 
-    def __init__(self, rows: Mapping[bytes, Row], positions: Any, codec: RowCodec) -> None:
-        self._rows, self._positions, self._codec = rows, positions, codec
+    def __init__(self, keys: Sequence[bytes], rows: Sequence[Row], positions: Sequence[int | None]) -> None:
+        self._rows, self._positions = dict(zip(keys, rows)), dict(zip(keys, positions))
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
         return [self._rows.get(key) for key in keys]
 
     def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
-        keys = list(self._rows)
-        values = self._codec.encode_plain(list(self._rows.values()))
-        for key, at in zip(keys, self._positions(keys, values)):
+        for key, at in self._positions.items():
             if at is not None and at < below and (first is None or first <= at):
                 yield at, key, self._rows[key]
 
@@ -532,6 +527,11 @@ def _plain(column: Any, kind: pa.DataType) -> list[Any]:
     from trident.states.core.copy_rows import plain_values  # numpy: only where windows are
 
     return plain_values(column, kind)
+
+
+def _plain_rows(rows: pa.Table, schema: pa.Schema) -> list[Row]:
+    columns = [_plain(rows.column(name), schema.field(name).type) for name in rows.column_names]
+    return list(zip(*columns)) if columns else [()] * rows.num_rows
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -122,7 +122,7 @@ class GatherFromCopy(Step):
         if not length:
             return
         copy = copy_here(self.state, self.copy)
-        # Hosts of a cluster may have no LMDB, and then no copies.
+        # Hosts of a cluster may lack what copies need.
         from trident.states.core.local_copy import StaleCopy
 
         try:
@@ -131,17 +131,17 @@ class GatherFromCopy(Step):
             raise StaleCopy(told(self.state, error)) from error
 
     def _gathered(self, columns: dict[str, pa.Array], length: int, copy: CopyAsOf) -> Frame:
-        # Hosts of a cluster may have no LMDB, and then no copies.
-        from trident.states.core.copy_rows import RowCodec
+        # Hosts of a cluster may lack what copies need.
+        from trident.states.core.copy_rows import RowCodec, plain_values
 
         assert copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
         codec, sides = RowCodec(copy.schema, copy.keys), len(self.delays)
         kinds, positions = columns[KIND].to_pylist(), columns[AT].to_pylist()
         new = [place for place, kind in enumerate(kinds) if kind >= 0]
         asked = self._asked(columns, new, copy)
-        keys = codec.encode_keys(asked)
-        values = entries_of(copy, self.state, keys)
-        marks = [None if value is None else codec.plain_values([value])[0][0] for value in values[:sides]]
+        keys = codec.key_array(asked)
+        values, found = entries_of(copy, self.state, keys)
+        marks = plain_values(values.column(0).slice(0, sides), copy.values.types[0])
         greatest = list(marks)
         for kind, at in zip(kinds, positions):
             if at is not None:
@@ -149,13 +149,17 @@ class GatherFromCopy(Step):
                 mark = later(at, -self.delays[side]) if self.event else at
                 greatest[side] = mark if greatest[side] is None else max(mark, greatest[side])
         before, now = least_of(marks), least_of(greatest)
-        entries = {key: value for key, value in zip(keys[sides:], values[sides:]) if value is not None}
+        names, held = keys.to_pylist(), [values]
         if now is not None:
-            # The watermarks have positions, too.
             due = due_entries(copy, self.state, None, now + 1 if now < LAST else None)
-            entries |= {key: value for _, key, value in due if key not in keys[:sides]}
-        check_bytes(self.state, entries.values())
-        stored = {**_columns(codec.decode_keys(list(entries))), **_columns(codec.decode_values(list(entries.values())))}
+            names += due.keys.to_pylist()
+            held.append(due.values)
+        # The watermarks have positions, too; an entry may be due and that of a row.
+        there = [*found.tolist(), *[True] * (len(names) - len(keys))]
+        entries = {name: at for at, name in enumerate(names) if there[at] and name not in names[:sides]}
+        kept = pa.concat_tables(held).take(pa.array(list(entries.values()), pa.int64()))
+        check_bytes(self.state, kept.nbytes)
+        stored = {**_columns(codec.decode_keys(list(entries))), **_columns(kept)}
         taken = pa.array(new, pa.int64())
         changed = [side for side in range(sides) if greatest[side] is not None and greatest[side] != marks[side]]
         parts = [

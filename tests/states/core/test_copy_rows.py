@@ -13,8 +13,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from trident.states.core.copy_rows import RowCodec
+from trident.states.core.copy_rows import RowCodec, plain_values
 from trident.states.core.copyable import why_not_copied
+from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, look_up
 from trident.states.core.native import NATIVE
 from trident.states.keyed.copy_combine import Uncombinable, combine_of
 
@@ -54,12 +55,15 @@ def table(ddl: str, *columns: list, zone: str = "UTC") -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_values_come_back_exactly(kind):
+def test_values_come_back_exactly_from_a_copy(tmp_path, kind):
     rows = table(f"k bigint, v {kind}", list(range(len(VALUES[kind]) + 1)), [*VALUES[kind], None])
-    codec = RowCodec(rows.schema, ["k"])
-    encoded = codec.encode_values(rows)
-    again = codec.decode_values([*encoded, None])
-    assert again["v"].type == rows["v"].type
+    codec, mark = RowCodec(rows.schema, ["k"]), CopyMark("inc", 1, "", "")
+    found = CopyAsOf(tmp_path / "copy", mark, rows.schema, ("k",))
+    copy = LocalCopy(found.folder, 1 << 24, found.values)
+    copy.apply([codec.rows(rows)], None, mark)
+    again, there = look_up(found, codec.key_array(pa.table({"k": [*range(rows.num_rows), -1]})))
+    copy.close()
+    assert again["v"].type == rows["v"].type and there.tolist() == [True] * rows.num_rows + [False]
 
     def shown(column):
         """As text, since NaN is not equal to itself and the sign of a zero counts; instants as numbers."""
@@ -67,7 +71,6 @@ def test_values_come_back_exactly(kind):
         return str((column.cast(pa.int64()) if instants else column).to_pylist())
 
     assert shown(again["v"][:-1]) == shown(rows["v"]) and again["v"][-1].as_py() is None
-    assert codec.encode_values(pa.table({"k": range(len(encoded)), "v": again["v"][:-1]})) == encoded
 
 
 @pytest.mark.parametrize("kind", [kind for kind in VALUES if not kind.startswith("map")])
@@ -113,13 +116,11 @@ def test_a_key_comes_back_from_its_bytes(kind):
 def test_a_position_is_an_integer_or_an_instant_of_keys_or_values():
     rows = table("k timestamp, l int, v bigint, t timestamp", INSTANTS, [1] * 6, range(6), INSTANTS[::-1])
     codec = RowCodec(rows.schema, ["k", "l"])
-    pairs = codec.encode_keys(rows), codec.encode_values(rows)
     micros = rows["k"].cast(pa.int64()).to_pylist()
-    assert codec.plain_keys(pairs[0]) == list(zip(micros, [1] * 6))
+    assert codec.plain_keys(codec.encode_keys(rows)) == list(zip(micros, [1] * 6))
     for column, expected in (("k", micros), ("l", [1] * 6), ("v", list(range(6))), ("t", micros[::-1])):
-        assert codec.position_by(column)(*pairs) == expected
-    with pytest.raises(TypeError, match="is no position"):
-        RowCodec(table("k string, v bigint", ["a"], [1]).schema, ["k"]).position_by("k")
+        assert codec.rows(rows, column).positions.to_pylist() == expected
+    assert codec.rows(rows).positions.null_count == 6
 
 
 @settings(max_examples=15, deadline=None)
@@ -161,7 +162,6 @@ COMBINED["max"] = COMBINED["min"]
 def test_two_values_become_the_one_that_spark_gives(spark, aggregator, kind):
     values = [*VALUES[kind], None]
     rows = table(f"a {kind}, b {kind}", [a for a in values for _ in values], [b for _ in values for b in values])
-    codec = RowCodec(arrow_schema(f"k int, v {kind}"), ["k"])
     combine = combine_of(aggregator, rows.schema.field("a").type)
     both = NATIVE[aggregator].combine_columns
     given = both(F.col("a"), F.col("b"))
@@ -171,8 +171,7 @@ def test_two_values_become_the_one_that_spark_gives(spark, aggregator, kind):
     spark_gives = spark.createDataFrame(rows).select(given.cast(kind).alias("v")).toArrow()
 
     def encode(column):
-        encoded = codec.encode_values(pa.table({"k": [0] * len(column), "v": column}))
-        return [found for (found,) in codec.plain_values(encoded)]
+        return plain_values(column, arrow_schema(f"v {kind}").types[0])
 
     for a, b, expected in zip(encode(rows["a"]), encode(rows["b"]), encode(spark_gives["v"])):
         try:

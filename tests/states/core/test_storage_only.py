@@ -33,7 +33,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "states/keyed/copies.py": (4, "the folder of copies on a disk of this host, outside of the warehouse"),
     "states/core/hdfs_storage.py": (1, _STORAGE + ": drafts"),
     "states/core/object_storage.py": (2, _STORAGE + ": drafts, and large files until they are whole"),
-    "states/core/sorted_runs.py": (1, "runs in the folder of such a copy, while it is filled"),
+    "states/core/sorted_run.py": (1, "a file of such a copy"),
     "states/core/local_storage.py": (39, _STORAGE),
     "states/keyed/merge_io.py": (1, "rows that do not fit into memory, of a table in a store: on a disk of this host"),
     "states/keyed/merge_worker.py": (1, "the pipe to its parent"),

@@ -58,9 +58,8 @@ def values(sent: SentCopy, words: list) -> dict:
     """Key → values of those that the copy on this host has."""
     found = bring(sent)
     codec = RowCodec(found.schema, found.keys)
-    rows = look_up(found.folder, codec.encode_keys(pa.table({"word": pa.array(words, pa.string())})), found.mark)
-    read = codec.decode_values(rows).to_pylist()
-    return {(word,): tuple(one.values()) for word, row, one in zip(words, rows, read) if row is not None}
+    rows, there = look_up(found, codec.key_array(pa.table({"word": pa.array(words, pa.string())})))
+    return {(word,): tuple(one.values()) for word, is_there, one in zip(words, there, rows.to_pylist()) if is_there}
 
 
 @pytest.fixture
@@ -318,26 +317,6 @@ def test_a_copy_that_takes_longer_than_a_task_waits_comes_up_behind_the_task(gro
         time.sleep(0.01)
     assert values(sent, words(group)) == group.expected("counts", 3)
     assert bringer._thread is None and len(copies(tmp_path)) == 1, "the next task finds it"
-
-
-def test_a_worker_leaves_many_rows_to_a_process_and_the_copy_as_it_was(group, tmp_path, monkeypatch):
-    """A worker ends with its task: amid the parts of many rows it would leave no copy."""
-    leader = told(group)
-    publish(group, 1)
-    assert values(leader.as_of(["counts"], 1)["counts"], words(group)) == group.expected("counts", 1)
-    before = copies(tmp_path)
-    publish(group, 2, 3)
-    monkeypatch.setattr(state_copy, "PART_ROWS", 1)
-    monkeypatch.setattr(state_copy, "_AT_ONCE_MAX", 1)
-    sent, deadline = leader.as_of(["counts"], 3)["counts"], time.monotonic() + 60
-    with pytest.raises(host_copy.NotReady):
-        bring(sent)
-    bringer = host_copy._bringer(sent, "a host", "a boot")
-    while bringer.ready(sent) is None:
-        assert time.monotonic() < deadline, "it never comes up"
-        time.sleep(0.01)
-    assert values(sent, words(group)) == group.expected("counts", 3)
-    assert copies(tmp_path) == before, "it was built again"
 
 
 @pytest.mark.long

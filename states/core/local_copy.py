@@ -51,7 +51,7 @@ _TRIES = 20
 _LOOK_SECS = 0.0005
 _SMALL_ROWS = 8192
 # Positions are read in such steps at least.
-_STEP_ROWS = 4096
+_STEP_ROWS = 1024
 
 # (values before, null where the key is new; whether it is not; the parts of all keys, those of a key side by side; how
 # many each key has) → the values then, and their positions; None: each key keeps that of its parts.

@@ -117,8 +117,8 @@ def by_key(hashed: np.ndarray, keys: pa.LargeBinaryArray) -> tuple[np.ndarray, n
         hashed: of the keys, which may stand in any order.
 
     Returns:
-        The order of the rows in which equal keys are side by side (and in their order of before), by their hashes; and
-        whether a row of that order has another key than the one before it.
+        The order of the rows by their hashes, in which equal keys are side by side and as they were among each other;
+        and of each row in that order whether its key is another one than that of the row before.
     """
     order = np.argsort(hashed, kind="stable")
     count, by_hash = len(order), hashed[order]
@@ -209,7 +209,7 @@ class Run:
         return -1
 
     def gone(self, rows: np.ndarray) -> np.ndarray:
-        """Whether the keys of some rows are deleted; rows in ascending order, as in what follows."""
+        """Tells which keys of some rows are deleted; rows in ascending order, as in what follows."""
         return self.column(rows, _GONE).to_numpy(zero_copy_only=False)
 
     def values(self, rows: np.ndarray) -> pa.Table:

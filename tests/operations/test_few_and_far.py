@@ -18,7 +18,8 @@ from tests.streams.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, Max, TridentTopology, expr
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core import local_copy
-from trident.states.core.local_copy import CopiedRows, CopyAsOf, LocalCopy
+from trident.states.core.local_copy import CopyAsOf, LocalCopy
+from trident.states.core.sorted_run import Rows
 from trident.streams.stream import Stream
 from trident.workers.look_up import due_entries, entries_of
 from trident.workers.open_windows import AT, LATE_ROWS, NEWEST, NEXT, PANE, POSITION, ROWS
@@ -97,7 +98,7 @@ def test_what_is_due_in_masses_is_left_to_spark(kind: Any, tmp_path: Path, monke
                 rows()
         monkeypatch.setattr("trident.workers.look_up._DUE_MAX", 6)
         monkeypatch.setattr("trident.workers.look_up._BYTES_MAX", 20)
-        with pytest.raises(LeftToSpark, match="of state open are looked at"):
+        with pytest.raises(LeftToSpark, match="of state open are read"):
             rows()
 
 
@@ -106,17 +107,17 @@ def test_no_more_is_read_than_the_leaders_process_should_work_on(
     look: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even before it is refused: of large values, 32 MB are few of all that may be due."""
-    copy = LocalCopy(tmp_path / "copy", 1 << 24, lambda keys, values: [int(key) for key in keys])
-    rows = [(b"%04d" % n, b"x" * 100) for n in range(5_000)]
-    keys, values = (pa.array(column, pa.large_binary()) for column in zip(*rows))
-    copy.fill([CopiedRows(keys, values)], MARK)
-    given = CopyAsOf(copy.folder, MARK, pa.schema([]), (), "at")
+    given = CopyAsOf(tmp_path / "copy", MARK, pa.schema([("v", pa.binary())]), (), "at")
+    copy = LocalCopy(given.folder, 1 << 24, given.values)
+    values = pa.table([pa.array([b"x" * 100] * 5_000, pa.binary())], schema=given.values)
+    keys = pa.array([b"%04d" % n for n in range(5_000)], pa.large_binary())
+    copy.apply([Rows.of(keys, values, None, pa.array(range(5_000), pa.int64()))], None, MARK)
     counts: list[int] = []
 
     def counted(read: Any) -> Any:
         def reads(*arguments: Any) -> Any:
             found = read(*arguments)
-            counts.append(len(found))
+            counts.append(len(found.keys) if look == "range" else len(found[1]))
             return found
 
         return reads
@@ -124,17 +125,17 @@ def test_no_more_is_read_than_the_leaders_process_should_work_on(
     for name in ("in_order", "look_up"):
         monkeypatch.setattr(local_copy, name, counted(getattr(local_copy, name)))
 
-    def looked_at() -> list[Any]:
+    def looked_at() -> pa.Table:
         if look == "range":
-            return [value for *_, value in due_entries(given, "open", None, None)]
-        return entries_of(given, "open", [key for key, _ in rows])
+            return due_entries(given, "open", None, None).values
+        return entries_of(given, "open", keys)[0]
 
-    assert looked_at() == [value for _, value in rows] and sum(counts) == 5_000
+    assert looked_at() == values and sum(counts) == 5_000
     counts.clear()
     monkeypatch.setattr("trident.workers.look_up._BYTES_MAX", 150_000)
-    with pytest.raises(LeftToSpark, match="of state open are looked at"):
+    with pytest.raises(LeftToSpark, match="of state open are read"):
         looked_at()
-    assert sum(counts) == (1_501 if look == "range" else 2_000)
+    assert sum(counts) == (2_048 if look == "range" else 2_000)
     copy.close()
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # More entries than these, or more bytes of them, are worth a Spark job over the tables.
 _DUE_MAX, _BYTES_MAX = 50_000, 32 << 20
 # Between two looks at how many bytes there are so far.
-_KEYS_AT_ONCE = 10_000
+_KEYS_AT_ONCE = 1_000
 # Bringing a copy on takes milliseconds; where it takes this long, something is wrong.
 _WAIT_SECS = 10.0
 
@@ -117,7 +117,7 @@ def entries_of(copy: CopyAsOf, state: str, keys: pa.LargeBinaryArray) -> tuple[p
         check_bytes(state, size)
     if len(found) == 1:
         return found[0]
-    import numpy as np
+    import numpy as np  # hosts of a cluster may lack what copies need
 
     tables, masks = zip(*found)
     return pa.concat_tables(tables).combine_chunks(), np.concatenate(masks)

@@ -25,7 +25,7 @@ GLOSSARY = "glossary.md"
 FOLDERS = {"examples": "examples/index.md"}
 # The API reference: a page, and the packages that its names are defined in.
 API = {
-    "topologies": ("Topologies, streams and queries", "streams running"),
+    "topologies": ("Topologies, streams and queries", "topology streams running"),
     "operations": ("Operations: aggregators, joins, functions", "operations udf workers"),
     "spouts": ("Spouts", "spouts"),
     "states": ("States", "states"),

@@ -25,6 +25,7 @@ import shutil
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,7 +50,10 @@ PART_BYTES = 64 << 20
 # A reader that finds a file gone reads the list again, which has another one in its place by then.
 _TRIES = 20
 _LOOK_SECS = 0.0005
+_CHECK_BYTES = 4
 _SMALL_ROWS = 8192
+# After a merge that failed, as where the disk is full: the next one would read as much in vain.
+_PAUSE_SECS = 60.0
 # Positions are read in such steps at least.
 _STEP_ROWS = 1024
 
@@ -140,6 +144,7 @@ class LocalCopy:
         self.folder, self._bytes_max, self._values = folder, bytes_max, values
         self._lock, self._closed = threading.Lock(), False
         self._merger: threading.Thread | None = None
+        self._merges_from = 0.0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._owner = open(folder / "owner.lock", "ab")
@@ -233,7 +238,8 @@ class LocalCopy:
         name, link = f"{uuid.uuid4().hex}.list", self.folder / f"{_CURRENT}.next"
         replaced = name
         try:
-            (self.folder / name).write_bytes(msgspec.msgpack.encode(current))
+            text = msgspec.msgpack.encode(current)
+            (self.folder / name).write_bytes(zlib.crc32(text).to_bytes(_CHECK_BYTES, "big") + text)
             os.symlink(name, link)
             with faults.fault_point(PUBLISH):
                 os.replace(link, self.folder / _CURRENT)
@@ -258,7 +264,8 @@ class LocalCopy:
     def _tidy(self) -> None:
         """Merges runs in a thread, where one is not twice as large as all that follow it."""
         with self._lock:
-            if self._merger is None and not self._closed and self._to_merge() is not None:
+            may = self._merger is None and not self._closed and time.monotonic() >= self._merges_from
+            if may and self._to_merge() is not None:
                 self._merger = threading.Thread(target=self._merge_all, name="copy-merge", daemon=True)
                 self._merger.start()
 
@@ -294,9 +301,10 @@ class LocalCopy:
                             self._publish(self._current.mark, [*self._runs[:first], *made, *later])
                             made, old = old, []
             except Exception as error:  # the disk is full, or the copy was deleted: it stays as it was
-                log.warning("files of the local copy in %s are not merged: %s", self.folder, error)
                 with self._lock:
-                    self._merger = None
+                    if not self._closed:
+                        log.warning("files of the local copy in %s are not merged: %s", self.folder, error)
+                    self._merger, self._merges_from = None, time.monotonic() + _PAUSE_SECS
                     return
             finally:
                 for run in made:  # those that are listed no more, or never were
@@ -476,7 +484,10 @@ def _read(folder: Path) -> _Current | None:
     """The list of a copy; None where it is empty."""
     for _ in range(_TRIES):
         try:
-            found = msgspec.msgpack.decode((folder / _CURRENT).read_bytes(), type=_Current)
+            check, text = (whole := (folder / _CURRENT).read_bytes())[:_CHECK_BYTES], whole[_CHECK_BYTES:]
+            if zlib.crc32(text).to_bytes(_CHECK_BYTES, "big") != check:
+                raise StaleCopy(f"the list of the copy in {folder} is damaged")
+            found = msgspec.msgpack.decode(text, type=_Current)
             return found if found.folder == _inode(folder) else None
         except FileNotFoundError:
             if not folder.exists():

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from trident.states.core.stale_copy import StaleCopy
 
 # Rows of a record batch: the unit in which runs are merged.
-BATCH_ROWS = 1 << 17
+BATCH_ROWS, _BATCH_BYTES = 1 << 17, 64 << 20
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _HALF_WORD = np.uint64(32)
 _WORD = 8
@@ -150,7 +150,7 @@ class Run:
     Args:
         folder: of the copy.
         name: of the files, without their endings.
-        rows, size, check: what the list says of them.
+        rows, size, check: what the list says of them; without size and check, as they are.
 
     Attributes:
         hashes: of the keys, in their order.
@@ -164,10 +164,11 @@ class Run:
 
     passed = 0
 
-    def __init__(self, folder: Path, name: str, rows: int, size: int, check: int) -> None:
-        self.folder, self.name, self.rows, self.bytes, self.check = folder, name, rows, size, check
+    def __init__(self, folder: Path, name: str, rows: int, size: int | None = None, check: int | None = None) -> None:
+        self.folder, self.name, self.rows = folder, name, rows
         buffers = [_map(folder / file) for file in self.files]
-        if sum(buffer.size for buffer in buffers) != size or _check(buffers) != check:
+        self.bytes, self.check = sum(buffer.size for buffer in buffers), _check(buffers)
+        if size is not None and (size, check) != (self.bytes, self.check):
             raise StaleCopy(f"the run {name} of the copy in {folder} is damaged")
         hashed, table, placed = buffers
         self.hashes = _numbers(hashed, np.uint64)
@@ -287,7 +288,8 @@ def merged(runs: Sequence[Run], keep_gone: bool) -> Iterator[tuple[np.ndarray, R
         keep_gone: as for :func:`newest`.
     """
     largest = max(runs, key=lambda run: run.rows)
-    bounds = largest.hashes[BATCH_ROWS::BATCH_ROWS]
+    step = max(1, min(BATCH_ROWS, _BATCH_BYTES * largest.rows // largest.bytes))  # few rows where values are large
+    bounds = largest.hashes[step::step]
     cuts = [np.concatenate([[0], np.searchsorted(run.hashes, bounds), [run.rows]]).tolist() for run in runs]
     for part in range(len(bounds) + 1):
         some = [(run, cut[part], cut[part + 1]) for run, cut in zip(runs, cuts) if cut[part] < cut[part + 1]]
@@ -331,8 +333,7 @@ def write_run(folder: Path, parts: Iterable[tuple[np.ndarray, Rows]]) -> list[Ru
         numbers = np.concatenate(placed)[order] if placed else order
         with open(files[2], "wb") as raw:
             raw.write(ordered[order].astype(np.int64).tobytes() + numbers.astype(np.int64).tobytes())
-        buffers = [_map(file) for file in files]
-        return [Run(folder, name, count, sum(buffer.size for buffer in buffers), _check(buffers))]
+        return [Run(folder, name, count)]
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)

@@ -44,6 +44,7 @@ WAIT_SECS = 1.0
 # So long the process waits for a worker that is at it, which ends with its task or has brought the copy up by then.
 _WORKER_SECS = 60.0
 _LOOK_SECS = 1.0
+_READY_SECS = 0.01
 _NO_LIMIT = 1 << 62
 _EXECUTORS = "executors"
 _PROCESS = "import sys; sys.path[:] = sys.argv[1:]; from trident.states.keyed.host_copy import main; main()"
@@ -71,7 +72,7 @@ def bring(sent: SentCopy, host: str, boot: str) -> CopyAsOf:
         left = deadline - time.monotonic()
         if left <= 0:
             raise bringer.leave_to_a_process(sent)
-        bringer.start(sent).join(left)
+        bringer.start(sent).join(min(left, _READY_SECS))  # its copy is ready before the files of it are merged
         bringer.check(sent)
     return found
 

@@ -249,9 +249,10 @@ class StateCopy:
             self._drop()
 
     def leave(self) -> None:
-        """Leaves the copy to the other processes of this host, until it is asked for again."""
+        """Leaves the copy to the other processes of this host, once its files are merged; until the next call."""
         with self._lock:
             if self._copy is not None:
+                self._copy.wait_for_merge()
                 self._copy.close()
             self._copy = self._log = None
 

@@ -257,9 +257,7 @@ def test_a_damaged_copy_gives_no_value_and_is_made_anew(copy, damage, file, rng)
     except StaleCopy:
         assert not copy.folder.exists()  # deleted: the next one begins
         again = LocalCopy(copy.folder, BYTES_MAX, VALUES)
-    if again.mark is not None:  # a bit of the list, of a name or so
-        again.delete()
-        again = LocalCopy(copy.folder, BYTES_MAX, VALUES)
+    assert again.mark is None
     filled(again, a=1)
     assert read(copy.folder, mark(1), b"a") == [(1, None)]
     again.close()
@@ -324,6 +322,42 @@ def test_a_range_ends_with_the_step_that_is_too_much(copy, monkeypatch, bytes_ma
     monkeypatch.setattr(local_copy, "_STEP_ROWS", 3)
     filled(copy, **{str(n): n for n in range(9)})
     assert [row[0] for row in ranged(copy.folder, mark(1), bytes_max=bytes_max)] == list(range(3 * steps))
+
+
+def test_a_merge_that_fails_leaves_the_copy_and_is_not_tried_at_each_transaction(copy, monkeypatch):
+    monkeypatch.setattr(local_copy, "_SMALL_ROWS", 0)
+    copy.apply([rows((b"a", (0, None)))], None, mark(0))
+    faults.arm("copy.compact:fail_before:1")
+    for txid in (1, 2, 3):
+        copy.apply([rows((b"a", (txid, None)))], mark(txid - 1), mark(txid))
+        copy.wait_for_merge()
+        assert read(copy.folder, mark(txid), b"a") == [(txid, None)]
+    assert not faults.unfired() and len(copy._runs) == 4, "the second merge would have made one of them"
+    copy._merges_from = 0.0
+    copy.apply([rows((b"b", (4, None)))], mark(3), mark(4))
+    copy.wait_for_merge()
+    assert len(copy._runs) == 1 and read(copy.folder, mark(4), b"a", b"b") == [(3, None), (4, None)]
+
+
+def test_a_key_that_is_deleted_stays_so_when_later_files_are_merged(copy, monkeypatch):
+    monkeypatch.setattr(local_copy, "_SMALL_ROWS", 0)
+    copy.apply([rows(*((b"%d" % n, (n, None)) for n in range(50)))], None, mark(0))
+    for txid, row in ((1, None), (2, (2, None)), (3, None)):
+        copy.apply([rows((b"7", row), (b"x%d" % txid, (txid, None)))], mark(txid - 1), mark(txid))
+        copy.wait_for_merge()
+        assert read(copy.folder, mark(txid), b"7") == [row]
+    assert 1 < len(copy._runs) < 4 and copy._runs[0].rows == 50, "the oldest, which has the key, is not merged"
+
+
+def test_large_values_are_merged_a_few_at_a_time(copy, monkeypatch):
+    monkeypatch.setattr(local_copy, "_SMALL_ROWS", 0)
+    monkeypatch.setattr(sorted_run, "_BATCH_BYTES", 10_000)
+    for txid in range(2):
+        changed = rows(*((b"%d" % n, (txid, "x" * 1000)) for n in range(50)))
+        copy.apply([changed], mark(txid - 1) if txid else None, mark(txid))
+    copy.wait_for_merge()
+    (run,) = copy._runs
+    assert max(batch.num_rows for batch in run._batches) <= 20 and run.rows == 50
 
 
 _WRITER = """

@@ -155,6 +155,9 @@ class SimLocalCopy:
 
         self._io("bringing of a copy", change)
 
+    def wait_for_merge(self) -> None:
+        """Nothing of a mark changes by it."""
+
     def _io(self, name: str, effect: Any) -> None:
         of = self._process.copies_of
         of.faults.io(self._process, name, effect, lambda when: StaleCopy(f"the disk failed {when} it was done"))

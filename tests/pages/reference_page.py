@@ -14,6 +14,7 @@ from typing import Any
 
 import trident
 import trident.testing
+from trident.running.query_base import QueryBase
 from trident.spouts import contracts
 from trident.states.maps import user_states
 from trident.states.maps.backed_map import BackedMapState
@@ -188,7 +189,8 @@ def _prose(text: str) -> Iterator[str]:
 
 
 def _methods(one: type) -> Iterator[str]:
-    for name, member in vars(one).items():
+    shared = vars(QueryBase) if issubclass(one, QueryBase) else {}
+    for name, member in {**vars(one), **shared, **vars(one)}.items():
         function = member.fget if isinstance(member, property) else member
         if name.startswith("_") or not inspect.isfunction(function):
             continue

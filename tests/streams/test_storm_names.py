@@ -92,7 +92,7 @@ def test_names_that_nobody_means_are_ordinary_attribute_errors() -> None:
 
 
 def test_what_a_property_lacks_is_not_taken_for_the_property() -> None:
-    with pytest.raises(AttributeError, match="_plan"):
+    with pytest.raises(AttributeError, match="_name"):
         _ = TupleQuery.__new__(TupleQuery).name
 
 

@@ -18,30 +18,27 @@ from trident.drpc.requests import TIMEOUT_SECS, Answer
 from trident.planning.groups import GroupPlan
 from trident.running.all_available import process_all_available
 from trident.running.ending import Ending
+from trident.running.query_base import QueryBase
 from trident.running.reading import get_running, read_running
 from trident.running.reporting import Reporter
 from trident.running.shown import ShownProgress, ShownProgresses, ShownStatus, query_facts
-from trident.streams.other_names import QUERY_NAMES, OtherNames
-from trident.streams.shown import as_html, as_line
-from trident.watching.listeners import TopologyListener
+from trident.streams.shown import Facts
 
 log = logging.getLogger("trident.query")
-# How long a thread that has ended is waited for.
-_JOIN_SECS = 5.0
 
 
-class TopologyQuery(OtherNames):
+class TopologyQuery(QueryBase):
     """A topology that runs in this process; the counterpart of PySpark's StreamingQuery.
 
     Made by ``TridentTopology.start``. All methods may be called from any thread. As a context manager it is stopped
     at the end of its block; an exception of the block goes on, and otherwise one that has ended the topology.
     """
 
-    _OTHER_NAMES = QUERY_NAMES
-
     def __init__(self, plans: list[GroupPlan], config: TridentConfig, reporter: Reporter, zk: ZooKeeper) -> None:
         self._plans, self._config, self._reporter, self._zk = plans, config, reporter, zk
         self._supervisor, self._site = reporter.supervisor, reporter.site
+        progress = reporter.progress
+        super().__init__(progress.name, progress.run_id, reporter.listeners, self._supervisor.ended)
 
     def _start(self, ending: Ending) -> None:
         self._thread = threading.Thread(
@@ -57,40 +54,16 @@ class TopologyQuery(OtherNames):
         for name, work in works.items():
             threading.Thread(target=working_on(work, topology=self.name), name=f"trident-{name}", daemon=True).start()
 
-    def __enter__(self) -> TopologyQuery:
-        return self
+    def _facts(self) -> Facts:
+        return query_facts(self.status)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A user who interrupts does not wait for a MERGE.
-        self.stop(compact=kind is None or issubclass(kind, Exception))
-        if kind is None:
-            self._raise_error()
-
-    def __repr__(self) -> str:
-        return as_line("TopologyQuery", self.name, query_facts(self.status))
-
-    def _repr_html_(self) -> str:
-        return as_html("TopologyQuery", self.name, query_facts(self.status))
-
-    @property
-    def name(self) -> str:
-        """The topology's name."""
-        return self._reporter.progress.name
+    def _end_error(self) -> BaseException | None:
+        return self._supervisor.error
 
     @property
     def id(self) -> str:
         """The incarnation: the same over restarts, another after `trident reset`."""
         return self._supervisor.term.incarnation
-
-    @property
-    def run_id(self) -> str:
-        """Unique to this start."""
-        return self._reporter.progress.run_id
-
-    @property
-    def is_active(self) -> bool:
-        """Tells whether it runs or waits as a standby."""
-        return not self._supervisor.ended.is_set()
 
     @property
     def is_leader(self) -> bool:
@@ -113,10 +86,6 @@ class TopologyQuery(OtherNames):
         """The last 100 of them, the oldest first."""
         return ShownProgresses(map(ShownProgress, self._reporter.progress.recent_progress))
 
-    def exception(self) -> BaseException | None:
-        """Why it ended; None while it runs or when it was stopped."""
-        return self._supervisor.error if self._supervisor.ended.is_set() else None
-
     def process_all_available(self, timeout_secs: float | None = None) -> None:
         """Blocks until all that the sources have now is committed.
 
@@ -131,18 +100,6 @@ class TopologyQuery(OtherNames):
         """
         session_timeout_secs = self._config.zookeeper_session_timeout_secs
         process_all_available(self.name, self._supervisor, self._site, session_timeout_secs, timeout_secs)
-
-    def await_termination(self, timeout_secs: float | None = None) -> bool:
-        """Blocks until it ends; False when timeout_secs went by first.
-
-        Raises:
-            TridentError: it ended with this error.
-        """
-        if not self._supervisor.ended.wait(timeout_secs):
-            return False
-        self._thread.join(_JOIN_SECS)  # not for ever: it may be in a call that was left behind
-        self._raise_error()
-        return True
 
     def pause(self) -> None:
         """No new transactions; those that have begun are committed."""
@@ -181,23 +138,6 @@ class TopologyQuery(OtherNames):
             CoordinationError: a reset or a rollback has not ended, or ZooKeeper cannot be reached.
         """
         Registration(self._zk, self.name).check(identity)
-
-    def add_listener(self, listener: TopologyListener) -> None:
-        """Tells it every event from here on; once, where it is there already. Not ``on_started``, which was before.
-
-        Raises:
-            ConfigError: it is no :class:`trident.TopologyListener`.
-        """
-        self._reporter.listeners.add(listener)
-
-    def remove_listener(self, listener: TopologyListener) -> None:
-        """Tells it nothing more, not what waits for it either; one that is not there is no error."""
-        self._reporter.listeners.remove(listener)
-
-    @property
-    def dropped_events(self) -> int:
-        """Events that listeners were too slow for; see :class:`trident.TopologyListener`."""
-        return self._reporter.listeners.dropped()
 
     @property
     def spark(self) -> "SparkSession":
@@ -295,9 +235,3 @@ class TopologyQuery(OtherNames):
             DrpcError: the states change faster than they can be read.
         """
         return self._reporter.front.execute(function, args, named, timeout_secs)
-
-    # --- small things --------------------------------------------------------------------------
-
-    def _raise_error(self) -> None:
-        if self._supervisor.error is not None:
-            raise self._supervisor.error

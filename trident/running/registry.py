@@ -5,36 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TridentError
+from trident.running.query_base import QueryBase
 from trident.states.core.place import Place
 
 log = logging.getLogger("trident.query")
 # A topology, as its processes meet: by its name, in one ZooKeeper, under one root.
 Meeting = tuple[str, str, str]
-
-
-class Query(Protocol):
-    """A query, as a process has to know it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def run_id(self) -> str: ...
-
-    @property
-    def is_active(self) -> bool: ...
-
-    def request_stop(self, compact: bool = True) -> None: ...
-
-    def stop(self, timeout_secs: float | None = None) -> None: ...
-
-
 _lock = threading.Lock()
-_queries: dict[Meeting, list[Query]] = {}
+_queries: dict[Meeting, list[QueryBase]] = {}
 
 
 def place_of(name: str, config: TridentConfig, warehouse: Place) -> Meeting:
@@ -43,7 +24,7 @@ def place_of(name: str, config: TridentConfig, warehouse: Place) -> Meeting:
     return name, zookeeper, config.zookeeper_root
 
 
-def make_room(place: Meeting, *, replace: bool, standby: bool, check: Callable[[Query], None]) -> None:
+def make_room(place: Meeting, *, replace: bool, standby: bool, check: Callable[[QueryBase], None]) -> None:
     """Sees to it that a start does not wait, without a word, for a query of this very process.
 
     Args:
@@ -71,13 +52,13 @@ def make_room(place: Meeting, *, replace: bool, standby: bool, check: Callable[[
         query.stop()
 
 
-def running_at(place: Meeting) -> list[Query]:
+def running_at(place: Meeting) -> list[QueryBase]:
     """The queries of a topology that have not ended."""
     with _lock:
         return [query for query in _queries.get(place, ()) if query.is_active]
 
 
-def add(place: Meeting, query: Query) -> None:
+def add(place: Meeting, query: QueryBase) -> None:
     """A query runs, until it ends."""
     with _lock:
         # Those that have ended are forgotten, wherever they ran: each holds its topology and its tables' plans.
@@ -88,7 +69,7 @@ def add(place: Meeting, query: Query) -> None:
         _queries.setdefault(place, []).append(query)
 
 
-def all_running() -> list[Query]:
+def all_running() -> list[QueryBase]:
     """Every query of this process that has not ended."""
     with _lock:
         return [query for queries in _queries.values() for query in queries if query.is_active]

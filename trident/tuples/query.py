@@ -21,6 +21,7 @@ from trident.coordinators.errors import BatchError, SourceError, TridentError
 from trident.running import interrupts, last_resort
 from trident.running.cluster_probe import prepare_cluster
 from trident.running.one_host import master_of
+from trident.running.query_base import QueryBase
 from trident.running.registry import add
 from trident.running.session_end import session_end
 from trident.running.shown import short
@@ -32,13 +33,12 @@ from trident.spouts.contracts import SpoutContext
 from trident.states.core import storage
 from trident.states.core.host_bound import check_hosts
 from trident.states.core.store_problems import stores_told
-from trident.streams.other_names import QUERY_NAMES, OtherNames
-from trident.streams.shown import Facts, as_html, as_line
+from trident.streams.shown import Facts
 from trident.tuples.plan import TuplePlan
 from trident.tuples.rounds import RoundRunner, RoundStopped
 from trident.tuples.spouts import Fetched, Tracker, TupleFailure, make_tasks
-from trident.tuples.telling import Telling
-from trident.watching.listeners import TopologyListener, checked_listeners, made_listeners
+from trident.watching.events import Event, MessageFailed, RoundEnded, Started, Terminated, Watchers
+from trident.watching.listeners import Listeners, TopologyListener, checked_listeners, made_listeners
 
 log = logging.getLogger("trident.tuples")
 # How often spouts that have nothing are asked.
@@ -102,7 +102,7 @@ def start_tuple_topology(
             timeout_secs = config.message_timeout_secs or _NEVER_SECS
             ackers = Ackers(config.ackers, timeout_secs, now=time.monotonic())
         query = TupleQuery(plan, spark, config, ackers, told)
-        query._telling.started()
+        query._notify(Started)
         query._thread.start()
         # Two of one name both work, each on what its own spouts give it: none is in the other's place.
         add((topology.name, "tuples", query.run_id), query)
@@ -115,14 +115,12 @@ def check_tuple_topology(topology: Startable, master: str) -> None:
         check_hosts(users, what, master)
 
 
-class TupleQuery(OtherNames):
+class TupleQuery(QueryBase):
     """A topology of spouts and bolts that runs in this process.
 
     Made by ``TupleTopology.start``. All methods may be called from any thread. As a context manager it is stopped
     at the end of its block; an exception of the block goes on, and otherwise one that has ended the topology.
     """
-
-    _OTHER_NAMES = QUERY_NAMES
 
     def __init__(
         self,
@@ -133,8 +131,11 @@ class TupleQuery(OtherNames):
         listeners: Iterable[TopologyListener],
     ) -> None:
         self._plan, self._spark, self._config, self._ackers = plan, spark, config, ackers
-        self._run_id = uuid.uuid4().hex
-        self._telling = Telling(plan.topology, self._run_id, listeners)
+        self._watchers = Watchers()
+        super().__init__(plan.topology, uuid.uuid4().hex, Listeners(self._watchers), threading.Event())
+        for listener in listeners:
+            self._listeners.add(listener)
+        self._ending = threading.Lock()  # taken by the first call that ends it, and never released
         resets = config.warehouse_place() / "_trident" / plan.topology / "resets"
         storage.make_warehouse(resets.parent.parent.parent)
         self._runner = RoundRunner(spark, plan, config.message_timeout_secs, resets)
@@ -142,11 +143,11 @@ class TupleQuery(OtherNames):
             make_tasks(plan.spouts, self._spout_context),
             ackers,
             config.max_pending_messages,
-            failed=lambda failure: self._telling.message_failed(self._rounds, failure),
+            failed=self._message_failed,
         )
         self._rounds = 0
         self._messages_max, self._failures, self._spout_failures = _ROUND_MESSAGES, 0, 0
-        self._stop_requested, self._done = threading.Event(), threading.Event()
+        self._stop_requested = threading.Event()
         self._error: BaseException | None = None
         # Of the passes over the spouts: the last that began, and the last that found nothing to do at all.
         self._changed = threading.Condition()
@@ -155,39 +156,21 @@ class TupleQuery(OtherNames):
 
     # --- what a user asks ---------------------------------------------------------------------
 
-    def __enter__(self) -> "TupleQuery":
-        return self
+    def _facts(self) -> Facts:
+        error, numbers = self.exception(), self.status
+        state = "running" if self.is_active else "stopped" if error is None else "failed"
+        shown = ("pending", "acked", "failed", "timed_out", "rounds")
+        last = self.last_errors[-1].error if self.last_errors else None
+        facts = [("", state), *((name.replace("_", " "), str(numbers[name])) for name in shown)]
+        return [*facts, ("last error", short(last)), ("ended by", short(error))]
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.stop()
-        if kind is None:
-            self._raise_error()
-
-    def __repr__(self) -> str:
-        return as_line("TupleQuery", self.name, _facts(self))
-
-    def _repr_html_(self) -> str:
-        return as_html("TupleQuery", self.name, _facts(self))
-
-    @property
-    def name(self) -> str:
-        """The topology's name."""
-        return self._plan.topology
-
-    @property
-    def run_id(self) -> str:
-        """Unique to this start."""
-        return self._run_id
+    def _end_error(self) -> BaseException | None:
+        return self._error
 
     @property
     def spark(self) -> "SparkSession":
         """The session that the rounds run on."""
         return self._spark
-
-    @property
-    def is_active(self) -> bool:
-        """Tells whether it runs."""
-        return not self._done.is_set()
 
     @property
     def status(self) -> dict[str, int]:
@@ -213,27 +196,6 @@ class TupleQuery(OtherNames):
         """Why messages failed: the last 100 reasons, the oldest first. A round that failed is one of them."""
         return list(self._tracker.errors.copy())
 
-    def add_listener(self, listener: TopologyListener) -> None:
-        """Tells it every event from here on; once, where it is there already. Not ``on_started``, which was before.
-
-        Raises:
-            ConfigError: it is no :class:`trident.TopologyListener`.
-        """
-        self._telling.listeners.add(listener)
-
-    def remove_listener(self, listener: TopologyListener) -> None:
-        """Tells it nothing more, not what waits for it either; one that is not there is no error."""
-        self._telling.listeners.remove(listener)
-
-    @property
-    def dropped_events(self) -> int:
-        """Events that listeners were too slow for; see :class:`trident.TopologyListener`."""
-        return self._telling.listeners.dropped()
-
-    def exception(self) -> BaseException | None:
-        """Why it ended; None while it runs or when it was stopped."""
-        return self._error if self._done.is_set() else None
-
     def process_all_available(self, timeout_secs: float | None = None) -> None:
         """Blocks until the spouts have nothing more and every message is settled.
 
@@ -248,7 +210,7 @@ class TupleQuery(OtherNames):
         with self._changed:
             after = self._passes
             while self._idle_pass <= after:
-                if self._done.is_set():
+                if self._has_ended.is_set():
                     self._raise_error()
                     raise TridentError(f"{self.name} was stopped before all available messages were processed")
                 left = None if deadline is None else deadline - time.monotonic()
@@ -257,17 +219,6 @@ class TupleQuery(OtherNames):
                         f"{self.name} did not process all available messages within {timeout_secs} s: {self.status}"
                     )
                 self._changed.wait(left)
-
-    def await_termination(self, timeout_secs: float | None = None) -> bool:
-        """Blocks until it ends; False when timeout_secs went by first.
-
-        Raises:
-            TridentError: it ended with this error.
-        """
-        if not self._done.wait(timeout_secs):
-            return False
-        self._raise_error()
-        return True
 
     def stop(self, timeout_secs: float | None = None) -> None:
         """Ends it: the round that runs is finished, or cancelled after five seconds.
@@ -285,10 +236,10 @@ class TupleQuery(OtherNames):
         began = time.monotonic()
         until = None if timeout_secs is None else began + timeout_secs
         grace_secs = _GRACE_SECS if timeout_secs is None else min(_GRACE_SECS, timeout_secs / 2)
-        if not self._done.wait(grace_secs):
+        if not self._has_ended.wait(grace_secs):
             self._runner.stop()
             leave_at = began + grace_secs + self._config.stop_timeout_secs
-            if not self._done.wait((leave_at if until is None else min(until, leave_at)) - time.monotonic()):
+            if not self._has_ended.wait((leave_at if until is None else min(until, leave_at)) - time.monotonic()):
                 if until is not None and until < leave_at:
                     log.warning("%s is still ending after %g s; is_active says when it has", self.name, timeout_secs)
                 else:
@@ -306,17 +257,33 @@ class TupleQuery(OtherNames):
             self.name,
             " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
         )
-        self._ended()
+        self._end()
 
-    def _ended(self) -> None:
-        self._telling.terminated(self._error)
+    def _end(self) -> None:
+        """The last of everything; the first call waits a few seconds for listeners."""
+        if self._ending.acquire(blocking=False):
+            self._notify(Terminated, error=self._error)
+            self._listeners.close()
         with self._changed:
-            self._done.set()
+            self._has_ended.set()
             self._changed.notify_all()
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
+    # --- its events -----------------------------------------------------------------------------
+
+    def _notify(self, kind: type[Event], **facts: Any) -> None:
+        self._watchers.tell(kind(topology=self.name, incarnation="", run_id=self.run_id, **facts))
+
+    def _notify_failure(self, part: str, error: BaseException, **more: Any) -> None:
+        self._notify(MessageFailed, group="", txid=self._rounds, attempt_id=None, part=part, error=error, **more)
+
+    def _message_failed(self, failure: TupleFailure) -> None:
+        error = TridentError(failure.error)
+        self._notify_failure("message", error, message_id=failure.message_id, bolt=failure.bolt)
+
+    def _round_ended(self, messages: int, secs: float) -> None:
+        progress = {"num_input_rows": messages, "duration_ms": {"total": round(secs * 1000, 1)}, **self.status}
+        of_all = {"group": "", "attempt_id": 0, "published": False, "recovered": False}
+        self._notify(RoundEnded, txid=self._rounds, progress=progress, **of_all)
 
     # --- the thread -----------------------------------------------------------------------------
 
@@ -333,7 +300,7 @@ class TupleQuery(OtherNames):
             self._error = error
             log.debug("the topology ended", exc_info=True)
         finally:
-            self._ended()
+            self._end()
 
     def _loop(self) -> None:
         while not self._stop_requested.is_set():
@@ -367,7 +334,7 @@ class TupleQuery(OtherNames):
         """A spout whose broker is away for a moment is asked, and told, again."""
         self._spout_failures += 1
         log.warning("%s: a spout failed (%d): %s", self.name, self._spout_failures, error)
-        self._telling.spout_failed(self._rounds, error)
+        self._notify_failure("spout", error)
         if self._spout_failures >= self._config.max_attempts:
             raise error
         self._stop_requested.wait(backoff_secs(self._spout_failures, *_BACKOFF_SECS))
@@ -384,7 +351,7 @@ class TupleQuery(OtherNames):
         except Exception as error:
             self._failed(fetched, error)
         else:
-            self._telling.round_ended(self._rounds, fetched.messages, time.monotonic() - began, self.status)
+            self._round_ended(fetched.messages, time.monotonic() - began)
             self._failures = 0
             self._messages_max = min(_ROUND_MESSAGES, self._messages_max * _LARGER)
 
@@ -394,7 +361,7 @@ class TupleQuery(OtherNames):
             self._tracker.fail_round(fetched.roots, str(gone))
             raise gone from error
         self._failures += 1
-        self._telling.round_failed(self._rounds, error)
+        self._notify_failure("round", error)
         text = f"round {self._rounds} failed, and with it its messages ({fetched.messages} at most): {_short(error)}"
         log.info("%s: %s", self.name, text)
         self._tracker.fail_round(fetched.roots, text)
@@ -424,13 +391,3 @@ def _short(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     telling = [line for line in lines if "Exception: " in line or "Error: " in line]
     return (telling or lines)[0][:500]
-
-
-def _facts(query: "TupleQuery") -> Facts:
-    """Tells whether it runs, and its numbers of messages."""
-    error, numbers = query.exception(), query.status
-    state = "running" if query.is_active else "stopped" if error is None else "failed"
-    shown = ("pending", "acked", "failed", "timed_out", "rounds")
-    last = query.last_errors[-1].error if query.last_errors else None
-    facts = [("", state), *((name.replace("_", " "), str(numbers[name])) for name in shown)]
-    return [*facts, ("last error", short(last)), ("ended by", short(error))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import inspect
 import os
-import shutil
 import sys
 import time
 from collections import Counter, defaultdict
@@ -27,7 +26,7 @@ from trident.coordinators.errors import ConfigError, TridentError, UserFunctionE
 from trident.running.starting import run_topology, start_topology
 from trident.tuples.bolts import BasicBolt, RichBolt
 from trident.tuples.query import TupleQuery, start_tuple_topology
-from trident.tuples.round_resets import RoundResets
+from trident.tuples.round_timeouts import RoundWatch
 from trident.tuples.topology import TupleTopology
 
 # The bolts below travel whole, as those of a script do: a worker need not import pytest for them.
@@ -255,9 +254,9 @@ def test_a_reset_timeout_on_a_worker_reaches_the_drivers_watch(start, tmp_path: 
             self.collector.reset_timeout(tuple)
             self.collector.ack(tuple)
 
-    ends = []
+    ends, leave = [], RoundWatch.__exit__
     monkeypatch.setattr(
-        RoundResets, "end", lambda self, path: ends.append(len(os.listdir(path))) or shutil.rmtree(path)
+        RoundWatch, "__exit__", lambda watch, *error: ends.append(len(os.listdir(watch.path))) or leave(watch, *error)
     )
     topology, spout = TupleTopology("works"), Listed([(1, ["a"])])
     topology.set_spout("texts", spout)

@@ -126,7 +126,7 @@ class OutputCollector:
         report: what is told in the end.
         outputs: the bolt's streams.
         rng: of ids; a generator of its own, that no user's ``random.seed`` reaches.
-        tell_reset: called when the time of the round that is running is to begin anew.
+        send_reset: called when the time of the round that is running is to begin anew.
 
     Attributes:
         report: as given.
@@ -138,9 +138,9 @@ class OutputCollector:
         report: Report,
         outputs: Mapping[str, Output],
         rng: random.Random | None = None,
-        tell_reset: Callable[[], None] = lambda: None,
+        send_reset: Callable[[], None] = lambda: None,
     ) -> None:
-        self.report, self._outputs, self._tell_reset = report, outputs, tell_reset
+        self.report, self._outputs, self._send_reset = report, outputs, send_reset
         self._reset_failed = False
         self._rng = rng or random.Random()
         self._router = Router(outputs, self._rng)
@@ -236,7 +236,7 @@ class OutputCollector:
             self._check_open()
             self.report.resets.update(tuple._ids)
         try:
-            self._tell_reset()
+            self._send_reset()
         except OSError as error:
             with self._lock:
                 if not self._reset_failed and not self._closed:

@@ -15,7 +15,6 @@ import pickle
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -29,10 +28,11 @@ from pyspark.util import PythonEvalType
 
 from trident.coordinators.errors import BatchError, BatchTimeout, TridentError
 from trident.spark.jobs import JobWatch, cancel_group
+from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.tuples.collectors import Report
 from trident.tuples.plan import TuplePlan
-from trident.tuples.round_resets import EXTENSIONS_MAX, RoundResets, RoundWatch
+from trident.tuples.round_timeouts import EXTENSIONS_MAX, RoundWatch
 from trident.tuples.tasks import ADDRESSED, REPORTS, LevelTask
 from trident.udf.signatures import translate_failure
 
@@ -54,7 +54,7 @@ class RoundRunner:
     Args:
         timeout_secs: how long a round may take, from its first Spark task or its last ``reset_timeout`` on;
             None: for ever.
-        resets: a folder that the executors share with the driver: by it bolts tell of ``reset_timeout``.
+        resets: a folder that the executors share with the driver: in it are the files of ``reset_timeout``.
     """
 
     def __init__(self, spark: "SparkSession", plan: TuplePlan, timeout_secs: float | None, resets: Place) -> None:
@@ -64,10 +64,12 @@ class RoundRunner:
         self._spark = spark.newSession()
         self._spark.conf.set("spark.sql.adaptive.enabled", "false")
         self._run_id = uuid.uuid4().hex[:6]
-        self._resets = RoundResets(resets) if timeout_secs is not None else None
-        told_in = resets if self._resets is not None else None
+        self._resets = resets
+        if timeout_secs is not None:
+            storage.make_folder(resets, storage.anchor_of(resets))
+        sent_to = resets if timeout_secs is not None else None
         self._bodies = {
-            level: _in_arrow(LevelTask(plan.topology, bolts, plan.origins, told_in))
+            level: _in_arrow(LevelTask(plan.topology, bolts, plan.origins, sent_to))
             for level, bolts in plan.levels.items()
         }
         self._lock = threading.Lock()
@@ -102,18 +104,10 @@ class RoundRunner:
             for frame, _ in kept.values():
                 frame._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
-    @contextmanager
-    def _watched(self) -> Iterator[JobWatch]:
-        if self._resets is None or self._timeout_secs is None:
-            with JobWatch(self._context, self._job_group, None) as watch:
-                yield watch
-            return
-        path = self._resets.begin(self._job_group)
-        try:
-            with RoundWatch(self._context, self._job_group, self._timeout_secs, path) as watch:
-                yield watch
-        finally:
-            self._resets.end(path)
+    def _watched(self) -> JobWatch:
+        if self._timeout_secs is None:
+            return JobWatch(self._context, self._job_group, None)
+        return RoundWatch(self._context, self._job_group, self._timeout_secs, self._resets)
 
     def stop(self) -> None:
         """Cancels the round that runs; there are no more."""

@@ -20,7 +20,7 @@ from trident.states.core.place import Place
 from trident.tuples.bolts import BoltContext
 from trident.tuples.collectors import BasicOutputCollector, Copy, OutputCollector, Report, Tuple
 from trident.tuples.groupings import Output
-from trident.tuples.round_resets import ResetTeller
+from trident.tuples.round_timeouts import ResetSender
 from trident.workers.failures import Label, fail
 
 REPORTS = 0
@@ -63,7 +63,7 @@ class BoltRun:
 
     def __init__(self, topology: str, code: BoltCode, task: int, resets: Place | None = None) -> None:
         self._code, self._label = code, Label(f"bolt {code.name}", code.location)
-        self.collector = OutputCollector(Report(code.name, task), code.outputs, tell_reset=ResetTeller(resets).tell)
+        self.collector = OutputCollector(Report(code.name, task), code.outputs, send_reset=ResetSender(resets).send)
         self._bolt = pickle.loads(code.pickled)
         self._bolt.context = context = BoltContext(topology, code.name, task, code.tasks)
         if not code.basic:

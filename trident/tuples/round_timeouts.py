@@ -1,7 +1,7 @@
 """Moves the time limit of the running round when a bolt calls ``reset_timeout``.
 
-A task tells Spark's driver nothing before it ends, so a worker says "begin the
-time anew" through a file of the warehouse, in the round's own folder, which is named after
+A task sends Spark's driver nothing before it ends, so a worker asks for the round's
+whole time again by a file of the warehouse, in the round's own folder, which is named after
 its Spark job group. The driver's watch counts them, so clocks are not compared. A worker that cannot reach
 the warehouse says so in ``TupleQuery.last_errors``; then the round has its plain time.
 
@@ -21,25 +21,25 @@ from trident.spark.jobs import JobWatch
 from trident.states.core import storage
 from trident.states.core.place import Place
 
-# However often it is told, a round takes no longer than this many times message_timeout_secs.
+# However often bolts reset it, a round takes no longer than this many times message_timeout_secs.
 EXTENSIONS_MAX = 10
-# A worker tells at most so often: a bolt may reset for every tuple.
+# The least time between two files of a worker: a bolt may reset for every tuple.
 _EVERY_SECS = 0.25
 
 
-class ResetTeller:
-    """A worker's side: tells the driver that the round's time is to begin anew. For any number of threads.
+class ResetSender:
+    """A worker's side: has the round's time begin anew. For any number of threads.
 
     Args:
-        folder: made by the driver; None: rounds have no time limit, so nothing is told.
+        folder: made by the driver; None: rounds have no time limit, so nothing is sent.
     """
 
     def __init__(self, folder: Place | None) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._told_at: float | None = None
+        self._sent_at: float | None = None
 
-    def tell(self) -> None:
+    def send(self) -> None:
         """Puts a file into the folder of the round that this task belongs to.
 
         Raises:
@@ -47,9 +47,9 @@ class ResetTeller:
         """
         now = time.monotonic()
         with self._lock:
-            if self._folder is None or (self._told_at is not None and now - self._told_at < _EVERY_SECS):
+            if self._folder is None or (self._sent_at is not None and now - self._sent_at < _EVERY_SECS):
                 return
-            self._told_at = now
+            self._sent_at = now
             # The driver makes the folder, so a task of a round that is over leaves nothing behind.
             storage.write(storage.join(self._folder, _round_of_task(), uuid.uuid4().hex), b"", durable=False)
 
@@ -62,53 +62,41 @@ def _round_of_task() -> str:
     return str(name)
 
 
-class RoundResets:
-    """The driver's side: a folder for the round that is running.
-
-    Args:
-        folder: of the topology, in the warehouse; made here.
-    """
-
-    def __init__(self, folder: Place) -> None:
-        self.folder = folder
-        storage.make_folder(folder, storage.anchor_of(folder))
-
-    def begin(self, job_group: str) -> Place:
-        """A round begins; its folder, which is empty."""
-        path = self.folder / job_group
-        storage.make_folder(path, self.folder)
-        return path
-
-    def end(self, path: Place) -> None:
-        """The round is over."""
-        storage.try_delete(path)
-
-
 class RoundWatch(JobWatch):
     """A JobWatch whose time begins anew whenever a bolt of the round resets it, up to a bound.
 
     Args:
         context, job_group, timeout_secs: as of a JobWatch.
-        path: the round's folder.
+        folder: of the topology; the round has one of its own in it while it is watched.
 
     Attributes:
+        path: the round's folder.
         extended: whether the time was begun anew at least once.
     """
 
-    def __init__(self, context: Any, job_group: str, timeout_secs: float, path: Place) -> None:
+    def __init__(self, context: Any, job_group: str, timeout_secs: float, folder: Place) -> None:
         super().__init__(context, job_group, timeout_secs)
-        self._path, self._told = path, 0
+        self.path, self._seen = folder / job_group, 0
         self._until: float | None = None
         self.extended = False
+
+    def __enter__(self) -> "RoundWatch":
+        storage.make_folder(self.path, self.path.parent)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        storage.try_delete(self.path)
 
     def _renewed(self) -> bool:
         assert self._timeout_secs is not None
         now = time.monotonic()
         if self._until is None:  # the round's first task has just begun; the last renewal still has its whole time
             self._until = now + (EXTENSIONS_MAX - 1) * self._timeout_secs
-        told = sum(name[0] != "." for name in storage.list_names(self._path))
-        if told == self._told or now > self._until:
+        resets = sum(name[0] != "." for name in storage.list_names(self.path))
+        if resets == self._seen or now > self._until:
             return False
-        self._told = told
+        self._seen = resets
         self.extended = True
         return True

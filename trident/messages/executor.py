@@ -34,7 +34,7 @@ from trident.messages.replays import ReplayRequests
 from trident.messages.table import ACKED, DEAD, FAILED, Settled, settled_messages
 from trident.spark.rows import arrow_rows
 from trident.spouts.contracts import Backlog, Emitted, Json, ReportsBacklog, SpoutContext
-from trident.spouts.executors import BeginContext
+from trident.spouts.executors import BeginContext, SpoutExecutor
 from trident.spouts.rich import Given, Message, RichSpout, SpoutCollector, message_key
 from trident.states.core.place import Place
 from trident.states.core.plain_values import python_values
@@ -71,7 +71,7 @@ class Outcome:
     letters: list[dict[str, Any]]
 
 
-class MessageSpoutExecutor:
+class MessageSpoutExecutor(SpoutExecutor):
     """The executor of a stream whose spout hands out messages one by one.
 
     Args:
@@ -307,9 +307,6 @@ class MessageSpoutExecutor:
             nameless = sum(held.nameless() for held in self._waiting)
             return self._taken, len(self._out) + nameless
 
-    def resume(self, txid: int, metadata: Json) -> None:
-        """The source knows itself what is not settled."""
-
     def initialize(self, context: BeginContext) -> Json:
         """Tells which messages are in the transaction."""
         txid = context.attempt.txid
@@ -451,12 +448,6 @@ class MessageSpoutExecutor:
         except ConfigError:
             return None
 
-    def prepare(self, attempt: TransactionAttempt) -> None:
-        """Messages stay with their source until they are acknowledged."""
-
-    def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
-        raise AssertionError("messages have no commit data")
-
     def success(self, attempt: TransactionAttempt) -> None:
         """The transaction is durable: the spout hears how its messages ended."""
         with self._between_looks():
@@ -512,12 +503,6 @@ class MessageSpoutExecutor:
     def cancel(self, attempt: TransactionAttempt) -> None:
         """The batch stays that of its transaction."""
         self._outcomes.pop(attempt, None)
-
-    def cancel_all(self) -> None:
-        """Its jobs are those of the batch."""
-
-    def opaque_metadata(self, metadata: Json) -> None:
-        return None
 
     def close(self) -> None:
         with self._lock:

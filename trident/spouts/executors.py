@@ -64,7 +64,7 @@ class BeginContext:
 
 
 class SpoutExecutor(Protocol):
-    """One stream's spout, as its host drives it.
+    """One stream's spout, as its host drives it; an executor inherits the calls that do not concern it.
 
     ``pins`` says whether the metadata is one for all attempts of a transaction.
     """
@@ -77,23 +77,32 @@ class SpoutExecutor(Protocol):
 
     def backlog(self) -> Backlog | None: ...
 
-    def resume(self, txid: int, metadata: Json) -> None: ...
+    def resume(self, txid: int, metadata: Json) -> None:
+        """A recovered position; by default the source knows its own."""
+        return None
 
     def initialize(self, context: BeginContext) -> Json: ...
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted: ...
 
-    def prepare(self, attempt: TransactionAttempt) -> None: ...
+    def prepare(self, attempt: TransactionAttempt) -> None:
+        """Before the decision; may fail the attempt."""
+        return None
 
-    def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None: ...
+    def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
+        raise AssertionError(f"{type(self).__name__} gives no commit data")
 
     def success(self, attempt: TransactionAttempt) -> None: ...
 
     def cancel(self, attempt: TransactionAttempt) -> None: ...
 
-    def cancel_all(self) -> None: ...
+    def cancel_all(self) -> None:
+        """Cancels jobs of its own; by default its jobs are those of the batch."""
+        return None
 
-    def opaque_metadata(self, metadata: Json) -> Mapping[str, Json] | None: ...
+    def opaque_metadata(self, metadata: Json) -> Mapping[str, Json] | None:
+        """Partition → metadata that is kept when the attempt commits; by default none is."""
+        return None
 
     def close(self) -> None: ...
 
@@ -110,7 +119,7 @@ def spout_kind(spout: Any) -> SpoutKind:
     return getattr(spout, "kind", SpoutKind.NON_TRANSACTIONAL if is_batch_spout(spout) else SpoutKind.TRANSACTIONAL)
 
 
-class TridentSpoutCoordinator:
+class TridentSpoutCoordinator(SpoutExecutor):
     """The coordinator's side of an executor; get-or-create: pinned metadata stays, unless a smaller batch is wanted."""
 
     def __init__(self, spout: Any, context: SpoutContext) -> None:
@@ -191,12 +200,6 @@ class TridentSpoutExecutor(TridentSpoutCoordinator):
         """Its jobs are those of the batch."""
         if isinstance(self._emitter, Cancels):
             self._emitter.cancel(attempt)
-
-    def cancel_all(self) -> None:
-        """Its jobs are those of the batch."""
-
-    def opaque_metadata(self, metadata: Json) -> None:
-        return None
 
     def close(self) -> None:
         try:

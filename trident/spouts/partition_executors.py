@@ -67,12 +67,6 @@ class _InPartitions(TridentSpoutCoordinator):
         with self._lock:
             return self._held.pop(attempt, None)
 
-    def prepare(self, attempt: TransactionAttempt) -> None:
-        """Emitters live for one task: there is none to ask."""
-
-    def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
-        raise AssertionError("partitions have no commit data")
-
     def success(self, attempt: TransactionAttempt) -> None:
         with self._lock:
             self._held = {held: emission for held, emission in self._held.items() if held.txid > attempt.txid}
@@ -118,9 +112,6 @@ class PartitionedTridentSpoutExecutor(_InPartitions):
         # A replay, or another coordinator's pin came first: exactly the rows of what is pinned.
         requests = [Request(partition, AGAIN, value) for partition, value in of_batch.items()]
         return self._emission.emitted(self._emission.run(attempt, requests, in_job=True))
-
-    def opaque_metadata(self, metadata: Json) -> None:
-        return None
 
 
 class OpaquePartitionedTridentSpoutExecutor(_InPartitions):

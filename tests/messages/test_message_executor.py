@@ -240,7 +240,7 @@ def test_what_the_broker_could_not_hear_it_is_told_again(make) -> None:
     spout.away = True
     finish(executor, begin(executor, 1), 0, 1, 2)
     assert not executor.is_ready(2) and (spout.acked, spout.failed) == ([], [])
-    spout.away, executor._tell_at = False, 0.0
+    spout.away, executor._notify_at = False, 0.0
     assert executor.is_ready(2)
     assert sorted(spout.acked) == [3, 4] and sorted(spout.failed) == [0, 1, 2]
     attempt = begin(executor, 2)
@@ -301,7 +301,7 @@ def test_one_message_that_can_never_be_told_of_does_not_stand_before_the_others(
     executor.is_ready(1)
     finish(executor, begin(executor, 1), 0, 1, 2)
     for _ in range(4):
-        executor._tell_at = 0.0
+        executor._notify_at = 0.0
         executor.is_ready(2)
     assert sorted(spout.failed) == [1, 2] and sorted(spout.acked) == [4, 5]
 

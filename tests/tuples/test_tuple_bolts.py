@@ -448,7 +448,7 @@ class Rounds:
                             self.tracker.take(pickle.loads(content))
                         else:
                             waiting.setdefault(target, []).append((slot, content))
-        return bool(self.tracker.tell()) or bool(fetched.messages)
+        return bool(self.tracker.notify_spouts()) or bool(fetched.messages)
 
     def run(self) -> None:
         while self.step():
@@ -554,7 +554,7 @@ def test_a_forgotten_tuple_stays_pending_until_it_times_out() -> None:
     for now, told in ((29.0, []), (31.0, []), (61.0, [("fail", 1)])):
         rounds.now = now
         rounds.tracker.advance()
-        rounds.tracker.tell()
+        rounds.tracker.notify_spouts()
         assert spout.told == told
     assert (rounds.tracker.timed_out, rounds.tracker.failed, rounds.tracker.pending) == (1, 0, 0)
     assert "timed out" in rounds.tracker.errors[-1].error
@@ -580,7 +580,7 @@ def test_reset_timeout_gives_a_message_its_time_again() -> None:
     rounds.tracker.take(report)
     rounds.now = 61.0
     rounds.tracker.advance()
-    rounds.tracker.tell()
+    rounds.tracker.notify_spouts()
     assert (held.told, other.told) == ([], [("fail", 2)])
 
 

@@ -90,7 +90,7 @@ class Batch:
         frame = spark.createDataFrame(pa.table(columns)).repartition(2).limit(len(roots) - lose)
         built = None
         try:
-            with ledger.told_to_tasks():
+            with ledger.given_to_tasks():
                 built = plan.build({node.tx_id: frame for node in sources}, ATTEMPT)
                 self.rows = sorted(tuple(row) for row in built[RESULT].collect())
             self.failures = ledger.failures() if self.anchored else {}

@@ -147,7 +147,7 @@ class TrackedBatches:
         ledger = BatchLedger(self._spark, self._ledgers, self._ackers)
         try:
             batches = {**inputs, **self._batches(attempt, frozenset(without), ledger)}
-            with ledger.told_to_tasks():
+            with ledger.given_to_tasks():
                 staged = run(batches)
             return staged, ledger.failures() if self._anchored else {}
         finally:

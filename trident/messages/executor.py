@@ -28,8 +28,8 @@ import pyarrow as pa
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import ConfigError, SourceError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.messages.held import HeldMessages, Past, TrackedMessage, joined
 from trident.messages.ledger import Failure
+from trident.messages.pending import Past, PendingMessages, TrackedMessage, joined
 from trident.messages.replays import ReplayRequests
 from trident.messages.table import ACKED, DEAD, FAILED, Settled, settled_messages
 from trident.spark.rows import arrow_rows
@@ -50,7 +50,7 @@ _POLL_SECS, _POLL_SECS_MAX, _FAST_A_SEC = 0.2, 1.0, 20_000
 # Between two looks at what is open; a spout is asked for one message at a time.
 _AT_ONCE = 1_000
 _SMALL_ROWS = 100_000
-_TELL_AGAIN_SECS = 1.0
+_RETRY_SECS = 1.0
 # Four attempts from 3,000 messages to the one that hangs.
 _SHRINK = 8
 
@@ -65,7 +65,7 @@ class Outcome:
         letters: of those that are given up.
     """
 
-    settled: HeldMessages
+    settled: PendingMessages
     failed: list[TrackedMessage]
     ends: Ends
     letters: list[dict[str, Any]]
@@ -100,9 +100,9 @@ class MessageSpoutExecutor(SpoutExecutor):
         self._others: set[object] = set()
         self._is_free = threading.Condition(self._lock)
         self._opened = False
-        self._waiting: deque[HeldMessages] = deque()  # handed out, in no batch
+        self._waiting: deque[PendingMessages] = deque()  # handed out, in no batch
         self._waits = 0  # messages in these
-        self._batches: dict[int, HeldMessages] = {}  # replaced, never changed
+        self._batches: dict[int, PendingMessages] = {}  # replaced, never changed
         self._current: dict[int, TransactionAttempt] = {}  # txid → the attempt that began last
         # Around each replacement of these two. An attempt's thread takes it alone, and waits for no call of the spout.
         self._replacing = threading.Lock()
@@ -111,9 +111,9 @@ class MessageSpoutExecutor(SpoutExecutor):
         self._out: set[str] = set()  # keys of what is handed out
         self._attempts: dict[str, int] = {}
         self._settled = Settled(self._remember_secs)
-        self._delayed: list[tuple[float, TrackedMessage]] = []  # when the spout is told that it failed
-        self._untold: deque[Any] = deque()  # ids that are settled and could not be acknowledged yet
-        self._tell_at = 0.0  # not before
+        self._delayed: list[tuple[float, TrackedMessage]] = []  # when its fail is called
+        self._unacknowledged: deque[Any] = deque()  # ids that are settled and could not be acknowledged yet
+        self._notify_at = 0.0  # not before
         self._tables: dict[int, pa.Table] = {}  # txid → the rows of its batch
         self._requests = ReplayRequests(Place(context.state_folder))
 
@@ -137,10 +137,10 @@ class MessageSpoutExecutor(SpoutExecutor):
         self._opened = True
 
     def _poll(self) -> None:
-        """Takes what the spout has, within bounds, and tells it what has failed long enough ago."""
+        """Takes what the spout has, within bounds, and calls fail for what has failed long enough ago."""
         self._open()
         now = time.monotonic()
-        self._tell_again(now)
+        self._notify_spout(now)
         # Only tracked messages tell whether a request is finished: until then it waits.
         for request, message in self._requests.poll() if self.tracking else ():
             self._accept_all([_given(message)], request)
@@ -172,7 +172,7 @@ class MessageSpoutExecutor(SpoutExecutor):
         return more and time.monotonic() < until
 
     @contextmanager
-    def _between_looks(self) -> Iterator[None]:
+    def _between_polls(self) -> Iterator[None]:
         """The lock; where the spout is asked for messages meanwhile, between two looks at what is open."""
         this = object()
         self._others.add(this)
@@ -228,10 +228,10 @@ class MessageSpoutExecutor(SpoutExecutor):
             taken.append(one)
             chosen.append(key)
         if known:
-            self._tell_acks(self._held([*known.values()], [*known], request))
+            self._acknowledge(self._held([*known.values()], [*known], request))
         return taken, chosen
 
-    def _held(self, given: Sequence[Given], keys: list[str], request: str = "") -> HeldMessages:
+    def _held(self, given: Sequence[Given], keys: list[str], request: str = "") -> PendingMessages:
         """The messages with roots of their own, and what is known of them."""
         roots = np.arange(self._next_root, self._next_root + len(keys), dtype=np.uint64)
         self._next_root += len(keys)
@@ -241,9 +241,9 @@ class MessageSpoutExecutor(SpoutExecutor):
         if request or self._attempts.keys() & set(keys):
             tries = self._attempts
             past = {root: Past(tries.get(key, 0), request) for root, key in zip(roots.tolist(), keys) if root}
-        return HeldMessages([one[0] for one in given], [one[1] for one in given], keys, roots, past)
+        return PendingMessages([one[0] for one in given], [one[1] for one in given], keys, roots, past)
 
-    def _wait(self, held: HeldMessages) -> None:
+    def _wait(self, held: PendingMessages) -> None:
         """They are behind the others that are to be in a batch."""
         if held:
             self._waiting.append(held)
@@ -251,34 +251,34 @@ class MessageSpoutExecutor(SpoutExecutor):
 
     def _accept_untracked(self, given: Sequence[Given]) -> None:
         """Messages that are not followed: acknowledged here, and not taken where that fails."""
-        told = 0
+        acknowledged = 0
         try:
             for message_id, _, _ in given:
                 self._taken += 1
                 if message_id is not None:
                     self._spout.ack(message_id)
-                told += 1
+                acknowledged += 1
         except BaseException:
-            self._collector.put_back(given[told + 1 :])
+            self._collector.put_back(given[acknowledged + 1 :])
             raise
         finally:
-            self._wait(self._held(given[:told], [""] * told))
+            self._wait(self._held(given[:acknowledged], [""] * acknowledged))
 
-    def _tell_again(self, now: float) -> None:
+    def _notify_spout(self, now: float) -> None:
         """Tells of messages whose time has come, and what the spout could not hear when its broker was away."""
-        if now < self._tell_at:
+        if now < self._notify_at:
             return
-        self._tell_acks(HeldMessages())
+        self._acknowledge(PendingMessages())
         due = sorted((delayed for delayed in self._delayed if delayed[0] <= now), key=lambda delayed: delayed[0])
         for at, one in due:
             try:
                 if not one.request:
                     self._spout.fail(one.message.message_id)
             except Exception as error:
-                log.warning("the spout of stream %r could not be told of a failed message: %s", self._tx_id, error)
-                self._tell_at = now + _TELL_AGAIN_SECS
-                # Behind the others: one that can never be told does not stand before them.
-                self._delayed[self._delayed.index((at, one))] = (self._tell_at, one)
+                log.warning("the spout of stream %r raised at fail of a message: %s", self._tx_id, error)
+                self._notify_at = now + _RETRY_SECS
+                # Last: one at which fail always raises does not keep the others waiting.
+                self._delayed[self._delayed.index((at, one))] = (self._notify_at, one)
                 return
             self._delayed.remove((at, one))
             self._out.discard(one.key)
@@ -321,7 +321,7 @@ class MessageSpoutExecutor(SpoutExecutor):
                 self._batches[txid], self._current[txid] = batch, context.attempt
             return {"messages": len(batch), "rows": int(batch.counts.sum())}
 
-    def _next_batch(self) -> HeldMessages:
+    def _next_batch(self) -> PendingMessages:
         """The next share of those that wait."""
         parts, room = [], self._share
         while self._waiting and room:
@@ -334,7 +334,7 @@ class MessageSpoutExecutor(SpoutExecutor):
             self._waits -= len(first)
         return joined(parts)
 
-    def _convert(self, txid: int, batch: HeldMessages) -> HeldMessages:
+    def _convert(self, txid: int, batch: PendingMessages) -> PendingMessages:
         """Messages whose values do not fit their fields have failed before anything is made of them."""
         try:
             self._tables[txid] = arrow_rows(batch.tuples, self._schema)
@@ -346,12 +346,12 @@ class MessageSpoutExecutor(SpoutExecutor):
             try:
                 arrow_rows(one.message.rows, self._schema)
             except SourceError as error:
-                # One without an id fails its batch: the spout could not be told of it.
+                # One without an id fails its batch: there is no id to call fail with.
                 if one.key:
                     failures[one.root] = Failure("the spout", self._tx_id, str(error))
         return _suspected(batch, failures)
 
-    def _less(self, batch: HeldMessages) -> HeldMessages:
+    def _less(self, batch: PendingMessages) -> PendingMessages:
         """A batch took too long: a part of it is tried, and of a single message it is known that it is the reason."""
         suspects = batch.is_of(_suspects(batch))
         failed, others = batch.where(suspects), batch.where(~suspects)
@@ -375,7 +375,7 @@ class MessageSpoutExecutor(SpoutExecutor):
             without: roots.
             anchors: with the hidden column.
         """
-        held = self._held_by(attempt)
+        held = self._messages_of(attempt)
         if without:
             held = held.where(~held.is_of(without))
         table = None if without else self._tables.get(attempt.txid)
@@ -385,17 +385,17 @@ class MessageSpoutExecutor(SpoutExecutor):
             table = table.append_column(ANCHORS, _anchors_of(held, self._salt))
         return Emitted(table, partitions=1 if table.num_rows <= _SMALL_ROWS else None)
 
-    def _held_by(self, attempt: TransactionAttempt) -> HeldMessages:
+    def _messages_of(self, attempt: TransactionAttempt) -> PendingMessages:
         """Those of the attempt's transaction. It waits for no call of the spout."""
         return self._batches.get(attempt.txid, _NONE)
 
     def messages(self, attempt: TransactionAttempt) -> list[TrackedMessage]:
         """Those of the attempt's transaction, one by one: for the few calls that look for one of them."""
-        return list(self._held_by(attempt))
+        return list(self._messages_of(attempt))
 
     def suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
         """Messages of the transaction of which it is known that they fail."""
-        return _suspects(self._held_by(attempt))
+        return _suspects(self._messages_of(attempt))
 
     def suspect(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> None:
         """These have failed: later attempts at the transaction need not find them again.
@@ -409,7 +409,7 @@ class MessageSpoutExecutor(SpoutExecutor):
 
     def outcome(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Outcome:
         """How the messages of the attempt end if it counts; kept until that is known."""
-        acked = self._held_by(attempt).tracked()
+        acked = self._messages_of(attempt).tracked()
         failed: list[TrackedMessage] = []
         dead, letters = _NONE, list[dict[str, Any]]()
         if failures:
@@ -450,7 +450,7 @@ class MessageSpoutExecutor(SpoutExecutor):
 
     def success(self, attempt: TransactionAttempt) -> None:
         """The transaction is durable: the spout hears how its messages ended."""
-        with self._between_looks():
+        with self._between_polls():
             outcome = self._outcomes.pop(attempt, None)
             with self._replacing:
                 self._batches.pop(attempt.txid, None)
@@ -465,38 +465,38 @@ class MessageSpoutExecutor(SpoutExecutor):
                 del self._attempts[key]
             self._settled.add_all(settled.keys)
             self._out.difference_update(settled.keys)
-            self._tell_acks(settled)
+            self._acknowledge(settled)
             self._requests.done()
 
     def _fail_later(self, one: TrackedMessage) -> None:
-        """It is to come again: when its time has come, the spout is told."""
+        """It is to come again: fail is called when its time has come."""
         self._attempts[one.key] = attempts = one.attempts + 1
         delay = backoff_secs(attempts, self._backoff_secs)
         self._delayed.append((time.monotonic() + delay, one))
 
-    def _tell_acks(self, settled: HeldMessages) -> None:
+    def _acknowledge(self, settled: PendingMessages) -> None:
         """Tells the spout of acknowledged messages; of those that it cannot hear of while its broker is away, later."""
         if requested := [root for root, past in settled.past.items() if past.request]:
             asked = settled.is_of(requested)
             for one in settled.where(asked):
                 self._requests.settle(one.request, one.key)
             settled = settled.where(~asked)
-        self._untold += settled.ids
+        self._unacknowledged += settled.ids
         ack_many = getattr(self._spout, "ack_many", None)
         try:
-            if ack_many is not None and self._untold:
-                ack_many(list(self._untold))
-                self._untold.clear()
-            while self._untold:
-                self._spout.ack(self._untold[0])
-                self._untold.popleft()
+            if ack_many is not None and self._unacknowledged:
+                ack_many(list(self._unacknowledged))
+                self._unacknowledged.clear()
+            while self._unacknowledged:
+                self._spout.ack(self._unacknowledged[0])
+                self._unacknowledged.popleft()
         except Exception as error:
-            self._untold.rotate(-1)  # one that can never be acknowledged does not stand before the others
-            self._tell_at = time.monotonic() + _TELL_AGAIN_SECS
+            self._unacknowledged.rotate(-1)  # one that can never be acknowledged does not stand before the others
+            self._notify_at = time.monotonic() + _RETRY_SECS
             log.warning(
-                "the spout of stream %r could not acknowledge %d messages, it will be told again: %s",
+                "the spout of stream %r could not acknowledge %d messages, ack is called again: %s",
                 self._tx_id,
-                len(self._untold),
+                len(self._unacknowledged),
                 error,
             )
 
@@ -510,22 +510,22 @@ class MessageSpoutExecutor(SpoutExecutor):
                 self._spout.close()
 
 
-_NONE = HeldMessages()
+_NONE = PendingMessages()
 
 
 def _given(message: Message) -> Given:
     return message.message_id, message.rows, message.stream
 
 
-def _suspects(held: HeldMessages) -> dict[int, Failure]:
+def _suspects(held: PendingMessages) -> dict[int, Failure]:
     return {root: past.suspect for root, past in held.past.items() if past.suspect is not None}
 
 
-def _suspected(held: HeldMessages, failures: Mapping[int, Failure]) -> HeldMessages:
+def _suspected(held: PendingMessages, failures: Mapping[int, Failure]) -> PendingMessages:
     return held.changed(failures, lambda root, past: replace(past, suspect=failures[root]))
 
 
-def _anchors_of(held: HeldMessages, salt: int) -> pa.Array:
+def _anchors_of(held: PendingMessages, salt: int) -> pa.Array:
     counts = held.counts
     of_rows, numbers = held.roots, np.zeros(len(held), np.int64)
     if (counts != 1).any():
@@ -536,7 +536,7 @@ def _anchors_of(held: HeldMessages, salt: int) -> pa.Array:
     return make_anchors(anchored.astype(np.int64), roots, ids_of(roots, numbers[anchored], salt))
 
 
-def _ends_of(acked: HeldMessages, failed: Sequence[TrackedMessage], dead: HeldMessages) -> Ends:
+def _ends_of(acked: PendingMessages, failed: Sequence[TrackedMessage], dead: PendingMessages) -> Ends:
     outcomes = [pa.repeat(pa.scalar(end), len(of)) for end, of in ((ACKED, acked), (FAILED, failed), (DEAD, dead))]
     tries = pa.repeat(pa.scalar(0, pa.int32()), len(acked))
     if acked.past:

@@ -81,7 +81,7 @@ class BatchLedger:
         self._folder = folder / uuid.uuid4().hex
         storage.make_folder(self._folder, storage.anchor_of(folder))
 
-    def told_to_tasks(self) -> AbstractContextManager[None]:
+    def given_to_tasks(self) -> AbstractContextManager[None]:
         """Jobs that this thread starts meanwhile write to this ledger."""
         return local_properties(self._spark.sparkContext, {LEDGER_PROPERTY: str(self._folder)})
 
@@ -97,8 +97,8 @@ class BatchLedger:
         """
         newest, others = self._files()
         with faults.fault_point(LEDGER):
-            told = sum(_size(path) for path in [*newest, *others])
-            if told + sum(16 * len(roots) for roots, _ in self._begun) <= small_bytes:
+            size = sum(_size(path) for path in [*newest, *others])
+            if size + sum(16 * len(roots) for roots, _ in self._begun) <= small_bytes:
                 return _added_up(self._begun, newest, others)
             if self._begun:
                 begun = sums_table(*sums_by_root(*_joined(self._begun)))
@@ -131,16 +131,18 @@ class BatchLedger:
                     action="the batch is tried again; check the disk",
                 )
         reader = parquet_reader(self._spark, _DDL)
-        told = F.struct("operation", "location", "error", "traceback", "place")
+        why = F.struct("operation", "location", "error", "traceback", "place")
         rows = reader.parquet(*map(str, newest))
         if others:
             rows = rows.union(reader.parquet(*map(str, others)).where("failed"))
         rows = rows.coalesce(1) if self._ackers == 1 else rows.repartition(self._ackers, "root")
         sums = rows.groupBy("root").agg(
-            F.bit_xor("value").alias("value"), F.max("failed").alias("failed"), F.max_by(told, "failed").alias("told")
+            F.bit_xor("value").alias("value"),
+            F.max("failed").alias("failed"),
+            F.max_by(why, "failed").alias("why"),
         )
         found = sums.where("failed or value != 0").collect()
-        return {row.root & _ALL: _failure(row.told.asDict() if row.failed else None) for row in found}
+        return {row.root & _ALL: _failure(row.why.asDict() if row.failed else None) for row in found}
 
     def drop(self) -> None:
         """Removes the folder; leftovers cost space, nothing else."""
@@ -174,14 +176,14 @@ def _added_up(
     if pairs:
         roots, sums = sums_by_root(*_joined(pairs))
         found = {int(root): _failure(None) for root in roots[sums != 0]}
-    told = [name for name, _ in LEDGER_FIELDS[3:]]
+    fields = [name for name, _ in LEDGER_FIELDS[3:]]
     for row in failed:
-        found[row["root"] & _ALL] = _failure({name: row[name] for name in told})
+        found[row["root"] & _ALL] = _failure({name: row[name] for name in fields})
     return found
 
 
-def _failure(told: Mapping[str, Any] | None) -> Failure:
-    return Failure("the ledger", "its sum", _LOST) if told is None else Failure(**told)
+def _failure(fields: Mapping[str, Any] | None) -> Failure:
+    return Failure("the ledger", "its sum", _LOST) if fields is None else Failure(**fields)
 
 
 def drop_old(folder: Place) -> None:

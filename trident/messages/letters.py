@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.incarnation_ids import first_id
-from trident.messages.lives import ASKED, LetterRow, ReplayEnd, in_order, life_of
+from trident.messages.letter_order import ASKED, LetterRow, ReplayEnd, first_start_of, in_order
 from trident.messages.replays import ReplayRequests, request_replay
 from trident.messages.table import greatest_time
 from trident.states.core import storage
@@ -214,9 +214,9 @@ class LetterBox:
             table = self._tables.load(str(path))
             files = [file for file in self._tables.live_files(table) if _may_have_replays(file)]
             ends = [row for file in files for row in reading.rows(path, file, ENDS, _replays_of)]
-            life = first_id(decode_control(path, table.control(DOMAIN)).incarnation) if ends else ""
+            first_start = first_id(decode_control(path, table.control(DOMAIN)).incarnation) if ends else ""
             for row in sorted(ends, key=lambda row: row["txid"]):
-                end = ReplayEnd(life, row["txid"], row["settled_at"], row["outcome"])
+                end = ReplayEnd(first_start, row["txid"], row["settled_at"], row["outcome"])
                 found.setdefault((stream, row["message"].split(" ", 2)[2]), []).append(end)
             for message in asked:
                 found.setdefault((stream, message), []).append(ASKED)
@@ -241,8 +241,8 @@ class LetterBox:
         for file in files:
             if reading.last is not None and len(found) >= reading.last:
                 break
-            life = life_of(file)
-            found += [LetterRow(life, row) for row in reading.rows(path, file, LETTERS, reading.of_letters)]
+            first_start = first_start_of(file)
+            found += [LetterRow(first_start, row) for row in reading.rows(path, file, LETTERS, reading.of_letters)]
         return found
 
 
@@ -311,5 +311,5 @@ def _may_have_replays(file: LiveFile) -> bool:
 
 def _replayed(replays: list[ReplayEnd], letter: LetterRow) -> str:
     """Returns the fate of a letter: its message's first replay that ended behind it, since that one was its own."""
-    later = [end.outcome for end in replays if end.outcome != "failed" and end.is_behind(letter)]
+    later = [end.outcome for end in replays if end.outcome != "failed" and end.is_after(letter)]
     return later[0] if later else ""

@@ -164,7 +164,7 @@ def greatest_time(file: LiveFile, column: str) -> datetime.datetime | None:
     """A time that none of the column's in the file is a second behind; None where the log does not say."""
     bound = _highest(file, column)
     try:
-        told = datetime.datetime.fromisoformat(bound.replace("Z", "+00:00")) if isinstance(bound, str) else None
+        found_at = datetime.datetime.fromisoformat(bound.replace("Z", "+00:00")) if isinstance(bound, str) else None
     except ValueError:
         return None
-    return told if told is not None and told.tzinfo else None
+    return found_at if found_at is not None and found_at.tzinfo else None

@@ -1,4 +1,4 @@
-"""A running tuple topology: one thread that asks the spouts, runs rounds, and tells the spouts.
+"""A running tuple topology: one thread that asks the spouts, runs rounds, and notifies the spouts.
 
 Every call to a spout is made by that thread, from ``open`` to ``close``.
 """
@@ -293,7 +293,7 @@ class TupleQuery(QueryBase):
                 for task in self._tracker.tasks:
                     task.call("open")
                 self._loop()
-                self._tracker.tell()
+                self._tracker.notify_spouts()
             finally:
                 self._tracker.close()
         except Exception as error:
@@ -316,13 +316,13 @@ class TupleQuery(QueryBase):
                 self._stop_requested.wait(_IDLE_SECS)
 
     def _pass(self) -> bool:
-        """Asks the spouts, runs a round, tells the spouts; returns whether there was anything to do."""
+        """Asks the spouts, runs a round, notifies the spouts; returns whether there was anything to do."""
         fetched = self._tracker.fetch(self._messages_max)
         if fetched.copies:
             self._round(fetched)
         self._tracker.advance()
-        told = self._tracker.tell()
-        if fetched.messages or told:
+        settled = self._tracker.notify_spouts()
+        if fetched.messages or settled:
             return True
         if not fetched.blocked and not self._tracker.pending:
             with self._changed:
@@ -365,7 +365,7 @@ class TupleQuery(QueryBase):
         text = f"round {self._rounds} failed, and with it its messages ({fetched.messages} at most): {_short(error)}"
         log.info("%s: %s", self.name, text)
         self._tracker.fail_round(fetched.roots, text)
-        self._tracker.tell()
+        self._tracker.notify_spouts()
         self._messages_max = max(1, fetched.messages // _SMALLER)
         if self._failures >= self._config.max_attempts:
             if isinstance(error, TridentError):

@@ -2,8 +2,8 @@
 
 Everything here is called by one thread, and knows neither Spark nor rounds:
 messages become roots and copies of tuples, reports of bolts become messages to
-the ackers, and what the ackers settle is told to the spout task that made the
-root.
+the ackers, and the spout task that made a root is notified when the ackers
+settle it.
 """
 
 from __future__ import annotations
@@ -286,15 +286,15 @@ class Tracker:
                 self._note(TupleFailure(self._message_ids[ended.root], None, error))
                 self._settle(ended)
 
-    def tell(self) -> int:
-        """Tells the spouts what was settled since the last call; gives how many messages that were."""
-        told = 0
+    def notify_spouts(self) -> int:
+        """Calls ack or fail for each message that was settled since the last call; returns how many these are."""
+        count = 0
         while self._ended:
             ended, message_id = self._ended[0]
             self.tasks[ended.spout].call("ack" if ended.verdict is Verdict.ACKED else "fail", message_id)
-            self._ended.popleft()  # not before: a spout that raised was not told
-            told += 1
-        return told
+            self._ended.popleft()  # not before: it is called again where the spout raised
+            count += 1
+        return count
 
     def _settle(self, ended: Ended | None) -> None:
         if ended is None:

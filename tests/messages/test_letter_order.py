@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from trident.messages.lives import ASKED, LetterRow, ReplayEnd, in_order, life_of
+from trident.messages.letter_order import ASKED, LetterRow, ReplayEnd, first_start_of, in_order
 from trident.states.delta.kernel_files import LiveFile
 
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
@@ -35,17 +35,17 @@ def end(txid: int, secs: float) -> ReplayEnd:
     ],
 )
 def test_a_staged_file_lies_in_a_folder_of_its_life(path: str, life: str | None) -> None:
-    assert life_of(LiveFile(path, 1, {}, None, 1, 0)) == life
+    assert first_start_of(LiveFile(path, 1, {}, None, 1, 0)) == life
 
 
 def test_within_a_life_txids_tell_and_else_times() -> None:
     # A host that led later has a clock that is behind.
-    assert end(9, 0).is_behind(letter("b", 8, 60)) and not end(7, 90).is_behind(letter("b", 8, 60))
+    assert end(9, 0).is_after(letter("b", 8, 60)) and not end(7, 90).is_after(letter("b", 8, 60))
     # A letter of before the reset has a greater number.
-    assert end(1, 100).is_behind(letter("a", 8, 60))
+    assert end(1, 100).is_after(letter("a", 8, 60))
     # Where OPTIMIZE has written the letter, its life is not known.
-    assert end(1, 100).is_behind(letter(None, 8, 60)) and not end(9, 50).is_behind(letter(None, 8, 60))
-    assert all(ASKED.is_behind(letter(life, 8, 60)) for life in ("a", "b", None))
+    assert end(1, 100).is_after(letter(None, 8, 60)) and not end(9, 50).is_after(letter(None, 8, 60))
+    assert all(ASKED.is_after(letter(life, 8, 60)) for life in ("a", "b", None))
 
 
 def test_letters_are_in_order_within_each_life_and_by_time_beside_it(rng: random.Random) -> None:
@@ -54,9 +54,9 @@ def test_letters_are_in_order_within_each_life_and_by_time_beside_it(rng: random
         ordered = in_order(rows)
         assert sorted(map(repr, ordered)) == sorted(map(repr, rows))
         for life in ("a", "b"):
-            txids = [one.row["txid"] for one in ordered if one.life == life]
+            txids = [one.row["txid"] for one in ordered if one.first_start == life]
             assert txids == sorted(txids)
-        unknown = [one.row["given_up_at"] for one in ordered if one.life is None]
+        unknown = [one.row["given_up_at"] for one in ordered if one.first_start is None]
         assert unknown == sorted(unknown)
     before, behind = [letter("a", txid, txid) for txid in (7, 8)], [letter("b", txid, 10 + txid) for txid in (1, 2)]
     assert in_order([*behind, *before]) == [*before, *behind]

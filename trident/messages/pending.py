@@ -48,7 +48,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldMessages:
+class PendingMessages:
     """Messages in their order; never changed.
 
     Attributes:
@@ -88,7 +88,7 @@ class HeldMessages:
         """Counts the messages that are not tracked."""
         return len(self) - int(np.count_nonzero(self.roots))
 
-    def tracked(self) -> "HeldMessages":
+    def tracked(self) -> "PendingMessages":
         return self.where(self.roots != 0) if self.nameless() else self
 
     def is_of(self, roots: Collection[int]) -> np.ndarray:
@@ -96,17 +96,17 @@ class HeldMessages:
         found: np.ndarray = np.isin(self.roots, np.fromiter(roots, np.uint64, len(roots)))
         return found & (self.roots != 0)
 
-    def where(self, chosen: np.ndarray) -> "HeldMessages":
+    def where(self, chosen: np.ndarray) -> "PendingMessages":
         """Those of which a boolean says so."""
         keys, ids, rows = (list(compress(column, chosen)) for column in (self.keys, self.ids, self.rows))
-        return HeldMessages(ids, rows, keys, *self._of(self.roots[chosen]))
+        return PendingMessages(ids, rows, keys, *self._of(self.roots[chosen]))
 
-    def part(self, start: int, stop: int | None = None) -> "HeldMessages":
+    def part(self, start: int, stop: int | None = None) -> "PendingMessages":
         """Those between two places."""
         piece = slice(start, stop)
-        return HeldMessages(self.ids[piece], self.rows[piece], self.keys[piece], *self._of(self.roots[piece]))
+        return PendingMessages(self.ids[piece], self.rows[piece], self.keys[piece], *self._of(self.roots[piece]))
 
-    def changed(self, roots: Collection[int], change: Callable[[int, Past], Past]) -> "HeldMessages":
+    def changed(self, roots: Collection[int], change: Callable[[int, Past], Past]) -> "PendingMessages":
         """The same messages, of which some have another past."""
         wanted = self.roots[self.is_of(roots)].tolist() if roots else ()
         if not wanted:
@@ -124,7 +124,7 @@ class HeldMessages:
 _NOTHING = Past()
 
 
-def joined(parts: Sequence[HeldMessages]) -> HeldMessages:
+def joined(parts: Sequence[PendingMessages]) -> PendingMessages:
     """The messages of several, one behind the other."""
     if len(parts) == 1:
         return parts[0]
@@ -132,4 +132,4 @@ def joined(parts: Sequence[HeldMessages]) -> HeldMessages:
         list(chain.from_iterable(getattr(part, name) for part in parts)) for name in ("keys", "ids", "rows")
     )
     roots = np.concatenate([np.zeros(0, np.uint64), *(part.roots for part in parts)])
-    return HeldMessages(ids, rows, keys, roots, {root: past for part in parts for root, past in part.past.items()})
+    return PendingMessages(ids, rows, keys, roots, {root: past for part in parts for root, past in part.past.items()})

@@ -79,8 +79,7 @@ def write(folder: Path, lines: int, files: int) -> None:
 def measure(spark: "SparkSession", folder: Path, lines: int) -> dict[str, float]:
     """Rows a second of each case, whole and from its second line on, and the seconds of a look at many files."""
     from trident.spouts.contracts import SpoutContext
-    from trident.spouts.files.cuts import FileRange
-    from trident.spouts.files.ledger import LedgerEntry
+    from trident.spouts.files.ledger import FileRange, LedgerEntry
     from trident.spouts.files.reading import FileReader
     from trident.spouts.files.spout import FileSpout
 

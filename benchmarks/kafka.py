@@ -88,7 +88,7 @@ def _filled(broker: "KafkaBroker", messages: int) -> str:
 
 def _read_ours(bench: Bench, broker: "KafkaBroker", topic: str) -> float:
     from trident import KafkaSpout
-    from trident.coordinators.transactions import TransactionAttempt
+    from trident.coordinators.identities import TransactionAttempt
     from trident.spouts.contracts import SpoutContext
 
     spout = KafkaSpout(broker.address, topic, columns=_COLUMNS, max_rows=1_000_000_000, min_rows=1_000_000_000)

@@ -16,8 +16,7 @@ from benchmarks.bench import Bench, Recorder, advanced_at, rounds
 from benchmarks.kafka import add_connector
 from benchmarks.report import Goal, Report
 from trident.states.outside import kafka_state
-from trident.states.outside.kafka_producer import PartProducer, PartProducers
-from trident.states.outside.kafka_way import Way
+from trident.states.outside.kafka_producer import PartProducer, PartProducers, Way
 
 if TYPE_CHECKING:
     from tests.servers.kafka_fixtures import KafkaBroker

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trident import TridentTopology
     from trident.planning.groups import GroupPlan
-    from trident.spark.slots import Slot
+    from trident.spark.rows import Slot
 
 TITLE = "staging one batch with a kept plan; transactions of 1,000 rows"
 
@@ -101,12 +101,11 @@ def _topology(name: str, folder: Path) -> "TridentTopology":
 
 
 def _slots(bench: Bench, name: str) -> "list[Slot]":
-    from trident.spark.slots import RowsSlot
-    from trident.spouts.files.cuts import FileRange
+    from trident.spark.rows import RowsSlot
     from trident.spouts.files.format import RowFormat
-    from trident.spouts.files.ledger import LedgerEntry
+    from trident.spouts.files.ledger import FileRange, LedgerEntry
     from trident.spouts.files.reading import FileReader
-    from trident.udf.schemas import as_schema
+    from trident.udf.types import as_schema
 
     if name not in (_WORDS, _PARTS):
         schema = as_schema("key string, n long", "the benchmark")
@@ -134,14 +133,14 @@ def _query(name: str, frame: "DataFrame") -> "DataFrame":
 
 
 def _kept(kept: Any, slot: Any, number: int) -> None:
-    from trident.coordinators.transactions import TransactionAttempt
+    from trident.coordinators.identities import TransactionAttempt
 
     if kept.stage({"rows": slot}, "bench", TransactionAttempt(number, 0)) is None:
         raise AssertionError(f"the plan is not kept: {kept.why_not}")
 
 
 def _anew(group: Any, targets: Any, slot: Any, number: int) -> None:
-    from trident.coordinators.transactions import TransactionAttempt
+    from trident.coordinators.identities import TransactionAttempt
     from trident.states.delta.staging import stage
 
     attempt = TransactionAttempt(number, 0)

@@ -44,9 +44,8 @@ class _Sized:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from trident.states.core.copy_rows import RowCodec
+        from trident.states.core.copy_rows import RowCodec, hashes
         from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, look_up
-        from trident.states.core.sorted_run import hashes
 
         rng, codec = np.random.default_rng(1), RowCodec(self._schema, ["key"])
         path = self._folder / "plain.parquet"

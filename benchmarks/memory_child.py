@@ -36,7 +36,7 @@ class Peaks(threading.Thread):
 
 def _now() -> Counter[str]:
     """Whose → kB of memory of its own."""
-    from trident.states.keyed.merge_process import MERGE_PROCESS
+    from trident.states.keyed.file_merge import MERGE_PROCESS
 
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():

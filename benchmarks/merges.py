@@ -139,7 +139,7 @@ def _merged(bench: Bench, warehouse: Path) -> tuple[float, float]:
 
 def _cpu_secs(bench: Bench) -> float:
     """The processor's time of this process, the JVM and the process that merges."""
-    from trident.states.keyed.merge_process import MERGE_PROCESS
+    from trident.states.keyed.file_merge import MERGE_PROCESS
 
     own = resource.getrusage(resource.RUSAGE_SELF)
     jvm: Any = bench.spark._jvm

@@ -35,7 +35,7 @@ def _scraped(name: str, query: "TopologyQuery") -> AbstractContextManager[Any]:
 @contextlib.contextmanager
 def _own_cpu() -> Iterator[list[float]]:
     """Within it, each call of the metrics' own puts the seconds of CPU time that it took into the list."""
-    from trident.watching import collecting, instruments, metrics
+    from trident.watching import metrics
 
     spent: list[float] = []
 
@@ -52,7 +52,7 @@ def _own_cpu() -> Iterator[list[float]]:
 
     looks = ("_look_at_status", "_look_at_process", "_look_at_tables")
     calls: list[tuple[Any, str]] = [(metrics.Metrics, "watch"), (metrics.Metrics, "_answer")]
-    calls += [(instruments.Instruments, "zookeeper"), *((collecting.Collecting, look) for look in looks)]
+    calls += [(metrics.Instruments, "zookeeper"), *((metrics.Collecting, look) for look in looks)]
     with contextlib.ExitStack() as stack:
         for owner, name in calls:
             stack.callback(setattr, owner, name, getattr(owner, name))

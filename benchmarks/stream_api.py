@@ -115,7 +115,7 @@ def _large(
     by_hand: Callable[["DataFrame"], "DataFrame"],
     goal: Goal,
 ) -> None:
-    from trident.coordinators.transactions import TransactionAttempt
+    from trident.coordinators.identities import TransactionAttempt
 
     frame = _frame(bench, count, 2).localCheckpoint()
     plan = _plan(ours)
@@ -162,7 +162,7 @@ def _timed(call: Callable[[], None]) -> float:
 
 def _small(bench: Bench, report: Report) -> None:
     """Each batch planned and staged: by the topology's plan, and by DataFrames made by hand for each batch."""
-    from trident.coordinators.transactions import TransactionAttempt
+    from trident.coordinators.identities import TransactionAttempt
     from trident.spark.rows import to_dataframe
     from trident.states.delta.staging import StagingTarget, stage
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trident.coordinators import faults, master
-from trident.coordinators.advice import after_giving_up
 from trident.coordinators.errors import (
     AttemptCapReached,
     BatchError,
@@ -39,9 +38,8 @@ from trident.coordinators.errors import (
     StateAway,
 )
 from trident.coordinators.group_store import Begin, GroupStore
-from trident.coordinators.log_context import facts_of, working_on
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.master import CoordinatorState, Limits, Mode
-from trident.coordinators.patience import Patience
 from trident.coordinators.ports import (
     AttemptStory,
     BatchRunner,
@@ -55,8 +53,8 @@ from trident.coordinators.ports import (
     SpoutHost,
 )
 from trident.coordinators.records import Decision, Marker
-from trident.coordinators.threads import THREADS, Threads
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.retries import Patience, after_giving_up
+from trident.coordinators.threads import THREADS, Threads, facts_of, working_on
 
 log = logging.getLogger("trident.coordinator")
 _NEVER: Any = object()
@@ -93,7 +91,7 @@ class GroupDriver:
 
     Args:
         store: the group's ZooKeeper state, fenced by the lease.
-        message_timeout_secs: bounds processing (see ``coordinators/patience.py``); None = unbounded.
+        message_timeout_secs: bounds processing (see ``coordinators/retries.py``); None = unbounded.
         explain: says of an error what is behind it (a full disk); gives it back when it does not know more.
     """
 

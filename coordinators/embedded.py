@@ -32,9 +32,8 @@ from trident.coordinators.embedded_server import (
     connections,
     read_endpoint,
 )
-from trident.coordinators.environment import without_secrets
 from trident.coordinators.errors import ZooKeeperUnreachable
-from trident.coordinators.java import find_java
+from trident.coordinators.processes import find_java, without_secrets
 
 IDLE_SECS = 600.0
 

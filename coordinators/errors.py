@@ -59,7 +59,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trident.coordinators import shown_errors
+from trident.coordinators import tracebacks
 
 
 def described(value: object) -> str:
@@ -93,11 +93,11 @@ class TridentError(Exception):
             text += f". {action[:1].upper()}{action[1:]}"
         super().__init__(text)
         self.message = text
-        shown_errors.install()
+        tracebacks.install()
 
     def _render_traceback_(self) -> list[str]:
         """IPython asks for it: the user's lines first, and none of the framework's."""
-        return shown_errors.render(self)
+        return tracebacks.render(self)
 
 
 class TopologyError(TridentError, ValueError):

@@ -5,7 +5,7 @@
     /<topology>/<group>/coordinator          GroupRecord
     /<topology>/<group>/decided              Decision, while there is one
     /<topology>/<tx_id>/coordinator/<txid>   pinned spout metadata
-    /<topology>/<tx_id>/partitions/<page>    metadata of opaque partitions (opaque_metadata.py)
+    /<topology>/<tx_id>/partitions/<page>    metadata of opaque partitions (transactional_state.py)
 
 Every write is one multi: the check of the fence, the coordinator znode *set*
 with its expected znode version, and the rest. That each of them sets the
@@ -43,13 +43,18 @@ from trident.coordinators.errors import (
     ValueTooLarge,
     ZooKeeperUnreachable,
 )
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.leadership import Fence
-from trident.coordinators.opaque_metadata import OpaqueMetadata, PageChanges
 from trident.coordinators.positions import Misplaced, digest_of
 from trident.coordinators.records import RESERVED_NAMES, Decision, GroupRecord, Marker, TableMark, decode, encode
 from trident.coordinators.threads import THREADS, Threads
-from trident.coordinators.transactional_state import GONE, Changes, RotatingTransactionalState
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.transactional_state import (
+    GONE,
+    Changes,
+    OpaqueMetadata,
+    PageChanges,
+    RotatingTransactionalState,
+)
 from trident.coordinators.znodes import Create, Delete, MultiRefused, Op, SetData, check_multi, check_name
 from trident.coordinators.zookeeper import ZooKeeper
 

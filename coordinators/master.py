@@ -47,8 +47,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
-from trident.coordinators.backoff import backoff_secs
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
+from trident.coordinators.retries import backoff_secs
 
 
 class Phase(enum.Enum):

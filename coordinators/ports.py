@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.records import Decision, GroupRecord, Holder, TableMark
-from trident.coordinators.transactions import TransactionAttempt
 
 Json = Any
 

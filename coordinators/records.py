@@ -18,8 +18,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from trident.coordinators.errors import ConfigError, CorruptZnode
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.stored_json import MAY_BE_MISSING, Record, Unreadable, as_record, parse_stored, plain
-from trident.coordinators.transactions import TransactionAttempt
 
 SCHEMA = 1
 # The framework's own znodes beside those of a topology's batch groups and streams.

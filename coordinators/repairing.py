@@ -11,7 +11,6 @@ import msgspec
 from trident.coordinators.errors import StaleState
 from trident.coordinators.group_store import RECORD, GroupStore
 from trident.coordinators.leadership import Lease
-from trident.coordinators.opaque_metadata import PageChanges
 from trident.coordinators.records import (
     Decision,
     GroupRecord,
@@ -22,7 +21,7 @@ from trident.coordinators.records import (
     decode,
     encode,
 )
-from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
+from trident.coordinators.transactional_state import Changes, PageChanges, RotatingTransactionalState
 from trident.coordinators.znodes import Create, Delete, Op, SetData
 from trident.coordinators.zookeeper import ZooKeeper
 

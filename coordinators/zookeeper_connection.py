@@ -24,8 +24,7 @@ from kazoo.client import KazooClient, KazooState
 from kazoo.handlers.threading import KazooTimeoutError
 
 from trident.coordinators.errors import ConfigError, ZooKeeperRefused, ZooKeeperUnreachable
-from trident.coordinators.kazoo_errors import HarmlessLog, Problems, refused, require_sasl_package
-from trident.coordinators.kazoo_tls import Handler, TlsFiles
+from trident.coordinators.kazoo_adapter import Handler, HarmlessLog, Problems, TlsFiles, refused, require_sasl_package
 from trident.coordinators.threads import THREADS, Threads
 from trident.coordinators.znodes import check_name
 

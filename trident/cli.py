@@ -30,15 +30,15 @@ from trident.commands.exit_codes import (
     exit_code,
 )
 from trident.config import TridentConfig
-from trident.coordinators.causes import causes
 from trident.coordinators.errors import ConfigError, TopologyError, TridentError
-from trident.running import last_resort
+from trident.coordinators.tracebacks import causes
+from trident.running import process_defaults
+from trident.running.process_defaults import sigterm_ends
 from trident.running.progress import make_display
-from trident.running.signals import sigterm_ends
 from trident.settings import VARIABLE as SETTINGS_FILE
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.core.store_problems import told_by_storage
+from trident.states.core.storage import told_by_storage
 from trident.watching import json_logs
 
 # Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
@@ -58,7 +58,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(*, settings: tuple[str, ...], settings_file: str | None, verbose: bool, **arguments: Any) -> None:
         if verbose:
-            last_resort.install(verbose=True)
+            process_defaults.install(verbose=True)
         if settings_file is not None:
             os.environ[SETTINGS_FILE] = settings_file  # of every TridentConfig, the user's file's too
         try:
@@ -220,7 +220,7 @@ def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> No
     _config(settings)
     topology, _ = load_topology(file)
     if svg or dot:
-        from trident.planning.drawing import to_dot, write_svg
+        from trident.planning.explain import to_dot, write_svg
 
         if dot:
             click.echo(to_dot(topology.graph))
@@ -462,7 +462,7 @@ def repair(name: str, apply_: bool, settings: tuple[str, ...], **choices: Any) -
     Exit code 3 while a contradiction is left.
     """
     from trident.repair.apply import repair as run_repair
-    from trident.repair.report import report, where_words
+    from trident.repair.apply import report, where_words
     from trident.repair.steps import Choices
 
     chosen: dict[str, Any] = {
@@ -495,9 +495,8 @@ def rollback(
     Nothing is deleted; attempts begin with new ids. If it is killed with --apply, run it again: it continues. Exit code
     2 when it is refused.
     """
-    from trident.time_travel.rollback import roll_back
+    from trident.time_travel.rollback import report, roll_back
     from trident.time_travel.rollback_plan import Choices
-    from trident.time_travel.rollback_report import report
 
     choices = Choices(frozenset(leave), accept_loss)
     done = roll_back(name, txid, group=group, choices=choices, apply=apply_, config=_config(settings))
@@ -546,7 +545,7 @@ def capture(name: str, settings: tuple[str, ...], **options: Any) -> None:
 
     trident.testing.load_capture loads it in a test. The topology may run, and does not change.
     """
-    from trident.commands.capture import capture_to
+    from trident.commands.fork import capture_to
 
     _say(capture_to(name, config=_config(settings), **options))
 
@@ -615,7 +614,7 @@ def _server_folder(settings: tuple[str, ...]) -> Place:
             found=f"zookeeper={config.zookeeper} ({config.origin('zookeeper')})",
             expected="zookeeper=embedded",
         )
-    from trident.running.connecting import server_folder  # Spark's modules take a while
+    from trident.running.zookeeper import server_folder  # Spark's modules take a while
 
     return server_folder(config.warehouse_place())
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Union
 
 from trident.coordinators import faults
 from trident.coordinators.faults import InjectedFault
-from trident.spouts.feeders import FeederBatchSpout, FeederCommitterBatchSpout
-from trident.spouts.fixed import FixedBatchSpout
+from trident.spouts.fed import FeederBatchSpout, FeederCommitterBatchSpout, FixedBatchSpout
 from trident.states.maps.backing_maps import MemoryBackingMap
 from trident.states.maps.memory_map import MemoryMapState
 from trident.streams.run_batch import run_batch

@@ -9,10 +9,8 @@ from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError
 from trident.operations.joins import JoinOutFieldsMode, JoinType
-from trident.operations.state_writes import SpoutTableNode
-from trident.planning.graph import TopologyGraph
-from trident.planning.nodes import SourceNode
-from trident.planning.request_nodes import drpc_node
+from trident.operations.state_nodes import SpoutTableNode
+from trident.planning.nodes import SourceNode, TopologyGraph, drpc_node
 from trident.spark.jvm_start import while_the_jvm_starts
 from trident.spouts.contracts import OwnsTable, PartitionedTridentSpout, SpoutKind
 from trident.spouts.executors import is_batch_spout, spout_kind
@@ -21,20 +19,19 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.kinds import kind_of_state
 from trident.states.core.names import check_name, check_streams_apart
 from trident.streams.other_names import TOPOLOGY_NAMES, OtherNames
-from trident.streams.several import join, merge, reduce_several
+from trident.streams.rows import join, merge, reduce_several
 from trident.streams.shown import TopologyPlan, as_html, as_line, topology_facts
 from trident.streams.states import add_sink
 from trident.streams.stream import Stream, TridentState
-from trident.udf.schemas import spout_schema
 from trident.udf.signatures import check_serialisable
-from trident.udf.types import check_distinct, nullable
+from trident.udf.types import check_distinct, nullable, spout_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from trident.config import TridentConfig
     from trident.running.query import TopologyQuery
-    from trident.running.rehearsals import Rehearse, Rehearsed
+    from trident.running.standby import Rehearse, Rehearsed
     from trident.spouts.contracts import BatchSpout, TridentSpout
     from trident.spouts.rich import RichSpout
     from trident.states.core.place import Place
@@ -263,8 +260,8 @@ class TridentTopology(OtherNames):
     def plan(self) -> TopologyPlan:
         """The same as :meth:`explain`, as an object that a notebook draws; printed, it is the text."""
         # workers: see explain
+        from trident.planning.explain import plan_graph
         from trident.planning.groups import plan
-        from trident.planning.plan_graph import plan_graph
 
         return TopologyPlan(self.explain(), plan_graph(self.graph, plan(self.graph)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -11,15 +12,44 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
-from trident.coordinators.transactions import TransactionAttempt
-from trident.states.core.guarantee import GuaranteeRow
+from trident.coordinators.identities import TransactionAttempt
 from trident.states.core.place import Place
-from trident.states.core.plain_values import Row
-from trident.states.core.staged import StagedFile
-from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, TableSpec
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, StagedFile, TableSpec
+from trident.states.core.typed_values import Row
 
 if TYPE_CHECKING:
     from trident.coordinators.records import TableMark
+
+
+# The table of guarantees: the effect of a source's row on a state, whatever fails; kinds of states write its lines.
+
+
+class Guarantee(enum.Enum):
+    """The effect of a row of the source on a state, whatever fails."""
+
+    EXACTLY_ONCE = "exactly once"
+    UNLESS_WOKEN = "exactly once unless an old coordinator wakes up"
+    AT_LEAST_ONCE = "at least once"
+    AT_MOST_ONCE = "at most once"
+    NEITHER = "not exactly once"
+
+
+@dataclass(frozen=True)
+class GuaranteeRow:
+    """A line of the table of guarantees (docs/semantics.md 5).
+
+    Attributes:
+        name: short, for tests.
+        state: as docs/guarantees.md shows it.
+        guarantee: with a transactional or an opaque spout.
+        better: how its user has exactly once with this kind of state, if that is possible.
+    """
+
+    name: str
+    state: str
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    better: str = ""
+
 
 COMBINE = "combine"
 LAST = "last"

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
-from trident.coordinators.incarnation_ids import rollbacks_of
+from trident.coordinators.identities import rollbacks_of
 from trident.coordinators.stored_json import MAY_BE_MISSING, as_record, parse_stored
 from trident.states.core import storage
 from trident.states.core.binding import COMBINE, SEQUENCED, WHOLE_VALUES, StateKind

@@ -18,10 +18,9 @@ from typing import Any, BinaryIO, cast
 
 from hdfs_native import Client, WriteOptions
 
-from trident.coordinators.bounded_calls import bounded
-from trident.states.core.appended_parts import AppendedParts, read_parts
+from trident.coordinators.threads import bounded
 from trident.states.core.local_storage import AnyPath, LocalStorage, OutcomeUnknown, Signature, Stat
-from trident.states.core.ranged_file import RangedFile
+from trident.states.core.remote_files import AppendedParts, RangedFile, read_parts
 
 _READ_BYTES = 4 << 20
 # A name node that is away is tried again for some ten seconds; the library's own 15 tries take three minutes.

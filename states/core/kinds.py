@@ -11,12 +11,11 @@ from trident.states.core.binding import StateKind
 # Module -> the kinds that it defines. A user's state is recognised in this order. The modules are loaded when a kind is
 # first asked for: workers and `trident status` read stored files without them.
 _HOMES = {
-    "delta.append": "APPEND",
+    "delta.append": "APPEND DEAD_LETTERS MESSAGES",
     "keyed.delta_map": "KEYED",
     "maps.memory_map": "MEMORY",
-    "maps.own_kinds": "MAP USER",
-    "delta.beside": "DEAD_LETTERS MESSAGES",
-    "outside.kind": "OUTSIDE",
+    "maps.backed_map": "MAP USER",
+    "outside.port": "OUTSIDE",
 }
 
 

@@ -3,7 +3,7 @@
 It is disposable. The Delta tables are the truth; nothing here is ever flushed, and a doubtful copy is deleted and built
 again.
 
-A copy is a list of sorted, immutable *runs* (``sorted_run.py``), the oldest first, and a small file ``current`` that
+A copy is a list of sorted, immutable *runs* (``copy_rows.py``), the oldest first, and a small file ``current`` that
 names them with their *mark*: of which incarnation of the topology they are, of which state in which form, and as of
 which transaction. A transaction adds one run; of a key that several runs have the newest counts. ``current`` is a link
 that is replaced atomically, so a process that dies at any moment leaves the copy of one mark, and a reader finds the
@@ -36,8 +36,8 @@ import numpy as np
 import pyarrow as pa
 
 from trident.coordinators import faults
-from trident.states.core.sorted_run import Rows, Run, by_key, hashes, merged, newest, write_run
-from trident.states.core.stale_copy import StaleCopy as StaleCopy
+from trident.states.core.copy_rows import Rows, Run, by_key, hashes, merged, newest, write_run
+from trident.states.core.copyable import StaleCopy as StaleCopy
 
 log = logging.getLogger(__name__)
 PUBLISH = faults.register("copy.publish", "replacing the list of a local copy's files")

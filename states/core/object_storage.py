@@ -22,7 +22,6 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
-from trident.states.core.appended_parts import AppendedParts, read_parts
 from trident.states.core.local_storage import (
     AnyPath,
     LocalStorage,
@@ -32,8 +31,7 @@ from trident.states.core.local_storage import (
     Signature,
     Stat,
 )
-from trident.states.core.object_settings import StoreSettings
-from trident.states.core.ranged_file import RangedFile
+from trident.states.core.remote_files import AppendedParts, RangedFile, StoreSettings, read_parts
 
 # A file up to this size is sent from memory; a larger one waits on the host's disk until it is whole.
 _SPOOL_BYTES = 64 << 20

@@ -17,7 +17,7 @@ from trident.states.core.names import folded
 from trident.states.core.tables import HIDDEN_COLUMNS, feed_properties, nullable_type
 from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
-from trident.states.delta.kernel_errors import until_committed
+from trident.states.delta.log_commit import until_committed
 
 # Characters that Delta allows in a column's name only with column mapping, which older readers do not know.
 _FORBIDDEN = frozenset(" ,;{}()\n\t=")

@@ -26,17 +26,10 @@ from pyspark.sql import SparkSession
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
 from trident.states.core import storage
-from trident.states.core.staged import StagedFile
 from trident.states.core.storage import Signature
+from trident.states.core.tables import StagedFile
+from trident.states.delta.data_files import require_whole_log
 from trident.states.delta.delta_log import RETENTION_PROPERTY, DeltaLog, check_keeps_ids
-from trident.states.delta.kernel_errors import (
-    CheckpointExists,
-    CommitOutcomeUnknown,
-    TableMissing,
-    TxnAlreadyApplied,
-    guard,
-    guard_commit,
-)
 from trident.states.delta.kernel_files import (
     LiveFile,
     add_action,
@@ -48,8 +41,14 @@ from trident.states.delta.kernel_files import (
     take_back_entry,
 )
 from trident.states.delta.log_commit import (
+    CheckpointExists,
+    CommitOutcomeUnknown,
     DraftCommitter,
+    TableMissing,
+    TxnAlreadyApplied,
     draft_of,
+    guard,
+    guard_commit,
     hold_log_folder,
     publish_draft,
     remove_draft,
@@ -58,7 +57,6 @@ from trident.states.delta.log_commit import (
     write_draft,
 )
 from trident.states.delta.torn_entries import fsync_log_entries, set_torn_entries_aside
-from trident.states.delta.whole_files import require_whole_log
 
 __all__ = [
     "CommitOutcomeUnknown",

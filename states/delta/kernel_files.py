@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from trident.states.core import storage
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 
 # A commit that only adds whole files owes such a table its actions and nothing more, by Delta's protocol: no table
 # feature makes it read, number, map or check the rows.

@@ -20,17 +20,57 @@ from typing import Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TableError
+from trident.coordinators.identities import TransactionAttempt
+from trident.coordinators.ports import AttemptStory, FailedAttempt
 from trident.coordinators.records import Decision
 from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, parse_stored, shown
-from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.binding import StateKind
 from trident.states.core.kinds import stored_kind
 from trident.states.core.names import STREAMS_FOLDER, check_inside
 from trident.states.core.place import Place
-from trident.states.core.side_by_side import side_by_side
-from trident.states.core.staged import StagedFile
-from trident.states.delta.told import Told
+from trident.states.core.storage import side_by_side
+from trident.states.core.tables import StagedFile
+
+# The facts about a transaction that only the process which ran it knows, as its manifest has them.
+
+
+_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Told:
+    """Written before the decision, with the manifest; times are seconds since the epoch.
+
+    Attributes:
+        epoch: of the coordinator.
+        code_id: tells the code that processed it; empty: not known.
+        begun_at: when the attempt began; None: not known.
+        prepared_at: when all was ready to be decided.
+        failures: of earlier attempts, as far as this coordinator saw them.
+        skipped: the error of a transaction that a person had skipped; None: it was not.
+    """
+
+    epoch: int
+    code_id: str
+    begun_at: float | None
+    prepared_at: float
+    failures: tuple[FailedAttempt, ...] = ()
+    skipped: str | None = None
+
+    @classmethod
+    def now(cls, epoch: int, code_id: str, story: AttemptStory | None, skipped: str | None) -> Told:
+        """Of an attempt that is ready to be decided."""
+        failures = tuple(replace(one, error=_storable(one.error)) for one in story.failures) if story else ()
+        begun_at = story.begun_at if story else None
+        said = None if skipped is None else _storable(skipped)
+        return cls(epoch, code_id, begun_at, time.time(), failures, said)
+
+
+def _storable(error: str) -> str:
+    """A user's error may have any text: half of a surrogate pair would make the manifest unreadable."""
+    return error[:_CHARS].encode("utf-8", "replace").decode("utf-8")
+
 
 WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
 READ = faults.register("manifest.read", "reading the manifest of a decided batch")

@@ -25,8 +25,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from trident.states.core import storage
-from trident.states.delta.key_order import in_order, rows_in_a_group
-from trident.states.delta.partition_values import partition_texts
+from trident.states.delta.file_layout import in_order, partition_texts, rows_in_a_group
 
 # The local property of a job that stages: {"folder": below each table's root, "txid": n}.
 ATTEMPT = "trident.attempt"

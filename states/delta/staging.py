@@ -18,11 +18,11 @@ from pyspark.util import PythonEvalType
 
 from trident.coordinators import faults
 from trident.coordinators.errors import StagedFileMissing, TableError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.names import backquoted, check_inside
 from trident.states.core.place import Place
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.parquet_files import (
     ATTEMPT,
     REPORT_SCHEMA,

@@ -16,9 +16,9 @@ from pyspark.sql.types import StructType
 from trident.coordinators.errors import TableError
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.storage import Signature
+from trident.states.delta.data_files import require_whole
 from trident.states.delta.delta_log import DeltaLog, Watched, follow
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.whole_files import require_whole
 
 # Of more paths at once Spark lists the files in a job (spark.sql.sources.parallelPartitionDiscovery.threshold).
 PATHS_PER_SCAN = 32

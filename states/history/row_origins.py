@@ -19,20 +19,20 @@ from typing import Any
 import pyarrow as pa
 
 from trident.coordinators.errors import TableError
-from trident.coordinators.incarnation_ids import same_start
+from trident.coordinators.identities import same_start
 from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
+from trident.states.delta.data_files import rows_of, wanted_rows
 from trident.states.delta.delta_log import DeltaLog, LogSnapshot, TableCommit
-from trident.states.delta.file_rows import rows_of, wanted_rows
+from trident.states.delta.file_layout import partition_texts
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.partition_values import partition_texts
-from trident.states.history.versions import plain_as_of
-from trident.states.keyed.asked_keys import AskedKeys, asked_keys
+from trident.states.history.kept import plain_as_of
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.copy_combine import arrow_schema
+from trident.states.keyed.key_reads import AskedKeys, asked_keys
 from trident.states.keyed.tables import own_control
 
 _STAGED = re.compile(r"(?:[^/]+=[^/]*/)*data/(?P<incarnation>[^/]+)/(?P<txid>\d+)-(?P<attempt>\d+)-[^/]+/.*")

@@ -12,10 +12,10 @@ from functools import partial
 
 from pyspark import InheritableThread
 
-from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import CommitConflict, Deposed, Halted
+from trident.coordinators.retries import backoff_secs
+from trident.states.keyed.compaction import MergePoints
 from trident.states.keyed.compactor import Compactor, MergeReport
-from trident.states.keyed.merge_points import MergePoints
 
 log = logging.getLogger("trident.compactor")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Halted, TableError
+from trident.coordinators.identities import up_to
 from trident.coordinators.threads import tries
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
@@ -26,9 +28,8 @@ from trident.states.core.place import AnyPath, Place
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot, TxnAlreadyApplied
-from trident.states.delta.kernel_errors import until_committed
-from trident.states.delta.table_lock import table_lock
-from trident.states.delta.torn_entries import fsync_log_entries
+from trident.states.delta.log_commit import until_committed
+from trident.states.delta.torn_entries import fsync_log_entries, table_lock
 from trident.states.keyed.compaction import (
     REST,
     LogView,
@@ -42,15 +43,12 @@ from trident.states.keyed.compaction import (
     plan_merge,
 )
 from trident.states.keyed.delta_map import DeltaMapState
-from trident.states.keyed.file_merge import CannotMerge, FileMerge
+from trident.states.keyed.file_merge import CannotMerge, FileMerge, WorkerEnded
 from trident.states.keyed.log_merge import combiner_of, keeps_last
-from trident.states.keyed.log_sweeper import LogSweeper
-from trident.states.keyed.log_watch import LOG_VERSION, check_log
-from trident.states.keyed.merge_files import MergeFailed
-from trident.states.keyed.merge_io import FileUnreadable
-from trident.states.keyed.merge_process import WorkerEnded
+from trident.states.keyed.merge_files import FileUnreadable, MergeFailed
 from trident.states.keyed.merge_rows import DoesNotFit, NotMergeable
 from trident.states.keyed.spark_merge import SparkMerge, merge_failed
+from trident.states.keyed.table_watch import LOG_VERSION, check_log
 from trident.states.keyed.tables import (
     as_stored,
     column_names,
@@ -60,6 +58,56 @@ from trident.states.keyed.tables import (
     own_control,
     plain_as_of,
 )
+
+# Deletes the data files of a keyed state's log some time after the log has dropped them.
+#
+# A log drop removes files from the Delta table; on disk they would stay until
+# a person runs VACUUM on a table that is internal, one folder for each
+# transaction for ever. No snapshot can be asked for below the floor; a reader
+# that had pinned an older table version before the drop has an hour to end.
+
+
+GRACE_SECS = 3600.0
+
+
+class LogSweeper:
+    """The sweeper of one log; used by one thread. A new process gives the whole grace again.
+
+    Args:
+        incarnation: of the topology; files of others are not touched but those from before a rollback of it.
+    """
+
+    def __init__(self, root: Place, incarnation: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folders, self._clock = [root / "data" / each for each in up_to(incarnation)], clock
+        self._drops: deque[tuple[float, int]] = deque()  # when a floor was first seen
+
+    def dropped(self, floor: int) -> None:
+        """The log's control record says that transactions up to this one are dropped."""
+        if not self._drops or floor > self._drops[-1][1]:
+            self._drops.append((self._clock(), floor))
+
+    def sweep(self) -> int:
+        """Deletes what was dropped long enough ago; returns how many folders that were.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
+        floor = None
+        while self._drops and self._clock() - self._drops[0][0] >= GRACE_SECS:
+            floor = self._drops.popleft()[1]
+        if floor is None:
+            return 0
+        doomed = [at / name for at in self._folders for name in storage.list_names(at) if _txid(name) <= floor]
+        for folder in doomed:
+            storage.try_delete(folder)
+        return len(doomed)
+
+
+def _txid(folder: str) -> float:
+    """Of an attempt's folder, ``<txid>-<attempt>-<nonce>``."""
+    number = folder.partition("-")[0]
+    return int(number) if number.isdigit() else float("inf")
+
 
 log = logging.getLogger("trident.compactor")
 

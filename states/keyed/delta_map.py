@@ -6,14 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import ConfigError
-from trident.states.core.binding import WHOLE_VALUES, StateBinding, TableKind, kept_schema
-from trident.states.core.guarantee import GuaranteeRow
-from trident.states.core.names import check_flag, check_name
-from trident.states.core.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN, TableSpec, plain_properties, table_schema
-from trident.states.delta.columns import check_columns
+from trident.states.core.binding import WHOLE_VALUES, GuaranteeRow, StateBinding, TableKind, kept_schema
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.names import backquoted, check_flag, check_name
+from trident.states.core.tables import (
+    DELETED_COLUMN,
+    PROPERTIES,
+    TXID_COLUMN,
+    UPTO_COLUMN,
+    TableSpec,
+    plain_properties,
+    table_schema,
+)
+from trident.states.delta.append import check_columns
 
 
 @dataclass(frozen=True)
@@ -107,3 +117,25 @@ class KeyedKind(TableKind):
 
 
 KEYED = KeyedKind()
+
+
+# The periods of a keyed state that keeps the history of its keys, made of its changes when it is read.
+
+
+VALID_FROM, VALID_TO = "valid_from", "valid_to"
+
+
+def periods(state: StateDescriptor, changes: "DataFrame") -> "DataFrame":
+    """Keys, values, and from which place of the sequence to which they are valid; deletes are the ends of periods.
+
+    Args:
+        changes: all rows of the state.
+    """
+    by, gone = F.col(backquoted(state.history_by)), F.lit(False)
+    if state.history_end:
+        gone = F.coalesce(F.col(backquoted(state.history_end)), F.lit(False))
+    keys = [F.col(backquoted(name)) for name in state.keys if name != state.history_by]
+    values = [F.col(backquoted(name)) for name in state.value_fields if name != state.history_end]
+    next_one = F.lead(by).over(Window.partitionBy(*keys).orderBy(by))
+    found = changes.select(*keys, *values, by.alias(VALID_FROM), next_one.alias(VALID_TO), gone.alias(DELETED_COLUMN))
+    return found.where(~F.col(DELETED_COLUMN)).drop(DELETED_COLUMN)

@@ -27,10 +27,9 @@ from trident.states.core.binding import COMBINE, StateBinding
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
-from trident.states.core.staged import StagedFile
-from trident.states.core.tables import TXID_COLUMN
+from trident.states.core.tables import TXID_COLUMN, StagedFile
+from trident.states.delta.delta_log import LogTables
 from trident.states.delta.kernel import KernelEngine, TableMissing
-from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.log_merge import log_rows, unfit, wide_type
 from trident.states.keyed.reading import parts_of
 from trident.states.keyed.tables import greatest_txid, merged_upto, own_control

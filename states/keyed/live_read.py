@@ -15,11 +15,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from trident.states.core import own_jar
+from trident.states.core import spark_jobs
+from trident.states.core.addresses import is_local_master
 from trident.states.core.binding import WHOLE_VALUES
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.file_merge import LOG_BYTES_MAX, LOG_ROWS_MAX, ordered_folders
@@ -64,7 +64,7 @@ def live_frame(spark: "SparkSession", stored: Stored, aggregator: Any) -> "DataF
         lows, highs = _bounds_of_files(parts)
         java.giveWay(frame._jdf, by_spark._jdf, list(stored.state.keys), lows, highs)
     except Exception as error:
-        if not own_jar.does_not_fit(spark.sparkContext, error):
+        if not spark_jobs.does_not_fit(spark.sparkContext, error):
             raise
         return by_spark
     return frame
@@ -117,7 +117,7 @@ def _read(parts: Sequence[LivePart]) -> Callable[[Iterable[pa.RecordBatch]], Ite
 
 def _java_class(spark: "SparkSession") -> Any | None:
     """The Java class by which a frame gives way; None: the session has it not, or its tasks are on other hosts."""
-    if not is_local_master(spark.sparkContext.master) or not own_jar.fits(spark.sparkContext):
+    if not is_local_master(spark.sparkContext.master) or not spark_jobs.fits(spark.sparkContext):
         return None
     jvm: Any = spark._jvm
     try:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from trident.coordinators.errors import TableError
 from trident.states.core.place import Place
-from trident.states.delta.file_rows import rows_of, wanted_rows
+from trident.states.delta.data_files import rows_of, wanted_rows
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.merge_rows import NotMergeable, RowMerge, between
 

@@ -23,10 +23,9 @@ from trident.states.core.binding import COMBINE, SEQUENCED, WHOLE_VALUES, aggreg
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.names import backquoted
 from trident.states.core.native import NATIVE, NativeMerge
-from trident.states.core.plain_values import frozen, python_values
 from trident.states.core.retention import Retention, Span
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
-from trident.states.core.typed_values import WrongValue, in_one_line, to_arrow
+from trident.states.core.typed_values import WrongValue, frozen, in_one_line, python_values, to_arrow
 
 # Log rows in this many bytes of Parquet are sent to every task; they take some ten times as much there.
 _BROADCAST_BYTES_MAX = 8 << 20

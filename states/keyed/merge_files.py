@@ -7,23 +7,336 @@ table only the ranges are rewritten in which keys have changed. A table with oth
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.staged import StagedFile
-from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
-from trident.states.keyed.change_rows import ChangeWriter
-from trident.states.keyed.merge_io import InFile, Spill, batches, opened, reading, shaped, spill_folder, written
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN, StagedFile
+from trident.states.delta.file_layout import rows_in_a_group
+from trident.states.delta.parquet_files import ParquetWriter, statistics
 from trident.states.keyed.merge_rows import NotInOrder, RowMerge
-from trident.states.keyed.merge_sizes import Sizes, runs
+
+# How large the files of a keyed state's plain table are, and which a native MERGE rewrites together: pure.
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large files are made.
+
+    A file has about one in ``files`` of the table's rows, within two bounds: small files cost readers time, large
+    ones are rewritten for few rows.
+
+    Attributes:
+        rows_min, rows_max: the bounds.
+        bytes_at_once: rows of the table that are about so large in memory are there at once, twice or three times while
+            they are put together; a file has half of it at the most.
+    """
+
+    rows_min: int = 250_000
+    rows_max: int = 1_000_000
+    files: int = 32
+    bytes_at_once: int = 256 << 20
+
+    def rows_a_file(self, rows: int) -> int:
+        return min(max(rows // self.files, self.rows_min), self.rows_max)
+
+    def rows_of_each(self, rows: int, all_rows: int) -> int:
+        """How many rows each file gets when some of the table's rows are written: up to half more than it should."""
+        wanted = self.rows_a_file(all_rows)
+        return rows if rows <= wanted * 1.5 else math.ceil(rows / round(rows / wanted))
+
+    def is_small(self, rows: int, all_rows: int) -> bool:
+        """Tells whether a file is joined to one beside it that is rewritten."""
+        return rows < self.rows_a_file(all_rows) / 4
+
+
+def runs(changed: Sequence[bool], small: Sequence[bool]) -> list[list[int]]:
+    """Which of a table's files are rewritten together, given in the order of their keys.
+
+    Args:
+        changed: whether keys of the file's range have changed.
+        small: whether the file is joined to one beside it that is rewritten.
+
+    Returns:
+        the places of files that lie side by side, a list for each run.
+    """
+    taken = list(changed)
+    for places in (range(1, len(taken)), range(len(taken) - 2, -1, -1)):
+        for at in places:
+            beside = at - 1 if places.step > 0 else at + 1
+            taken[at] = taken[at] or (small[at] and taken[beside])
+    found: list[list[int]] = []
+    for at, chosen in enumerate(taken):
+        if chosen and at and taken[at - 1]:
+            found[-1].append(at)
+        elif chosen:
+            found.append([at])
+    return found
+
+
+# Data files as a native MERGE reads and writes them: whole, of the length that the log says, with statistics.
+
+
+# So many rows at the most are read at once, and so many first, which tell how large rows are in memory.
+_BATCH_ROWS = 100_000
+_PROBE_ROWS = 64
+_BUFFER_BYTES = 1 << 20
+
+
+class FileUnreadable(Exception):
+    """A data file is not there, not of its length, or cannot be read."""
+
+
+@dataclass(frozen=True)
+class InFile:
+    """A file of a table: its path below the table's root, and its bytes."""
+
+    path: str
+    size: int
+
+
+def written(root: Place, folder: str, rows: pa.Table, keys: Sequence[str]) -> StagedFile:
+    """Writes one file of sorted rows, durable but for its name, with statistics."""
+    path = f"{folder}/part-{uuid.uuid4().hex}.snappy.parquet"
+    full = storage.join(root, path)
+    storage.make_folder(storage.join(root, folder), root)
+    # No bounds of floats, which leave NaN out, and none by a dictionary (see parquet_files).
+    bounded = [
+        field.name for field in rows.schema if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type))
+    ]
+    footer: list[pq.FileMetaData] = []
+    with storage.output(full) as file:
+        writer = ParquetWriter(
+            file,
+            rows.schema,
+            compression="snappy",
+            store_schema=False,
+            coerce_timestamps="us",
+            write_statistics=bounded,
+            # Values that all differ gain nothing by a dictionary.
+            use_dictionary=[name for name in bounded if [name] != list(keys)],
+            metadata_collector=footer,
+        )
+        writer.write_table(rows, row_group_size=rows_in_a_group(rows.num_rows))
+        writer.close()
+    found = storage.stat(full)
+    assert found is not None, "it is closed and was not deleted"
+    stats = statistics(footer[0])
+    for column in rows.schema:
+        if pa.types.is_floating(column.type):
+            stats["nullCount"][column.name] = rows.column(column.name).null_count
+    return StagedFile(path, found.size, found.mtime_ns // 1_000_000, rows.num_rows, json.dumps(stats))
+
+
+def batches(root: Place, file: InFile, schema: pa.Schema, bytes_max: int) -> Iterator[pa.Table]:
+    """All rows of a file, piece by piece; null in a column that it does not have.
+
+    Args:
+        bytes_max: a piece has about so many bytes in memory at the most, whatever it has in the file: a text that each
+            row repeats is there once in a file.
+    """
+    with opened(root, file) as source, reading(file):
+        there = _there(source, schema)
+        for groups in _lots(source.metadata):
+            rows = min(_rows_at_once(source, groups[0], there, bytes_max), _BATCH_ROWS)
+            for batch in source.iter_batches(rows, row_groups=groups, columns=there, use_threads=False):
+                yield shaped(pa.Table.from_batches([batch]), schema)
+
+
+def _lots(footer: pq.FileMetaData) -> list[list[int]]:
+    """Row groups side by side, of as many rows as are read at once, or one of more."""
+    found: list[list[int]] = []
+    rows = 0
+    for group in range(footer.num_row_groups):
+        length = footer.row_group(group).num_rows
+        rows += length
+        if not found or rows > _BATCH_ROWS:
+            found.append([])
+            rows = length
+        found[-1].append(group)
+    return found
+
+
+def _rows_at_once(source: pq.ParquetFile, group: int, columns: Sequence[str], bytes_max: int) -> int:
+    """How many rows of a row group are that large in memory, by its first ones."""
+    for batch in source.iter_batches(_PROBE_ROWS, row_groups=[group], columns=columns, use_threads=False):
+        if batch.num_rows:
+            return max(int(bytes_max // max(batch.nbytes / batch.num_rows, 1)), 1)
+    return _BATCH_ROWS
+
+
+@contextmanager
+def opened(root: Place, file: InFile) -> Iterator[pq.ParquetFile]:
+    """A data file of the length that the log says; little of it is in memory."""
+    with reading(file):
+        source = storage.input(storage.join(root, file.path))
+    with source:
+        with reading(file):
+            size = source.seek(0, os.SEEK_END)
+            if size != file.size:
+                raise FileUnreadable(f"{file.path} has {size} bytes, and the table's log says {file.size}")
+            found = pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, coerce_int96_timestamp_unit="us")
+        yield found
+
+
+@contextmanager
+def reading(file: InFile) -> Iterator[None]:
+    """Takes an error of reading for the file's fault.
+
+    Not so where memory was short, or Arrow lacks something: Delta's MERGE may read the file.
+    """
+    try:
+        yield
+    except (pa.ArrowMemoryError, pa.ArrowCapacityError, pa.ArrowNotImplementedError):
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise FileUnreadable(f"{file.path}: {error}") from error
+
+
+def _there(source: pq.ParquetFile, schema: pa.Schema) -> list[str]:
+    names = set(source.schema_arrow.names)
+    return [name for name in schema.names if name in names]
+
+
+def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    there = set(rows.schema.names)
+    columns = [
+        rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+@contextmanager
+def spill_folder(root: Place, folder: str) -> Iterator[str]:
+    """A folder on this host's disk for rows that do not fit into memory: in the table's where that is on the disk.
+
+    There the next MERGE deletes it when this process is killed; of a table in a store the system does, as of all
+    temporary files.
+    """
+    if not root.is_local:
+        with tempfile.TemporaryDirectory(prefix="trident-merge-") as found:
+            yield found
+        return
+    found = storage.join(root, folder, "ranges")
+    storage.make_folder(found, root)
+    yield found
+    storage.delete(found)
+
+
+class Spill:
+    """Rows of ranges of keys, on disk until all rows of a range are there."""
+
+    def __init__(self, folder: str, schema: pa.Schema, parts: int) -> None:
+        self._folder = folder
+        self._files = [storage.output(self._path(part), durable=False) for part in range(parts)]
+        self._streams = [pa.ipc.new_stream(file, schema) for file in self._files]
+
+    def _path(self, part: int) -> str:
+        return storage.join(self._folder, str(part))
+
+    def append(self, parts: Sequence[pa.Table]) -> None:
+        for stream, rows in zip(self._streams, parts, strict=True):
+            if rows.num_rows:
+                stream.write_table(rows)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows of each range; they are gone behind it."""
+        for stream, file in zip(self._streams, self._files, strict=True):
+            stream.close()
+            file.close()
+        for part in range(len(self._files)):
+            with storage.input(self._path(part)) as file:
+                rows = pa.ipc.open_stream(file).read_all()
+            yield rows
+            del rows
+            storage.delete(self._path(part))
+
+
+# The rows that a native MERGE changes, before and after, for the change data feed of a keyed state's plain table.
+#
+# As Delta's protocol has them: the table's rows, with the kind of their change in a column of their own.
+
+
+CHANGE_TYPE = "_change_type"
+INSERT, DELETE, BEFORE, AFTER = "insert", "delete", "update_preimage", "update_postimage"
+# The folder that Delta gives such files; VACUUM cleans it.
+CHANGES_FOLDER = "_change_data"
+
+
+def change_schema(merge: RowMerge) -> pa.Schema:
+    return pa.schema([*merge.table_schema, pa.field(CHANGE_TYPE, pa.string())])
+
+
+def changed_rows(merge: RowMerge, before: pa.Table, after: pa.Table, upto: int) -> pa.Table:
+    """The changes between the rows of a range of keys before a MERGE and behind it.
+
+    Args:
+        before, after: with one row per key.
+        upto: of the MERGE: each row that it wrote has it.
+    """
+    size, keys = before.num_rows, list(merge.keys)
+    both = pa.concat_tables([before.select(keys), after.select(keys)])
+    rows = size + after.num_rows
+    order = np.asarray(merge.order(both), np.int64) if keys else np.arange(rows)
+    begins = merge.begins(both.take(pa.array(order)) if keys else both, rows)
+    # The order is stable: of two rows with one key the first is the one before.
+    second = np.flatnonzero(~begins)
+    ours = after.column(UPTO_COLUMN).to_numpy() == upto
+    old, new = order[second - 1], order[second] - size
+    was, becomes = np.ones(size, bool), np.ones(after.num_rows, bool)
+    was[old], becomes[new] = False, False
+    places = [np.flatnonzero(was), old[ours[new]], new[ours[new]] + size, np.flatnonzero(becomes) + size]
+    kinds = np.repeat([DELETE, BEFORE, AFTER, INSERT], [len(some) for some in places])
+    found = pa.concat_tables([before, after]).take(pa.array(np.concatenate(places)))
+    return found.append_column(pa.field(CHANGE_TYPE, pa.string()), pa.array(kinds, pa.string()))
+
+
+class ChangeWriter:
+    """Writes the changes of one MERGE.
+
+    Args:
+        folder: for the files, below the root of the plain table; "": none are written.
+        bytes_max: a file is written when so many are in memory.
+    """
+
+    def __init__(self, merge: RowMerge, plain: Place, folder: str, upto: int, bytes_max: int) -> None:
+        self._merge, self._plain, self._folder, self._upto = merge, plain, folder, upto
+        self._bytes_max = bytes_max
+        self._waiting = change_schema(merge).empty_table()
+        self._files: list[StagedFile] = []
+
+    def append(self, before: pa.Table, after: pa.Table) -> None:
+        """The rows of a range of keys, before and after."""
+        if not self._folder:
+            return
+        self._waiting = pa.concat_tables([self._waiting, changed_rows(self._merge, before, after, self._upto)])
+        if self._waiting.nbytes > self._bytes_max:
+            self._write()
+
+    def finish(self) -> list[StagedFile]:
+        """The files; at least one, or readers would take all rows of the files for changed."""
+        if self._folder and (self._waiting.num_rows or not self._files):
+            self._write()
+        return self._files
+
+    def _write(self) -> None:
+        rows, self._waiting = self._waiting, self._waiting.schema.empty_table()
+        self._files.append(written(self._plain, self._folder, rows, self._merge.keys))
+
 
 # How the folders of native MERGEs are named; Delta's own writers name none so.
 FOLDER = "merge-"

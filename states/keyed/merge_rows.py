@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from trident.states.core.retention import FOR_GOOD, Retention
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
-from trident.states.delta.key_order import positions_in_order
+from trident.states.delta.file_layout import positions_in_order
 
 # So many partial values of half a bigint have a sum that is a bigint.
 _HALF_BITS = 32

@@ -17,8 +17,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from trident.states.keyed.merge_files import Abandoned, FileMerger, MergeFailed
-from trident.states.keyed.merge_io import FileUnreadable
+from trident.states.keyed.merge_files import Abandoned, FileMerger, FileUnreadable, MergeFailed
 from trident.states.keyed.merge_rows import MergedMeanwhile, NotMergeable
 
 # A tenth of what a process of the usual priority gets where all want the same core.

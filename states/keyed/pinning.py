@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trident.coordinators.errors import TableError
-from trident.coordinators.incarnation_ids import rollbacks_of
+from trident.coordinators.identities import rollbacks_of
 from trident.coordinators.threads import tries
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor, described_states, descriptors_of_group, load_descriptor
 from trident.states.core.place import AnyPath, Place
 from trident.states.delta import history
-from trident.states.delta.delta_log import DeltaLog, LogSnapshot, TableMissing, check_keeps_ids
-from trident.states.delta.log_tables import LogTables
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot, LogTables, TableMissing, check_keeps_ids
 from trident.states.delta.torn_entries import read_whole
 from trident.states.keyed.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
 from trident.states.keyed.tables import adopted_version, merged_upto, own_control, plain_as_of

@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from trident.states.core import storage
 from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.delta.data_files import require_whole
 from trident.states.delta.delta_log import LogSnapshot
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
-from trident.states.delta.whole_files import require_whole
 from trident.states.keyed.log_merge import live, merged, shown
 from trident.states.keyed.tables import greatest_txid
 

@@ -19,14 +19,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from trident.coordinators.errors import CommitConflict, TableError
-from trident.states.core import pools
+from trident.states.core import spark_jobs
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.core.local_properties import local_properties
 from trident.states.core.names import backquoted
+from trident.states.core.spark_jobs import local_properties
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.delta_log import DeltaLog, LogSnapshot
 from trident.states.delta.kernel import TableSnapshot
-from trident.states.delta.kernel_errors import java_causes
+from trident.states.delta.log_commit import java_causes
 from trident.states.keyed.compaction import MergePlan, guard_condition
 from trident.states.keyed.log_merge import (
     changed,
@@ -130,7 +130,7 @@ class SparkMerge:
             "spark.jobGroup.id": self._job_group,
             "spark.job.description": description,
             "spark.job.interruptOnCancel": "false",
-            "spark.scheduler.pool": pools.UPKEEP,
+            "spark.scheduler.pool": spark_jobs.UPKEEP,
         }
         return local_properties(self._spark.sparkContext, values)
 

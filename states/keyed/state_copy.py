@@ -26,7 +26,7 @@ from trident.coordinators import faults
 from trident.states.core import storage
 from trident.states.core.binding import LAST
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
-from trident.states.core.copy_rows import RowCodec, array_of, plain_values, positions_of
+from trident.states.core.copy_rows import RowCodec, Rows, array_of, plain_values, positions_of
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_copy import (
     CopyAsOf,
@@ -37,11 +37,10 @@ from trident.states.core.local_copy import (
     new_folder,
 )
 from trident.states.core.place import Place
-from trident.states.core.sorted_run import Rows
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta import history
+from trident.states.delta.data_files import rows_of
 from trident.states.delta.delta_log import DeltaLog, TableMissing
-from trident.states.delta.file_rows import rows_of
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.table_files import NotFollowed, TableFiles
 from trident.states.keyed.copy_combine import Combine, Uncombinable, arrow_schema, state_combine

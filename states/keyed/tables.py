@@ -9,16 +9,15 @@ from dataclasses import replace
 from pyspark.sql.types import LongType, StructField, StructType
 
 from trident.coordinators.errors import CommitConflict, ForeignTable, TableError
-from trident.coordinators.incarnation_ids import up_to
+from trident.coordinators.identities import up_to
 from trident.states.core.binding import kept_schema
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.tables import HIDDEN_COLUMNS, TXID_COLUMN, UPTO_COLUMN, plain_properties
 from trident.states.delta import history
-from trident.states.delta.delta_log import DeltaLog, LogSnapshot
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot, Snapshot, TableAsOf
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_tables import Snapshot, TableAsOf
 
 # In the metadata of an adopted table's column ``_upto``: the version with which it became the state's. And a property
 # of its log.

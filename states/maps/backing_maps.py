@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trident.coordinators.errors import ConfigError, StaleEpoch, TopologyError, described
-from trident.states.core.host_bound import SHARED_STORE
+from trident.states.core.addresses import SHARED_STORE
 from trident.states.core.names import check_name
-from trident.states.core.stored_values import dumps, loads
-from trident.states.core.values import fresh
-from trident.states.maps.map_states import key_text
-from trident.states.maps.user_states import Key
+from trident.states.core.values import dumps, fresh, loads
+from trident.states.maps.map_states import Key, key_text
 
 
 def stale_epoch(where: str, epoch: int, newest: int) -> StaleEpoch:

@@ -23,12 +23,11 @@ from pyspark.sql.types import (
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, TopologyError
 from trident.states.core import storage
-from trident.states.core.binding import LAST, DecidedRows, InProcessKind, StateBinding
-from trident.states.core.guarantee import GuaranteeRow
+from trident.states.core.binding import LAST, DecidedRows, GuaranteeRow, InProcessKind, StateBinding
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.core.plain_values import Row, frozen, python_values
 from trident.states.core.tables import DELETED_COLUMN
+from trident.states.core.typed_values import Row, frozen, python_values
 
 # Types without parts that Spark, Arrow and Python all can group by.
 _KEY_TYPES = (StringType, BinaryType, BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)

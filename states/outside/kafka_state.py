@@ -11,14 +11,22 @@ from typing import Any, ClassVar, Union
 import pyarrow as pa
 
 from trident.coordinators.errors import EnvironmentProblem, SchemaMismatch, StateAway, TopologyError, described
-from trident.kafka.settings import KAFKA_OF_ALL, Connection, KafkaSettings, check_topic, kafka_module
-from trident.kafka.watched import Watched, timed_out
-from trident.states.core.host_bound import is_this_host
+from trident.kafka.client import KAFKA_OF_ALL, Connection, KafkaSettings, Watched, check_topic, kafka_module, timed_out
+from trident.states.core.addresses import is_this_host
 from trident.states.core.names import check_name
-from trident.states.outside.kafka_messages import Message, MessageForm
-from trident.states.outside.kafka_producer import PartProducer, PartProducers
-from trident.states.outside.kafka_way import ASK_SECS, MESSAGE_TIMEOUT, OPEN_MS, OPEN_TIMEOUT, Fenced, Stored, Way
+from trident.states.outside.kafka_producer import (
+    ASK_SECS,
+    MESSAGE_TIMEOUT,
+    OPEN_MS,
+    OPEN_TIMEOUT,
+    Fenced,
+    PartProducer,
+    PartProducers,
+    Stored,
+    Way,
+)
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
+from trident.states.outside.row_formats import Message, MessageForm
 
 _USER = "a KafkaState"
 # The settings that the state itself decides, so that no message is lost or there twice.

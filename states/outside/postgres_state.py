@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from trident.coordinators.errors import ConfigError, FieldError, SchemaMismatch, TopologyError, TridentError, described
-from trident.states.core.host_bound import is_this_host
+from trident.states.core.addresses import is_this_host, without_credentials
 from trident.states.core.names import check_flag, check_name
 from trident.states.core.tables import DELETED_COLUMN
-from trident.states.core.urls import without_credentials
-from trident.states.maps.postgres_server import (
+from trident.states.maps.postgres_store import (
     POSTGRES_OF_ALL,
     check_durable,
     check_url,
@@ -26,7 +25,7 @@ from trident.states.maps.postgres_server import (
     quoted,
 )
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
-from trident.states.outside.postgres_rows import copy_lines
+from trident.states.outside.row_formats import copy_lines
 
 _USER = "a PostgresState"
 _MARKS = "trident_marks"

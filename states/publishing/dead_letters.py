@@ -19,13 +19,13 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from trident.coordinators.errors import ForeignTable, TableError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN
 from trident.states.core.place import Place
-from trident.states.core.staged import StagedFile
-from trident.states.delta.beside import DEAD_LETTERS, MESSAGES, SIDE_TABLES, BesideKind
+from trident.states.core.tables import StagedFile
+from trident.states.delta.append import DEAD_LETTERS, MESSAGES, SIDE_TABLES, BesideKind
 from trident.states.delta.delta_log import DeltaLog, has_log
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file

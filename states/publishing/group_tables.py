@@ -13,9 +13,9 @@ from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts
 from trident.states.delta.delta_log import DeltaLog, Watched
+from trident.states.delta.history import asks_of_writers
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
-from trident.states.delta.metadata_changes import asks_of_writers
-from trident.states.keyed.plain_watch import PlainWatch, check_commits, is_our_publish
+from trident.states.keyed.table_watch import PlainWatch, check_commits, is_our_publish
 
 
 @dataclass

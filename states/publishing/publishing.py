@@ -10,10 +10,10 @@ from functools import partial
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Deposed, Halted, StagedFileMissing, TableError
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import Published
 from trident.coordinators.records import Decision, GroupRecord, TableMark, outside_id
 from trident.coordinators.threads import THREADS, Threads
-from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import DecidedRows, StateBinding, TablelessKind, UserCode
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.place import Place

@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from trident.states.core import storage
-from trident.states.core.plain_values import Row, frozen, python_values
-from trident.states.core.stored_values import loads
+from trident.states.core.typed_values import Row, frozen, python_values
+from trident.states.core.values import loads
 from trident.states.maps.map_states import CachedMap
 
 # Columns of a map's staged updates: the key and the stored value as text, null to remove the key; and the

@@ -91,7 +91,7 @@ SUITES = {
         quiet=0.4,
         bounded=True,
         # An hour otherwise: too long for a soak to see that dropped log files go from the disk.
-        patches=(("trident.states.keyed.log_sweeper:GRACE_SECS", 20.0),),
+        patches=(("trident.states.keyed.compactor:GRACE_SECS", 20.0),),
         conf={
             "spark.master": "local[2,3]",
             "spark.driver.memory": f"{HEAP_MB}m",
@@ -133,7 +133,7 @@ SUITES = {
     ),
 }
 # More rows than this are read and published by executors, fewer by the coordinator's process; each run draws which.
-_HERE = ("trident.spouts.kafka.emitter:_HERE_ROWS", "trident.states.publishing.outside_publish:_DRIVER_ROWS_MAX")
+_HERE = ("trident.spouts.kafka.emitter:_HERE_ROWS", "trident.states.publishing.other_stores:_DRIVER_ROWS_MAX")
 _HERE_ROWS = (1_000, 16_000)
 
 

@@ -24,7 +24,7 @@ from tests.chaos.workload import COPIES, IN_ONE_ROW, KEYED, MAPS, OUTSIDE, PER_B
 from tests.servers.zk_fixtures import eventually
 from trident.coordinators.errors import TridentError
 
-# Of states/publishing/cleaning.py: all is looked through behind each transaction, in a store and in a history of
+# Of states/publishing/committer.py: all is looked through behind each transaction, in a store and in a history of
 # manifests too. Else what a zombie has written last goes with one of the next twenty, which no case waits for.
 CLEANED_EACH_TIME = {"CLEAN_EVERY": 1, "HISTORY_PER_LOOK": 2**62}
 

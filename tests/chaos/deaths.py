@@ -14,7 +14,7 @@ from tests.chaos.workload import OUTSIDE, Group
 
 PER_LIFE = 2  # transactions
 # What each life leaves is seen in the next one, and one table of two is merged all the time.
-PATCHES = [(f"trident.states.publishing.cleaning:{name}", value) for name, value in CLEANED_EACH_TIME.items()]
+PATCHES = [(f"trident.states.publishing.committer:{name}", value) for name, value in CLEANED_EACH_TIME.items()]
 MERGED = {"two tables": {"again": 2}}
 SETTINGS = {"max_spout_pending": 2}
 # Three groups in one process: the sources and states of files, of a queue, and of a source whose replays change.

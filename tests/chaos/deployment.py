@@ -39,7 +39,7 @@ from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.handing_over import Contender, Handovers
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_connection import ZooKeeperConfig
-from trident.running.connecting import open_zookeeper, server_folder
+from trident.running.zookeeper import open_zookeeper, server_folder
 from trident.states.core import storage
 
 ROOT = Path(__file__).resolve().parents[2]

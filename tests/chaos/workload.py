@@ -19,7 +19,7 @@ from tests.chaos.sources import PER_BATCH, Numbered
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, QueueSpout, SqliteQueue, TridentTopology
 from trident import functions as F
 from trident.states.maps.backed_map import non_transactional, opaque, transactional
-from trident.states.maps.sqlite_map import SqliteMap
+from trident.states.maps.sqlite_store import SqliteMap
 
 # Of a source that its test writes.
 SPOUTS: dict[str, Callable[[Numbered], Any]] = {

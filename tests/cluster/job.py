@@ -21,7 +21,7 @@ from trident import (
     SpoutKind,
     TridentTopology,
 )
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 ROWS, WORDS = 20, 7
 

@@ -22,8 +22,8 @@ import trident
 from tests.cluster.job import ROWS, WORDS
 from tests.cluster.standalone import Standalone, wait_for
 from tests.servers.ensemble import Ensemble
+from trident.coordinators.embedded_server import LoopbackPort
 from trident.coordinators.errors import TridentError
-from trident.coordinators.loopback_port import LoopbackPort
 from trident.running.status import read_status
 
 JOB = Path(__file__).with_name("job.py")

@@ -22,8 +22,7 @@ from typing import Any
 from pyspark.find_spark_home import _find_spark_home
 
 from tests.cluster.installed import bare_environment
-from trident.coordinators.embedded_server import die_with_parent
-from trident.coordinators.loopback_port import LoopbackPort
+from trident.coordinators.embedded_server import LoopbackPort, die_with_parent
 
 WAIT_SECS = 120.0
 # The master, workers and executors run little code that is hot.

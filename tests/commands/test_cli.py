@@ -19,9 +19,9 @@ from trident.commands.exit_codes import exit_code
 from trident.commands.user_file import load_topology
 from trident.config import TridentConfig
 from trident.coordinators import errors
-from trident.running.signals import Terminated
+from trident.running.process_defaults import Terminated
 from trident.running.status import GroupStatus, StatusWriter, TopologyStatus, status_path
-from trident.states.core.store_problems import told_by_storage
+from trident.states.core.storage import told_by_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,13 +13,12 @@ from click.testing import CliRunner
 from tests.whole.storage_helpers import small_disk
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology
 from trident.cli import main
-from trident.commands import doctor_warehouse
-from trident.commands.doctor_machine import Report, look_at_machine
-from trident.commands.doctor_warehouse import look_at_warehouse
+from trident.commands import doctor as doctor_warehouse
+from trident.commands.doctor import Report, look_at_machine, look_at_warehouse
 from trident.config import TridentConfig
+from trident.coordinators.embedded_server import LoopbackPort
 from trident.coordinators.errors import StorageProblem
-from trident.coordinators.loopback_port import LoopbackPort
-from trident.spark import own_host
+from trident.spark import jars
 from trident.states.core.place import Place
 
 
@@ -149,12 +148,12 @@ def test_a_machine_that_does_not_know_its_own_name_starts_spark_at_the_loopback_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     environment: dict[str, str] = {}
-    monkeypatch.setattr(own_host.socket, "gethostname", lambda: "no-such-host.invalid")
-    own_host.spare_own_host(environment)
+    monkeypatch.setattr(jars.socket, "gethostname", lambda: "no-such-host.invalid")
+    jars.spare_own_host(environment)
     assert environment == {"SPARK_LOCAL_IP": "127.0.0.1"}
     said = {"SPARK_LOCAL_IP": "10.0.0.7"}
-    own_host.spare_own_host(said)
+    jars.spare_own_host(said)
     assert said == {"SPARK_LOCAL_IP": "10.0.0.7"}
-    assert "/etc/hosts" in (own_host.own_host_problem() or "")
-    monkeypatch.setattr(own_host.socket, "gethostname", lambda: "localhost")
-    assert own_host.own_host_problem() is None
+    assert "/etc/hosts" in (jars.own_host_problem() or "")
+    monkeypatch.setattr(jars.socket, "gethostname", lambda: "localhost")
+    assert jars.own_host_problem() is None

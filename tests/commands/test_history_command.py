@@ -10,7 +10,7 @@ import pytest
 from trident.commands.history import history
 from trident.config import TridentConfig
 from trident.coordinators.errors import TransactionNotKept
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.history import recorded

@@ -16,11 +16,10 @@ from trident.commands import dead_letters as dead_letter_admin
 from trident.config import TridentConfig
 from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed, TopologyError
 from trident.coordinators.leadership import Leadership
-from trident.coordinators.registration import Registration
-from trident.coordinators.unfinished import unfinished_reset
+from trident.coordinators.registration import Registration, unfinished_reset
 from trident.coordinators.znodes import Create, SetData
-from trident.running.own_zookeeper import own_zookeeper
 from trident.running.status import StatusWriter, TopologyStatus, status_path
+from trident.running.zookeeper import own_zookeeper
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from trident.coordinators.advice import after_giving_up
 from trident.coordinators.errors import (
     BatchError,
     BatchOutOfMemory,
@@ -20,6 +19,7 @@ from trident.coordinators.errors import (
     ValueDoesNotFit,
     ZooKeeperUnreachable,
 )
+from trident.coordinators.retries import after_giving_up
 
 SPARKS = '[CAST_INVALID_INPUT] The value "x" of the type "STRING" cannot be cast to "BIGINT". SQLSTATE: 22018'
 

@@ -18,11 +18,10 @@ from trident.coordinators.errors import (
     ValueTooLarge,
 )
 from trident.coordinators.group_store import Begin, GroupStore, SupersededAttempt
+from trident.coordinators.identities import TransactionAttempt as Attempt
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, UsedAttempts
-from trident.coordinators.registration import Registration
-from trident.coordinators.transactions import TransactionAttempt as Attempt
-from trident.coordinators.unfinished import delete_topology
+from trident.coordinators.registration import Registration, delete_topology
 from trident.coordinators.znodes import Create, Delete, SetData
 
 GROUP, TX_IDS = "lines", ["lines", "words"]

@@ -7,7 +7,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trident.coordinators.incarnation_ids import after_rollback, first_id, rollbacks_of, same_start, up_to
+from trident.coordinators.identities import after_rollback, first_id, rollbacks_of, same_start, up_to
 
 FIRST = st.one_of(st.just(uuid.uuid4().hex), st.text(min_size=1).filter(lambda text: first_id(text) == text))
 

@@ -10,7 +10,7 @@ import pytest
 
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import JavaProblem
-from trident.coordinators.java import find_java
+from trident.coordinators.processes import find_java
 
 
 def fake_java(folder: Path, output: str, code: int = 0) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trident.coordinators.loopback_port import LoopbackPort, outgoing_ports
+from trident.coordinators.embedded_server import LoopbackPort, outgoing_ports
 
 _IP_LOCAL_PORT_RANGE = 51  # Linux 6.3 and later
 
@@ -27,14 +27,14 @@ def test_no_outgoing_connection_is_given_the_chosen_port(port: LoopbackPort) -> 
 
 
 def test_where_all_ports_are_for_connections_one_of_them_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trident.coordinators.loopback_port.outgoing_ports", lambda: (1024, 65535))
+    monkeypatch.setattr("trident.coordinators.embedded_server.outgoing_ports", lambda: (1024, 65535))
     port = LoopbackPort()
     assert port.number >= 1024 and port.is_free
     port.close()
 
 
 def test_two_choose_two_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trident.coordinators.loopback_port._not_outgoing", lambda: range(61_000, 61_004))
+    monkeypatch.setattr("trident.coordinators.embedded_server._not_outgoing", lambda: range(61_000, 61_004))
     made = [LoopbackPort() for _ in range(6)]
     assert len({port.number for port in made}) == 6
     for port in made:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trident.coordinators.identities import TransactionAttempt as At
 from trident.coordinators.master import (
     Advance,
     Advanced,
@@ -52,7 +53,6 @@ from trident.coordinators.master import (
     initial,
     step,
 )
-from trident.coordinators.transactions import TransactionAttempt as At
 
 
 class Coordinator:

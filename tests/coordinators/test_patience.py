@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trident.coordinators.patience import Patience
-from trident.coordinators.transactions import TransactionAttempt as At
+from trident.coordinators.identities import TransactionAttempt as At
+from trident.coordinators.retries import Patience
 
 
 def factors_until_done(patience: Patience, txid: int, needs_secs: float) -> list[float]:

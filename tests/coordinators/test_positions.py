@@ -11,12 +11,12 @@ import pytest
 
 from trident.coordinators.errors import Halted, ValueTooLarge
 from trident.coordinators.group_store import GroupStore
+from trident.coordinators.identities import TransactionAttempt as Attempt
 from trident.coordinators.leadership import Leadership
-from trident.coordinators.opaque_metadata import PAGE_BYTES_MAX, OpaqueMetadata, partition_znode
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, encode_value
+from trident.coordinators.registration import delete_topology
 from trident.coordinators.repairing import RepairStore
-from trident.coordinators.transactions import TransactionAttempt as Attempt
-from trident.coordinators.unfinished import delete_topology
+from trident.coordinators.transactional_state import PAGE_BYTES_MAX, OpaqueMetadata, partition_znode
 from trident.coordinators.znodes import VALUE_BYTES_MAX, Create, Delete, SetData
 
 GROUP, TX_IDS = "lines", ["lines", "words"]

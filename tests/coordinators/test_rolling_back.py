@@ -10,12 +10,11 @@ import pytest
 
 from trident.coordinators.errors import CoordinationError, Deposed
 from trident.coordinators.group_store import SupersededAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.leadership import Leadership, Lease
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, UnfinishedRollback, UsedAttempts
-from trident.coordinators.registration import Registration
+from trident.coordinators.registration import Registration, begin_rollback, finish_rollback, unfinished_rollback
 from trident.coordinators.repairing import RepairStore
-from trident.coordinators.transactions import TransactionAttempt
-from trident.coordinators.unfinished import begin_rollback, finish_rollback, unfinished_rollback
 from trident.coordinators.zookeeper import ZooKeeper
 
 IDENTITY = {"streams": {"lines": "A", "words": "B"}, "states": {}, "groups": {"lines": ["lines", "words"]}}

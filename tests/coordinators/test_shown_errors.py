@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import trident
-from trident.coordinators import shown_errors
+from trident.coordinators import tracebacks
 from trident.coordinators.errors import AttemptCapReached, UserFunctionError
-from trident.coordinators.shown_errors import is_users, render
+from trident.coordinators.tracebacks import is_users, render
 from trident.errors import TopologyError
 from trident.udf.signatures import UsersTraceback
 
@@ -27,7 +27,7 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> None:
     source = ["def split(line):\n", '    raise ValueError("cannot be split")\n']
     monkeypatch.setitem(linecache.cache, "/tmp/ipykernel_12/34567.py", (0, None, source, "/tmp/ipykernel_12/34567.py"))
     names = {"/tmp/ipykernel_12/34567.py": "Cell In[3]"}
-    monkeypatch.setattr(shown_errors, "_cell", names.get)
+    monkeypatch.setattr(tracebacks, "_cell", names.get)
 
 
 def test_the_users_line_on_a_worker_comes_first_then_the_error(cell: None) -> None:

@@ -17,6 +17,7 @@ from trident.commands import exit_codes
 from trident.config import TridentConfig
 from trident.coordinators import stored_json
 from trident.coordinators.errors import ConfigError, CorruptZnode, TableError, TridentError
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.records import (
     Decision,
     GroupRecord,
@@ -30,8 +31,7 @@ from trident.coordinators.records import (
     encode_value,
 )
 from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored
-from trident.coordinators.transactions import TransactionAttempt
-from trident.messages.replays import ReplayRequests, request_replay
+from trident.messages.dead_letters import ReplayRequests, request_replay
 from trident.running.status import GroupStatus, StatusWriter, TopologyStatus, format_status, read_status, status_path
 from trident.states.core.control import ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors, load_descriptor

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from trident.coordinators.errors import ForeignTable, SourceError, TableError
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, plain
-from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.delta.coordinator import Place, Range
 from trident.spouts.structured_stream import Pin
 from trident.states.core.control import ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.manifest import Manifest, ManifestTable
 
 

@@ -13,11 +13,10 @@ from trident.coordinators.handing_over import LEAD, HandoverRequest, Handovers, 
 from trident.coordinators.leadership import Leadership, current_holder
 from trident.coordinators.master import Limits, Mode
 from trident.coordinators.ports import GroupParts
-from trident.coordinators.recovery import Settings, Supervised
 from trident.coordinators.registration import Registration
-from trident.coordinators.supervisor import Supervisor
+from trident.coordinators.supervisor import Settings, Supervised, Supervisor
 from trident.coordinators.znodes import Delete
-from trident.watching.metric_reads import ROLES
+from trident.watching.metric_facts import ROLES
 
 TOPOLOGY = Supervised(
     "supervised",

@@ -12,11 +12,11 @@ from tests.servers.zk_fixtures import eventually
 from trident.coordinators.driver import GroupDriver
 from trident.coordinators.errors import OutcomeUnknown, SessionEnded, SourceError
 from trident.coordinators.group_store import GroupStore
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.master import Limits, Mode
 from trident.coordinators.ports import Initialized, PreparedBatch, ProcessedBatch
 from trident.coordinators.records import GroupRecord, Marker
-from trident.coordinators.transactions import TransactionAttempt
 
 PENDING = 3
 

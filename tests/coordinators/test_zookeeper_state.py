@@ -11,7 +11,7 @@ import pytest
 
 from tests.servers.zk_fixtures import connected, eventually
 from tests.wire.relay import Act
-from trident.coordinators import kazoo_tls, zookeeper_connection
+from trident.coordinators import kazoo_adapter, zookeeper_connection
 from trident.coordinators.errors import (
     ConfigError,
     CorruptZnode,
@@ -20,8 +20,7 @@ from trident.coordinators.errors import (
     ValueTooLarge,
     ZooKeeperUnreachable,
 )
-from trident.coordinators.kazoo_errors import Problems
-from trident.coordinators.kazoo_tls import TlsFiles
+from trident.coordinators.kazoo_adapter import Problems, TlsFiles
 from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
 from trident.coordinators.znodes import VALUE_BYTES_MAX, Check, Create, Delete, MultiRefused, SetData
 from trident.coordinators.zookeeper import ZooKeeper
@@ -200,8 +199,8 @@ def test_a_server_that_takes_a_connection_and_never_answers_costs_no_session(cut
 
 @pytest.mark.parametrize("tls", [None, TlsFiles(None, None, None, None, False, False)], ids=["plain", "TLS"])
 def test_a_server_that_is_slow_to_answer_is_given_as_long_as_kazoo_gives_it_after_two_tries(monkeypatch, tls):
-    monkeypatch.setattr(kazoo_tls, "_ANSWER_SECS_LEAST", 0.1)
-    handler, kazoos, waited = kazoo_tls.Handler(tls, Problems(), 0.1), 0.6, []
+    monkeypatch.setattr(kazoo_adapter, "_ANSWER_SECS_LEAST", 0.1)
+    handler, kazoos, waited = kazoo_adapter.Handler(tls, Problems(), 0.1), 0.6, []
     with socket.create_server(("127.0.0.1", 0)) as slow:  # it takes the connections, and never answers
         for _ in range(3):
             began = time.monotonic()

@@ -38,8 +38,8 @@ from trident.drpc.http import HttpServer
 from trident.drpc.requests import Answer
 from trident.drpc.values import arguments, converted, read_json
 from trident.udf.types import parse_type
-from trident.watching.facts import Facts
-from trident.watching.instruments import Instruments
+from trident.watching.metric_facts import Facts
+from trident.watching.metrics import Instruments
 
 RESULT = StructType([StructField("text", StringType())])
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

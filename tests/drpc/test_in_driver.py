@@ -27,7 +27,7 @@ from trident import (
     expr,
 )
 from trident.coordinators import faults
-from trident.drpc.in_driver import AnswersHere, StatesAsOf
+from trident.drpc.request_jobs import AnswersHere, StatesAsOf
 from trident.drpc.requests import DrpcRequests
 from trident.drpc.values import as_json
 from trident.planning.requests import drpc_plans

@@ -13,11 +13,11 @@ from pyspark.serializers import CloudPickleSerializer
 
 from tests.long_cases import sample
 from trident import FirstN, JoinOutFieldsMode, JoinType, Split, TridentTopology
+from trident.planning.nodes import RESULT
 from trident.planning.requests import DrpcPlan, drpc_plans
-from trident.planning.results import RESULT
 from trident.spark.rows import arrow_rows, to_dataframe
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers import meetings
+from trident.workers import cogroups
 from trident.workers.requests import ALONE, ANSWERED, Answers, Asked, Outcome, RequestId
 
 # Two requests of one task: rows that must not meet those of the other, and a third one that has none.
@@ -189,8 +189,8 @@ def test_rows_meet_as_they_do_by_spark_for_each_request_alone(spark: Any, name: 
 def test_a_join_of_very_many_rows_is_left_to_spark(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     plan = planned(CASES[name])
     (rows,) = together(plan, TEXTS[:1])
-    monkeypatch.setattr(meetings, "_PAIRS_MAX", len(rows))
+    monkeypatch.setattr(cogroups, "_PAIRS_MAX", len(rows))
     assert [shown(again) for again in together(plan, TEXTS[:1])] == [shown(rows)]
-    monkeypatch.setattr(meetings, "_PAIRS_MAX", len(rows) - 1)
+    monkeypatch.setattr(cogroups, "_PAIRS_MAX", len(rows) - 1)
     ((outcome,), _) = outcomes_of(plan, TEXTS[:1])
     assert outcome.kind == ALONE and f"a join of {len(rows)} rows" in outcome.error

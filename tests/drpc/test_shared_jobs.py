@@ -36,7 +36,7 @@ from trident.drpc.request_jobs import RequestJobs
 from trident.drpc.requests import DrpcRequests
 from trident.running.query import TopologyQuery
 from trident.spark.kept_plan import KeptPlan
-from trident.states.core import pools
+from trident.states.core import spark_jobs
 from trident.workers.requests import Asked
 
 BATCHES = 3
@@ -336,8 +336,10 @@ def test_when_the_leader_ends_in_the_middle_each_caller_is_told(
 
 def test_requests_come_before_batches_and_batches_before_upkeep() -> None:
     """Of FAIR pools with as many tasks Spark's scheduler takes the first by name."""
-    batches = sorted({pools.of_batch(txid) for txid in range(100)})
-    assert [pools.REQUESTS, *batches, pools.UPKEEP] == sorted([pools.UPKEEP, *batches, pools.REQUESTS])
+    batches = sorted({spark_jobs.of_batch(txid) for txid in range(100)})
+    assert [spark_jobs.REQUESTS, *batches, spark_jobs.UPKEEP] == sorted(
+        [spark_jobs.UPKEEP, *batches, spark_jobs.REQUESTS]
+    )
 
 
 def test_a_free_core_is_given_to_a_request_before_batches(spark: SparkSession, tmp_path: Path) -> None:
@@ -361,7 +363,7 @@ def test_a_free_core_is_given_to_a_request_before_batches(spark: SparkSession, t
     def runs(pool: str) -> bool:
         return ran.exists() and f"{pool} " in ran.read_text()
 
-    first, second, third = (pools.of_batch(txid) for txid in (5, 6, 7))
+    first, second, third = (spark_jobs.of_batch(txid) for txid in (5, 6, 7))
     scheduler = context._jsc.sc().taskScheduler()
 
     def has(pool: str) -> bool:
@@ -375,10 +377,10 @@ def test_a_free_core_is_given_to_a_request_before_batches(spark: SparkSession, t
             assert eventually(lambda: runs(first) and runs(second), WAIT_SECS)
             jobs.append(threads.submit(job, third, "3"))
             assert eventually(lambda: has(third), WAIT_SECS)
-            jobs.append(threads.submit(job, pools.REQUESTS, "3"))
-            assert eventually(lambda: has(pools.REQUESTS), WAIT_SECS)
+            jobs.append(threads.submit(job, spark_jobs.REQUESTS, "3"))
+            assert eventually(lambda: has(spark_jobs.REQUESTS), WAIT_SECS)
             (tmp_path / "1").touch()
-            assert eventually(lambda: runs(third) or runs(pools.REQUESTS), WAIT_SECS)
+            assert eventually(lambda: runs(third) or runs(spark_jobs.REQUESTS), WAIT_SECS)
             assert not runs(third), "the batch was first"
         finally:
             for gate in "123":

@@ -19,11 +19,11 @@ from pyspark.serializers import CloudPickleSerializer
 
 from tests.servers.zk_fixtures import eventually
 from trident import Aggregator, Count, FilterNull, MapGet, Reducer, Split, StaticMap, Sum, TridentTopology
-from trident.drpc import together as module
+from trident.drpc import request_jobs as module
+from trident.drpc.request_jobs import REQUESTS_MAX, Found, Job, Moved, Together, Waiting
 from trident.drpc.requests import DrpcRequests
-from trident.drpc.together import REQUESTS_MAX, Found, Job, Moved, Together, Waiting
+from trident.planning.nodes import RESULT
 from trident.planning.requests import drpc_plans
-from trident.planning.results import RESULT
 from trident.spark.rows import arrow_rows
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import requests as on_worker

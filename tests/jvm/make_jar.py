@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from trident.spark.jars import delta_jars
-from trident.spark.kept_plans_jar import jar_path
+from trident.spark.jars import delta_jars, jar_path
 
 SOURCES = Path(__file__).resolve().parents[2] / "java"
 RELEASE = 17

@@ -10,7 +10,7 @@ from weakref import WeakSet
 import pytest
 from pyspark.sql import SparkSession
 
-from trident.states.core import own_jar
+from trident.states.core import spark_jobs
 
 
 class Unfit:
@@ -31,6 +31,6 @@ class Unfit:
 def unfit_jar(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Within it a call of the jar is to fail, once, and the log to say so; other tests find the jar as it was."""
     with monkeypatch.context() as patched:
-        patched.setattr(own_jar, "_unfit", WeakSet())
+        patched.setattr(spark_jobs, "_unfit", WeakSet())
         yield
     assert caplog.text.count("the jar of kept plans does not fit") == 1

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from trident.kafka import watched
-from trident.kafka.answers import is_away
-from trident.kafka.watched import Watched
+from trident.kafka import client as watched
+from trident.kafka.client import Watched, is_away
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [

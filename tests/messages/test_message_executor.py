@@ -15,15 +15,14 @@ import pytest
 
 from tests.messages.message_helpers import Messages
 from trident.coordinators.errors import SourceError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
+from trident.messages.dead_letters import request_replay
 from trident.messages.executor import MessageSpoutExecutor
-from trident.messages.ledger import Failure
-from trident.messages.replays import request_replay
-from trident.messages.table import Settled
+from trident.messages.ledger import Failure, Settled
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.executors import BeginContext
 from trident.spouts.rich import SpoutCollector, message_key
-from trident.states.core.stored_values import loads
+from trident.states.core.values import loads
 from trident.workers.anchors import ANCHORS, read_anchors
 
 OPTIONS: dict[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import TableError
-from trident.messages.table import Settled, settled_messages
+from trident.messages.ledger import Settled, settled_messages
 from trident.spouts.contracts import SpoutContext
 
 NEWEST = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)

@@ -23,10 +23,9 @@ from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import Starter, starter
 from trident import Combiner, Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
 from trident.coordinators.errors import AttemptCapReached, FailedException, TopologyError
-from trident.messages.letters import LetterBox
+from trident.messages.dead_letters import LetterBox
 from trident.operations.aggregates import _all_anchors
-from trident.planning.basic_operations import Branch
-from trident.planning.operation import ANCHORS_FIELD
+from trident.planning.operation import ANCHORS_FIELD, Branch
 from trident.workers.anchors import ANCHORS, make_anchors, read_anchors
 
 WAIT_SECS = 90.0
@@ -296,8 +295,8 @@ def test_dead_letters_of_before_a_reset_are_the_older_ones(
     start, table, spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path
 ) -> None:
     """The transactions behind a reset have small numbers again."""
+    from trident.commands.admin import reset
     from trident.commands.dead_letters import dead_letters, replay
-    from trident.commands.reset import reset
 
     def topology(spout: Messages, function: Callable = split) -> TridentTopology:
         made = TridentTopology("words")

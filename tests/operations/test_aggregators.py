@@ -16,7 +16,7 @@ from pyspark.sql.types import StructField
 from tests.long_cases import sample
 from tests.streams.stream_helpers import ATTEMPT, batch, collect, raised, run, stream_of, together
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.operations.aggregators import (
     Aggregator,
     Combiner,
@@ -32,11 +32,11 @@ from trident.operations.aggregators import (
 from trident.planning.groups import plan
 from trident.planning.operation import arrow_types
 from trident.states.core.native import NATIVE
+from trident.states.core.typed_values import WrongValue, to_arrow
 from trident.states.maps.memory_map import MemoryMapState
 from trident.streams.stream import Stream
 from trident.udf.signatures import translate_failure
 from trident.udf.types import parse_type
-from trident.workers.values import WrongValue, to_arrow
 
 NAN = float("nan")
 

@@ -13,7 +13,7 @@ import pytest
 from tests.streams.stream_helpers import ATTEMPT, raised, run_pass, stream_of, topology_of
 from trident import Debug, Equals, FilterNull, Negate, Split, TrueFilter
 from trident.coordinators.errors import OutputTypeError, TopologyError, UserFunctionError
-from trident.operations.row_nodes import NativeNode, PythonNode
+from trident.operations.row_functions import NativeNode, PythonNode
 from trident.streams.stream import Stream
 from trident.testing import run_batch
 from trident.udf.deferred import expr

@@ -18,12 +18,12 @@ from tests.streams.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, Max, TridentTopology, expr
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core import local_copy
+from trident.states.core.copy_rows import Rows
 from trident.states.core.local_copy import CopyAsOf, LocalCopy
-from trident.states.core.sorted_run import Rows
 from trident.streams.stream import Stream
+from trident.workers.failures import LeftToSpark
 from trident.workers.look_up import due_entries, entries_of
 from trident.workers.open_windows import AT, LATE_ROWS, NEWEST, NEXT, PANE, POSITION, ROWS
-from trident.workers.reports import LeftToSpark
 from trident.workers.timed import DUE, PART
 from trident.workers.timers import TimerContext
 

@@ -30,7 +30,7 @@ from trident import (
 from trident.operations.guarantees import Guarantee, guarantee, guarantee_rows, table
 from trident.spouts.contracts import SpoutKind
 from trident.spouts.executors import spout_kind
-from trident.states.core.guarantee import GuaranteeRow
+from trident.states.core.binding import GuaranteeRow
 from trident.states.core.kinds import kind_of_state
 from trident.states.keyed.delta_map import KEYED
 from trident.states.maps.backing_maps import MemoryBackingMap

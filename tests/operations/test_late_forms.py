@@ -42,13 +42,13 @@ from trident import (
     TrueFilter,
     Upsert,
 )
-from trident.coordinators.transactions import TransactionAttempt
-from trident.operations import state_lookups
+from trident.coordinators.identities import TransactionAttempt
+from trident.operations import state_nodes
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, new_folder
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers.reports import SPARKS, LeftToSpark, find_report
+from trident.workers.failures import SPARKS, LeftToSpark, find_report
 
 EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 1)  # make random: 200
 NESTED = "struct<a: bigint, b: array<string>>"
@@ -222,9 +222,9 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
 def as_if_many() -> Iterator[None]:
     """As if each batch had so many rows that its rows and the values that it looks up are moved."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(state_lookups, "_FEW_ROWS", -1)
-        patched.setattr(state_lookups, "_ASKED_ROWS_MAX", -1)
-        patched.setattr(state_lookups, "_UNKNOWN_ROWS_MAX", -1)
+        patched.setattr(state_nodes, "_FEW_ROWS", -1)
+        patched.setattr(state_nodes, "_ASKED_ROWS_MAX", -1)
+        patched.setattr(state_nodes, "_UNKNOWN_ROWS_MAX", -1)
         yield
 
 

@@ -22,14 +22,13 @@ from tests.streams.stream_helpers import stream_of, topology_of
 from tests.topology_helpers import Starter
 from trident import Aggregator, Count, DeltaAppend, FixedBatchSpout, Max, Min, Sum, TridentTopology, expr
 from trident.coordinators.errors import FieldError, TopologyError
-from trident.operations.window_changes import PaneRules, SessionRules, SessionSpec
-from trident.operations.window_spec import Unit, WindowSpec
+from trident.operations.window_spec import PaneRules, SessionRules, SessionSpec, Unit, WindowSpec
 from trident.operations.windows import windows_with_rows
 from trident.states.core.descriptor import StateDescriptor
 from trident.streams.stream import Stream
+from trident.workers.calls import prepared
 from trident.workers.chain import Frame, Meter
-from trident.workers.failures import Label, UserCodeFailed
-from trident.workers.lifecycle import prepared
+from trident.workers.failures import ERROR, Label, UserCodeFailed, find_report
 from trident.workers.open_windows import (
     AT,
     DUE,
@@ -42,7 +41,6 @@ from trident.workers.open_windows import (
     Store,
     UsersPart,
 )
-from trident.workers.reports import ERROR, find_report
 
 SECOND = 10**6
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

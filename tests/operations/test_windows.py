@@ -31,7 +31,7 @@ from trident import (
 )
 from trident.coordinators import faults
 from trident.coordinators.errors import FieldError, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.operations.window_spec import Unit, WindowSpec, duration_us
 from trident.planning.groups import plan
 from trident.spouts.contracts import SpoutKind

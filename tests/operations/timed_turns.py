@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.planning.groups import plan
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.streams.stream import Stream

@@ -16,7 +16,7 @@ import trident
 import trident.testing
 from trident.running.query_base import QueryBase
 from trident.spouts import contracts
-from trident.states.maps import user_states
+from trident.states.maps import map_states
 from trident.states.maps.backed_map import BackedMapState
 
 # Sections of the page: the names in their order. A name with a star is a contract, or a queue: its methods are listed.
@@ -104,7 +104,7 @@ def _marked(text: str) -> str:
 
 def documented(name: str) -> Any:
     """The object of a name in SECTIONS."""
-    for home in (trident, trident.testing, contracts, user_states):
+    for home in (trident, trident.testing, contracts, map_states):
         if hasattr(home, name):
             return getattr(home, name)
     raise AssertionError(f"{name} is nowhere")

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trident.planning.code_id import code_id
-from trident.planning.groups import plan
+from trident.planning.groups import code_id, plan
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPOLOGY = """
@@ -29,7 +28,7 @@ def made(folder):
 FUNCTIONS = "def longer(value: str) -> str: return value + 'x'\n"
 PROGRAM = """
 import sys
-from trident.planning.code_id import code_id
+from trident.planning.groups import code_id
 from trident.planning.groups import plan
 for folder in sys.argv[1:]:
     sys.path.insert(0, folder)

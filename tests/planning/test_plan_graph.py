@@ -18,7 +18,7 @@ from trident import Count, DeltaAppend, MapGet, MemoryMapState, Split, TridentTo
 from trident.cli import main
 from trident.commands.exit_codes import EXIT_BAD_INPUT
 from trident.coordinators.errors import ConfigError, EnvironmentProblem
-from trident.planning.drawing import to_dot, write_svg
+from trident.planning.explain import to_dot, write_svg
 
 ROOT = Path(__file__).resolve().parents[2]
 

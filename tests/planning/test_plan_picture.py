@@ -13,7 +13,7 @@ import pytest
 from tests.planning.test_plan_graph import demo, small
 from tests.streams.stream_helpers import RowsSpout
 from trident import DeltaAppend
-from trident.planning.picture import to_svg
+from trident.streams.shown import to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

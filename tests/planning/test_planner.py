@@ -14,14 +14,13 @@ from pyspark.sql import functions as F
 
 from tests.streams.stream_helpers import ATTEMPT, RowsSpout, batch, collect, raised
 from trident.coordinators.errors import TopologyError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.operations.aggregators import Count, Sum
 from trident.operations.repartitioning import PlaceOp
-from trident.operations.window_ops import WindowOp
-from trident.planning.basic_operations import ByKeyOp, CoalesceOp, GatherOp
+from trident.operations.window_nodes import WindowOp
 from trident.planning.compiled import laid_out
 from trident.planning.groups import plan
-from trident.planning.operation import Operation, PyOp
+from trident.planning.operation import ByKeyOp, CoalesceOp, GatherOp, Operation, PyOp
 from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.maps.backing_maps import StaticMap

@@ -18,7 +18,7 @@ from trident import (
     TridentTopology,
     opaque,
 )
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 
 class Numbers(OpaquePartitionedTridentSpout):

@@ -31,12 +31,12 @@ from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import CoordinationError, ForeignTable, Halted
 from trident.coordinators.leadership import Fence, Lease
 from trident.coordinators.records import encode
-from trident.coordinators.unfinished import UnfinishedReset
+from trident.coordinators.registration import UnfinishedReset
 from trident.coordinators.znodes import Create, Delete, SetData
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.repair.apply import repair
-from trident.running.own_zookeeper import leading
 from trident.running.status import format_status, read_status
+from trident.running.zookeeper import leading
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.keyed import fitting
 
@@ -608,7 +608,7 @@ def test_a_repair_is_refused_while_the_topology_runs(world: World) -> None:
     with pytest.raises(Halted):
         query.await_termination(WAIT_SECS)
     from tests.repair.repair_helpers import connected
-    from trident.running.own_zookeeper import leading
+    from trident.running.zookeeper import leading
 
     with connected(world.hosts, world.root) as zk, leading(zk, "top", ["lines"]):
         with pytest.raises(CoordinationError, match="top is running"):

@@ -17,14 +17,13 @@ from trident import HttpState, TridentTopology
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.records import Decision, GroupRecord, TableMark, outside_id
 from trident.maintenance.facts import GroupFacts, OutsideFacts, TopologyFacts
-from trident.repair.apply import Repaired
-from trident.repair.look import outside_facts
-from trident.repair.outside import outside_states
-from trident.repair.report import report
+from trident.repair.apply import Repaired, report
+from trident.repair.damaged import outside_states
+from trident.repair.inspection import outside_facts
 from trident.repair.steps import Choices, NewOutbox, SetMarks
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.outside.outbox_log import outboxes_of
+from trident.states.outside.outbox import outboxes_of
 
 
 @pytest.fixture

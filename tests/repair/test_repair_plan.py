@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, encode
-from trident.coordinators.transactions import TransactionAttempt
 from trident.maintenance.facts import (
     APPEND,
     AUXILIARY,
@@ -30,12 +30,12 @@ from trident.maintenance.facts import (
     TopologyFacts,
 )
 from trident.repair.diagnose import diagnose
-from trident.repair.look import own_manifests
+from trident.repair.inspection import own_manifests
 from trident.repair.steps import AbandonDecision, Choices, ClampValues, Finding, Restore, SetMarks, WriteRecord
 from trident.states.core.control import ControlRecord
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.manifest import Manifest, ManifestTable
-from trident.states.keyed.plain_watch import ACCEPTED
+from trident.states.keyed.table_watch import ACCEPTED
 
 TABLES = (("counts", LOG, "counts__log"), ("words", APPEND, "words"))
 IDENTITY = {"streams": {"lines": "Spout"}, "states": {}, "groups": {"lines": ["lines"]}}

@@ -12,15 +12,14 @@ from tests.repair.test_repair_plan import CHANGE, Model
 from trident.config import TridentConfig, is_secret_setting
 from trident.coordinators import processes
 from trident.coordinators.errors import Halted
-from trident.repair.apply import Repaired
+from trident.repair.apply import Repaired, report, where_words
 from trident.repair.diagnose import diagnose
-from trident.repair.report import report, where_words
-from trident.running.own_zookeeper import leads_elsewhere
 from trident.running.status import TopologyStatus
+from trident.running.zookeeper import leads_elsewhere
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.manifest import ManifestStore, ManifestTable
-from trident.states.publishing.prior_incarnation import check_group_is_new
+from trident.states.publishing.incarnations import check_group_is_new
 
 
 def test_the_suggested_command_hides_credentials_and_can_be_typed() -> None:

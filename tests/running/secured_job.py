@@ -21,7 +21,7 @@ from trident.coordinators import faults
 from trident.running.query import TopologyQuery
 from trident.spark.session import make_session
 from trident.spouts.contracts import OpaquePartitionedTridentSpout, PartitionBatch
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 NAME = "secured"
 NUMBERS, PER_BATCH = 20, 5

@@ -17,8 +17,8 @@ from tests.whole.storage_helpers import small_disk
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.znodes import Create
 from trident.coordinators.zookeeper import OutcomeUnknown, ZooKeeper
-from trident.running.embedded_keeper import EmbeddedKeeper
-from trident.running.storage_failures import FailureExplainer
+from trident.running.failures import FailureExplainer
+from trident.running.zookeeper import EmbeddedKeeper
 
 LEVELS = (0, 4096, 8192, 12_288) if os.environ.get("TRIDENT_STORAGE") == "all" else (4096,)
 

@@ -28,21 +28,18 @@ from tests.running import kept_plans_child
 from tests.running.kept_plans_child import batch as child_batch
 from tests.streams.stream_helpers import RowsSpout, raised
 from trident import Count, DeltaAppend, DeltaMapState, Stream, Sum, TridentTopology
-from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.groups import GroupPlan, plan
-from trident.planning.kept import why_not_kept
+from trident.coordinators.identities import TransactionAttempt
+from trident.planning.groups import GroupPlan, plan, why_not_kept
 from trident.running import kept_plans
 from trident.running.kept_plans import early_plans
-from trident.spark import kept_plans_jar
-from trident.spark.rows import held_rows
-from trident.spark.slots import FilesSlot, RowsSlot, Slot, TaskSlot
+from trident.spark import jars
+from trident.spark.rows import FilesSlot, RowsSlot, Slot, TaskSlot, held_rows
 from trident.spouts.contracts import Emitted, SpoutContext
-from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat
-from trident.spouts.files.ledger import LedgerEntry
+from trident.spouts.files.ledger import FileRange, LedgerEntry
 from trident.spouts.files.reading import FileReader, source_failure
 from trident.spouts.partitions import Emission, EmittedFile, PartitionEmission
-from trident.states.core import own_jar
+from trident.states.core import spark_jobs
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.keyed import live_read
 from trident.udf.signatures import translate_failure
@@ -402,19 +399,19 @@ def test_a_jar_that_does_not_fit_costs_time_alone(spark: Any, new_group: Any, mo
         group = new_group(append)
         monkeypatch.setattr(group.kept, "_kept", Unfit(spark, "stateOf"))
         slots = group.slots({"rows": rows_of(1)})
-        assert own_jar.fits(context) and kept_plans_jar.kept_plan_class(context) is not None
+        assert spark_jobs.fits(context) and jars.kept_plan_class(context) is not None
         assert [group.run(txid, slots) for txid in (1, 2)] == [None, None]
-        assert "does not fit" in group.kept.why_not and not own_jar.fits(context)
-        assert kept_plans_jar.kept_plan_class(context) is None and live_read._java_class(spark) is None
-        assert not own_jar.does_not_fit(context, ValueError("no"))
+        assert "does not fit" in group.kept.why_not and not spark_jobs.fits(context)
+        assert jars.kept_plan_class(context) is None and live_read._java_class(spark) is None
+        assert not spark_jobs.does_not_fit(context, ValueError("no"))
 
 
 def test_a_session_that_came_without_the_jar_is_given_it(spark: Any, monkeypatch: Any) -> None:
     asked: list[bool] = []
-    there = kept_plans_jar._is_there
-    monkeypatch.setattr(kept_plans_jar, "_is_there", lambda jvm: asked.append(there(jvm)) or len(asked) > 1)
-    assert kept_plans_jar._find(spark.sparkContext) is not None
-    assert kept_plans_jar.jar_path().name in str(spark.sparkContext._jsc.sc().listJars())
+    there = jars._is_there
+    monkeypatch.setattr(jars, "_is_there", lambda jvm: asked.append(there(jvm)) or len(asked) > 1)
+    assert jars._find(spark.sparkContext) is not None
+    assert jars.jar_path().name in str(spark.sparkContext._jsc.sc().listJars())
 
 
 # --- files ------------------------------------------------------------------------------------
@@ -598,4 +595,4 @@ def test_the_jar_is_made_of_the_sources_byte_for_byte(tmp_path: Path) -> None:
         pytest.skip(f"{version.strip()} writes other bytes than a JDK {make_jar.RELEASE}")
     made = tmp_path / "made.jar"
     make_jar.make(made)
-    assert made.read_bytes() == kept_plans_jar.jar_path().read_bytes(), "make jar"
+    assert made.read_bytes() == jars.jar_path().read_bytes(), "make jar"

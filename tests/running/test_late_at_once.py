@@ -27,11 +27,10 @@ from trident import (
 )
 from trident import functions as F
 from trident.coordinators import faults
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.running import kept_plans
 from trident.running.kept_plans import KeptPlans
-from trident.running.late_jobs import OneJob
-from trident.running.late_part import LatePart
+from trident.running.late_part import LatePart, OneJob
 from trident.running.runner import SparkBatchRunner
 from trident.states.keyed.copies import StateCopies
 
@@ -142,7 +141,7 @@ def test_a_batch_too_large_for_the_one_job_goes_to_the_tables_and_so_do_some_aft
     forms,
     monkeypatch,
 ):
-    monkeypatch.setattr("trident.running.late_jobs._BYTES_MAX", 0)
+    monkeypatch.setattr("trident.running.late_part._BYTES_MAX", 0)
     lines = [line for line in LINES if line.strip()] + ["a b", "c d longword"]
     jobs = {OneJob: Counter[int](), KeptPlans: Counter[int]()}
     for form, staged in jobs.items():

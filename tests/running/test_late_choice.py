@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from trident.running.late_choice import DRIVER_ROWS_MAX, SMALL_BYTES, Able, Breaker, Form, Rows, choose
+from trident.running.late_part import DRIVER_ROWS_MAX, SMALL_BYTES, Able, Breaker, Form, Rows, choose
 
 ALL = Able(one_job=True, driver=True, one_partition=True)
 FEW = Rows(idle=False, rows=10, size=1_000)

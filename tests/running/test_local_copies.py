@@ -41,19 +41,16 @@ from trident import (
 )
 from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.processes import UNKNOWN
-from trident.coordinators.transactions import TransactionAttempt
-from trident.running.late_choice import Able, Breaker, Rows
-from trident.running.late_jobs import WorkerPass
-from trident.running.late_part import LatePart
+from trident.running.late_part import Able, Breaker, LatePart, Rows, WorkerPass
 from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
 from trident.states.core.local_copy import StaleCopy
 from trident.states.core.place import Place
 from trident.states.keyed import state_copy
-from trident.states.keyed.copies import StateCopies, copies_folder, own_folder
-from trident.states.keyed.host_copies import HostCopies
+from trident.states.keyed.copies import HostCopies, StateCopies, copies_folder, own_folder
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import look_up
@@ -196,7 +193,7 @@ def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypa
 
     monkeypatch.setattr(SparkBatchRunner, "resolve", noted)
     monkeypatch.setattr(StateCopies, "as_of", taken_away)
-    monkeypatch.setattr("trident.running.late_choice.DRIVER_ROWS_MAX", rows_max)
+    monkeypatch.setattr("trident.running.late_part.DRIVER_ROWS_MAX", rows_max)
     monkeypatch.setattr(LatePart, "stage_at_once", lambda *_: None)  # as where several are in flight
     faults.arm("stage.write:do_then_fail:4")  # an attempt that fails after it has staged
     query = start(own_topology(), keep_plans=keep_plans)
@@ -438,7 +435,7 @@ class Texts:
 @pytest.mark.parametrize("rows_max", [1000, 0], ids=["driver", "pass"])
 def test_texts_that_are_not_utf_8_are_left_to_spark(start, tmp_path, monkeypatch, rows_max):  # noqa: F811
     """Arrow and Python would not read them: in the driver, on workers, in a copy."""
-    monkeypatch.setattr("trident.running.late_choice.DRIVER_ROWS_MAX", rows_max)
+    monkeypatch.setattr("trident.running.late_part.DRIVER_ROWS_MAX", rows_max)
     batches = [b"a b", b"a tw\xffo", b"tw\xffo \xc3", b"a b"]
     made = TridentTopology("bytes")
     words = made.new_stream("words", Texts(batches))

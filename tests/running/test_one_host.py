@@ -25,8 +25,8 @@ from trident import (
     transactional,
 )
 from trident.coordinators.errors import TopologyError
-from trident.running.one_host import check_topology
-from trident.states.core.host_bound import is_local_master, is_this_host
+from trident.running.cluster_checks import check_topology
+from trident.states.core.addresses import is_local_master, is_this_host
 from trident.states.maps.backing_maps import MemoryBackingMap
 from trident.states.maps.map_states import CachedMap
 from trident.tuples.query import check_tuple_topology
@@ -166,7 +166,7 @@ def test_spouts_and_bolts_of_a_tuple_topology():
 
 
 def test_a_start_is_refused_before_a_session_or_a_folder_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("trident.running.one_host.current_session", lambda: None)
+    monkeypatch.setattr("trident.running.cluster_checks.current_session", lambda: None)
     monkeypatch.setattr("trident.running.starting.make_session", lambda *_: pytest.fail("a session was made"))
     topology = written_to(transactional("counts", SqliteMap(str(tmp_path / "map.db"), "counts")))
     with pytest.raises(TopologyError, match="SqliteMap with the Spark master spark://a:7077"):

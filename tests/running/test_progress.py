@@ -15,8 +15,7 @@ import pytest
 
 from trident.running.progress import PlainDisplay, ProgressLog, TerminalDisplay, make_display
 from trident.running.reporting import Reporter
-from trident.running.standby_notes import StandbyNote
-from trident.running.status import StatusWriter, status_path
+from trident.running.status import StandbyNote, StatusWriter, status_path
 from trident.states.core.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -53,7 +53,7 @@ from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
 from trident.running.status import read_status, status_path
 from trident.spouts.contracts import SpoutKind
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 WAIT_SECS = 90.0
 SENTENCES = [[("a b a",), ("b",)], [("c a",)], [], [("b b",)], [("d",), ("a d",)]]

@@ -20,7 +20,7 @@ from trident.coordinators.handing_over import (
 from trident.coordinators.leadership import current_holder
 from trident.coordinators.registration import Registration
 from trident.coordinators.znodes import Delete
-from trident.running.rehearsals import Rehearsals, Rehearsed, shortened
+from trident.running.standby import Rehearsals, Rehearsed, shortened
 
 IDENTITY: dict[str, Any] = {"streams": {}, "states": {}, "groups": {}}
 

@@ -20,10 +20,10 @@ from tests.servers.zk_security import DIGEST_PASSWORD, Logged, Secured, assert_n
 from trident import cli
 from trident.config import _FIELDS, TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
-from trident.coordinators.environment import is_secret, without_secrets
+from trident.coordinators.processes import is_secret, without_secrets
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.running.connecting import open_zookeeper
 from trident.running.starting import start_topology
+from trident.running.zookeeper import open_zookeeper
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECS = 90.0

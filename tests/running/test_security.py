@@ -38,14 +38,12 @@ from trident import cli
 from trident.commands.exit_codes import exit_code
 from trident.config import TridentConfig
 from trident.coordinators.errors import ConfigError, CoordinationError, ZooKeeperRefused, ZooKeeperUnreachable
-from trident.coordinators.kazoo_errors import Problems
-from trident.coordinators.kazoo_tls import Handler
+from trident.coordinators.kazoo_adapter import Handler, Problems
 from trident.coordinators.znodes import Create, MultiRefused, SetData
-from trident.coordinators.zookeeper import ZooKeeper
-from trident.coordinators.zookeeper_acl import keep_for_creator
+from trident.coordinators.zookeeper import ZooKeeper, keep_for_creator
 from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.drpc.http import HttpServer
-from trident.running.connecting import open_zookeeper
+from trident.running.zookeeper import open_zookeeper
 
 CONNECT_SECS = 10.0
 
@@ -397,7 +395,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> str:
         "getaddrinfo",
         lambda host, *more, **named: real("127.0.0.1" if host == "zoo.example.org" else host, *more, **named),
     )
-    monkeypatch.setattr("trident.running.zookeeper_acl._warned", set())
+    monkeypatch.setattr("trident.running.zookeeper._warned", set())
     return "zoo.example.org"
 
 
@@ -475,7 +473,7 @@ def test_no_object_shows_a_credential(secured: Secured) -> None:
         zookeeper_auth=f"digest:user:{DIGEST_PASSWORD}",
     )
     zk_config = ZooKeeperConfig("h:1", options=config.kazoo_options())
-    from trident.coordinators.kazoo_tls import TlsFiles
+    from trident.coordinators.kazoo_adapter import TlsFiles
 
     for shown in (config, zk_config, ZooKeeper(zk_config), TlsFiles.of(zk_config.options), config.shown()):
         assert_no_secret(f"{shown} {shown!r}")

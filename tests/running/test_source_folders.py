@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trident import DeltaAppend, DirectoryQueueSpout, FileSpout, FixedBatchSpout, TridentTopology
-from trident.running.source_folders import folders_of_tasks, sample, unseen
+from trident.running.cluster_checks import folders_of_tasks, sample, unseen
 from trident.states.core.place import Place
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from trident.coordinators.errors import TridentError
-from trident.running.first_status import FirstStatus
 from trident.running.status import (
     AttemptStatus,
     CopyStatus,
+    FirstStatus,
     GroupStatus,
     StatusWriter,
     TopologyStatus,

@@ -26,7 +26,6 @@ from trident import (
     TupleTopology,
 )
 from trident.coordinators import faults
-from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import (
     AttemptCapReached,
     CoordinationError,
@@ -34,11 +33,12 @@ from trident.coordinators.errors import (
     SourceError,
     TridentError,
 )
-from trident.running import registry as running
+from trident.coordinators.threads import DaemonPool
+from trident.running import interrupts as running
 from trident.running.status import read_status
 from trident.spouts.contracts import Backlog, SpoutKind
 from trident.states.core import storage
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 EVERY_HOOK = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
 
@@ -176,8 +176,8 @@ def test_a_stop_ends_when_the_status_cannot_be_written_either(
 
 @pytest.mark.long
 def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Starter, monkeypatch: Any) -> None:
-    monkeypatch.setattr("trident.running.all_available._TAKE_OVER_SECS", -3.0)
-    monkeypatch.setattr("trident.running.all_available._UNREADY_SECS", 0.5)
+    monkeypatch.setattr("trident.running.query._TAKE_OVER_SECS", -3.0)
+    monkeypatch.setattr("trident.running.query._UNREADY_SECS", 0.5)
     spout = Moody(is_ready=lambda: broken and raises())
     broken = False
     leader = start.run(topology(spout))

@@ -17,7 +17,7 @@ from trident.coordinators.errors import (
     TableError,
     UserFunctionError,
 )
-from trident.running.storage_failures import FailureExplainer
+from trident.running.failures import FailureExplainer
 
 
 def caused(outer: Exception, inner: Exception) -> Exception:

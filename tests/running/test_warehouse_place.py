@@ -13,10 +13,10 @@ from tests.servers.zk_fixtures import eventually
 from trident.commands import exit_codes
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted
-from trident.running.warehouse_place import WarehousePlace
+from trident.running.failures import WarehousePlace
 from trident.states.core.place import Place
 from trident.states.core.storage import anchor_of, make_folder
-from trident.states.delta.table_lock import table_lock
+from trident.states.delta.torn_entries import table_lock
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_nothing_is_made_above_the_anchor(tmp_path: Path) -> None:
 
 def test_one_look_alone_does_not_stop_a_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("trident.running.warehouse_place.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("trident.running.failures.time.monotonic", lambda: now[0])
     place = WarehousePlace(Place(tmp_path / "w"), "top")
     (tmp_path / "w" / "_trident").mkdir(parents=True)
     assert not place.is_gone(sure=True)

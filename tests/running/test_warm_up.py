@@ -15,9 +15,9 @@ from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS, starter
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, SqliteMap, TridentTopology, opaque
 from trident.planning.groups import plan
-from trident.running.warm_up import WarmUp
+from trident.running.standby import WarmUp
 from trident.states.delta.kernel import KernelEngine
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 
 def topology(folder: Path, name: str = "warm") -> TridentTopology:

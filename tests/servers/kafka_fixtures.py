@@ -19,10 +19,9 @@ import pytest
 from tests.servers.zk_security import Certificates
 from tests.wire.kafka import KafkaLanguage
 from tests.wire.relay import Relay
-from trident.coordinators.embedded_server import die_with_parent
+from trident.coordinators.embedded_server import LoopbackPort, die_with_parent
 from trident.coordinators.errors import EnvironmentProblem
-from trident.coordinators.java import find_java
-from trident.coordinators.loopback_port import LoopbackPort
+from trident.coordinators.processes import find_java
 from trident.spark.jars import resolved_jars
 
 PACKAGES = ["org.apache.kafka:kafka_2.13:4.4.0", "org.apache.kafka:kafka-tools-api:4.4.0"]

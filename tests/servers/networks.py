@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from tests.wire.relay import AnyBytes, Relay
-from trident.coordinators.loopback_port import LoopbackPort
+from trident.coordinators.embedded_server import LoopbackPort
 
 CLIENT, QUORUM, ELECTION = 2181, 2888, 3888
 _CLONE_NEWNET = 0x40000000

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.servers.redis_fixtures import apt_install
-from trident.coordinators.loopback_port import LoopbackPort
+from trident.coordinators.embedded_server import LoopbackPort
 
 PASSWORD = "s3cret/pass"
 _SETTINGS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trident.coordinators.loopback_port import LoopbackPort
+from trident.coordinators.embedded_server import LoopbackPort
 
 PASSWORD = "s3cret/pass"
 INSTALL_SECS = 180

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.servers.zk_servers import ExtraServer
-from trident.coordinators.loopback_port import LoopbackPort
+from trident.coordinators.embedded_server import LoopbackPort
 
 SASL_USERS = {"trident": "sasl-pass-of-trident", "other": "sasl-pass-of-other"}
 KEY_PASSWORD = "pass-of-the-client-key"

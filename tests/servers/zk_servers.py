@@ -12,8 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from trident.coordinators.embedded_server import die_with_parent, java_command
-from trident.coordinators.loopback_port import LoopbackPort
+from trident.coordinators.embedded_server import LoopbackPort, die_with_parent, java_command
 
 START_SECS_MAX = 60.0
 

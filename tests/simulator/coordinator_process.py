@@ -27,8 +27,7 @@ from trident.coordinators.errors import Halted, ZooKeeperUnreachable
 from trident.coordinators.master import Limits, Mode
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
 from trident.coordinators.records import Holder
-from trident.coordinators.recovery import RunningGroup, Settings, Supervised
-from trident.coordinators.supervisor import Supervisor
+from trident.coordinators.supervisor import RunningGroup, Settings, Supervised, Supervisor
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_connection import ConnectionState, ZooKeeperConfig
 from trident.spouts.host import RecoverySpouts, TridentSpoutHost

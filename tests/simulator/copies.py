@@ -22,14 +22,15 @@ from pyspark.sql.types import StructType
 from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.tables import Version, Warehouse
 from tests.simulator.world import Process, World
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.states.core.binding import LAST
 from trident.states.core.control import decode_control
 from trident.states.core.local_copy import CopyMark, StaleCopy
 from trident.states.core.tables import TXID_COLUMN
-from trident.states.delta.kernel_errors import TableMissing
-from trident.states.keyed import host_copies, state_copy
-from trident.states.keyed.host_copies import HostCopies
+from trident.states.delta.log_commit import TableMissing
+from trident.states.keyed import copies as host_copies
+from trident.states.keyed import state_copy
+from trident.states.keyed.copies import HostCopies
 from trident.states.keyed.state_copy import StateCopy
 
 Content = tuple[tuple[int, tuple[Any, ...]], ...]

@@ -26,7 +26,7 @@ class Edit(NamedTuple):
 STORE = "trident.coordinators.group_store:GroupStore."
 DRIVER = "trident.coordinators.driver:GroupDriver."
 SUPERVISOR = "trident.coordinators.supervisor:Supervisor."
-RECOVERY = "trident.coordinators.recovery:Recovery."
+RECOVERY = "trident.coordinators.supervisor:Recovery."
 ZOOKEEPER = "trident.coordinators.zookeeper:ZooKeeper."
 COPY = "trident.states.keyed.state_copy:StateCopy."
 

@@ -24,7 +24,7 @@ from trident.coordinators.errors import CommitConflict, CoordinationError, Table
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.records import Holder, TableMark
-from trident.coordinators.unfinished import begin_rollback, unfinished_rollback
+from trident.coordinators.registration import begin_rollback, unfinished_rollback
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.maintenance import applying
@@ -32,8 +32,8 @@ from trident.maintenance.facts import APPEND, GroupFacts, TableAt, TableFacts, T
 from trident.maintenance.inventory import StoredTable
 from trident.states.core.control import ControlRecord, decode_control
 from trident.states.core.place import Place
-from trident.states.delta.kernel_errors import CommitOutcomeUnknown
-from trident.time_travel import rollback, rollback_look, rollback_plan
+from trident.states.delta.log_commit import CommitOutcomeUnknown
+from trident.time_travel import rollback, rollback_plan
 from trident.time_travel.rollback_plan import Choices, control_after, last_that_stays
 
 _WAREHOUSE = Place("/w")
@@ -116,7 +116,7 @@ class RollbackProcess:
         last = last_that_stays(tables)
         manifest: Any = None
         if last is not None:
-            manifest = rollback_look.decided_manifest(_WAREHOUSE, TOPOLOGY, shared.group, record.incarnation, last)
+            manifest = rollback.decided_manifest(_WAREHOUSE, TOPOLOGY, shared.group, record.incarnation, last)
         begun: dict[int, int] = {}
         for table in shared.warehouse.tables.values():
             for version in table.versions:
@@ -139,7 +139,7 @@ def _control(table: Table, version: Version) -> ControlRecord:
 
 
 class SimTableCommits:
-    """``trident.time_travel.rollback_tables.TableCommits`` over the simulated tables."""
+    """``trident.time_travel.rollback.TableCommits`` over the simulated tables."""
 
     def __init__(self, engine: Engine, warehouse: Place, topology: str, intent: Any, epoch: int) -> None:
         self._engine, self._intent, self._epoch = engine, intent, epoch
@@ -204,8 +204,8 @@ def simulated(shared: Shared) -> Iterator[None]:
         mock.patch.object(rollback, "TableCommits", SimTableCommits),
         mock.patch.object(rollback, "list_descriptors", lambda *_: []),
         mock.patch.object(applying, "forget_copies", lambda *_: None),
-        mock.patch.object(rollback_look, "storage", _Files(shared.warehouse.manifests)),
-        mock.patch.object(rollback_look, "Manifest", SimpleNamespace(decode=decode)),
+        mock.patch.object(rollback, "storage", _Files(shared.warehouse.manifests)),
+        mock.patch.object(rollback, "Manifest", SimpleNamespace(decode=decode)),
     ):
         yield
 

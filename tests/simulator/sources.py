@@ -19,8 +19,8 @@ from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.threads import SimThreads
 from tests.simulator.world import Process, World
 from trident.coordinators.errors import BatchTimeout
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import ProcessedBatch
-from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.executors import BeginContext
 
 KINDS = ("transactional", "opaque", "queue")

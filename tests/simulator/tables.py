@@ -20,14 +20,14 @@ from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.threads import SimThreads
 from tests.simulator.world import Process, World
 from trident.coordinators.errors import CommitConflict, Halted
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import AttemptStory, PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
-from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.group_context import LeaderContext
 from trident.states.core.place import Place
 from trident.states.delta import halts
-from trident.states.delta.kernel_errors import CommitOutcomeUnknown, TxnAlreadyApplied
+from trident.states.delta.log_commit import CommitOutcomeUnknown, TxnAlreadyApplied
 from trident.states.delta.manifest import ManifestTable
 from trident.states.publishing.group_tables import GroupTables, SeenTable
 from trident.states.publishing.publishing import Publisher

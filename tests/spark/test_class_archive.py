@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from trident.config import TridentConfig
-from trident.coordinators.java import find_java
+from trident.coordinators.processes import find_java
 from trident.spark import class_archive, class_archive_maker
 from trident.spark.class_archive import SETTING, MakerJob, facts_path, is_whole, is_wide, jvm_options, read_facts
-from trident.spark.kept_plans_jar import jar_path
+from trident.spark.jars import jar_path
 from trident.spark.session import spark_settings
 
 ROOT = Path(__file__).resolve().parents[2]

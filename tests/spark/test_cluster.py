@@ -20,7 +20,7 @@ import pytest
 
 from tests.cluster.installed import bare_environment
 from trident.coordinators.errors import ClusterProblem, ConfigError, EnvironmentProblem
-from trident.running import cluster_probe, executor_look
+from trident.running import cluster_checks, executor_look
 from trident.spark import cluster_files
 from trident.states.core.place import Place
 
@@ -162,10 +162,10 @@ def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, mo
     assert {one["read"] for one in found} == {nonce} and found[0]["versions"]["pyarrow"]
     assert all(list(one["missing"]) == ["nothing_so"] for one in found)
     assert found[0]["unseen"] == ["/nowhere", str(folder)], "a file that is a folder, and none at all"
-    assert not list(cluster_probe._unshared(found, folder, nonce, Place(tmp_path)))
-    monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
+    assert not list(cluster_checks._unshared(found, folder, nonce, Place(tmp_path)))
+    monkeypatch.setattr(cluster_checks, "_SEEN_SECS", 0.3)
     (folder / found[0]["wrote"]).unlink()  # it wrote to another disk
-    (problem,) = cluster_probe._unshared(found, folder, nonce, Place(tmp_path))
+    (problem,) = cluster_checks._unshared(found, folder, nonce, Place(tmp_path))
     assert "a file that it wrote there is not here" in str(problem)
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
@@ -195,8 +195,8 @@ def test_executors_are_asked_again_until_each_has_answered() -> None:
     ],
 )
 def test_what_a_host_lacks_is_one_error_that_names_it(more: dict, told: list[str]) -> None:
-    assert not list(cluster_probe._problems(FOUND, "trident-framework-abc.zip"))
-    (problem,) = cluster_probe._problems({**FOUND, **more}, "trident-framework-abc.zip")
+    assert not list(cluster_checks._problems(FOUND, "trident-framework-abc.zip"))
+    (problem,) = cluster_checks._problems({**FOUND, **more}, "trident-framework-abc.zip")
     assert isinstance(problem, EnvironmentProblem)
     for text in ["node1", *told]:
         assert text in str(problem)
@@ -213,20 +213,20 @@ def test_what_a_host_lacks_is_one_error_that_names_it(more: dict, told: list[str
 def test_a_warehouse_that_is_another_one_on_a_host_is_named_with_it(
     more: dict, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
+    monkeypatch.setattr(cluster_checks, "_SEEN_SECS", 0.3)
     (tmp_path / "t").write_text("nonce")
-    assert not list(cluster_probe._unshared([FOUND], Place(tmp_path), "nonce", Place("/w")))
-    (problem,) = cluster_probe._unshared([{**FOUND, **more}], Place(tmp_path), "nonce", Place("/w"))
+    assert not list(cluster_checks._unshared([FOUND], Place(tmp_path), "nonce", Place("/w")))
+    (problem,) = cluster_checks._unshared([{**FOUND, **more}], Place(tmp_path), "nonce", Place("/w"))
     for text in ["the warehouse /w is not one folder", "on node1", "mounted at", told]:
         assert text in str(problem)
-    (problem,) = cluster_probe._unshared([{**FOUND, **more}], Place(tmp_path), "nonce", Place("s3a://lake/w"))
+    (problem,) = cluster_checks._unshared([{**FOUND, **more}], Place(tmp_path), "nonce", Place("s3a://lake/w"))
     for text in ["on node1 do not see the warehouse s3a://lake/w", "its credentials", told]:
         assert text in str(problem)
 
 
 def test_an_executor_without_msgspec_is_reported_and_used() -> None:
     """Local copies on hosts need it; without it the tables are read."""
-    assert not list(cluster_probe._problems({**FOUND, "missing": {"msgspec": "ModuleNotFoundError"}}, ""))
+    assert not list(cluster_checks._problems({**FOUND, "missing": {"msgspec": "ModuleNotFoundError"}}, ""))
 
 
 @pytest.mark.parametrize(
@@ -264,21 +264,21 @@ def test_executors_that_do_not_see_a_store_are_asked_once_more_behind_a_look_at_
     warehouse, log = Place("hdfs://name:1/w"), []
     lack = ClusterProblem(f"one {first}", found="", action="")
 
-    def look(*_: object) -> cluster_probe.Looked:
+    def look(*_: object) -> cluster_checks.Looked:
         log.append("asked")
         if first == "the driver does not reach it" and len(log) == 1:
             raise OSError(errno.EROFS, "SafeModeException", "hdfs://name:1/w/_trident")
         lacks = len(log) == 1 and first != "sees it"
-        return cluster_probe.Looked([], [lack] if lacks else [], [], not lacks or "pandas" in first)
+        return cluster_checks.Looked([], [lack] if lacks else [], [], not lacks or "pandas" in first)
 
-    monkeypatch.setattr(cluster_probe, "look_at_cluster", look)
-    monkeypatch.setattr(cluster_probe, "prepare_store", lambda place, *_: log.append(place))
+    monkeypatch.setattr(cluster_checks, "look_at_cluster", look)
+    monkeypatch.setattr(cluster_checks, "prepare_store", lambda place, *_: log.append(place))
     session = SimpleNamespace(sparkContext=Context("spark://master:1"))
     if "pandas" in first:
         with pytest.raises(ClusterProblem, match="lacks pandas"):
-            cluster_probe.prepare_cluster(session, warehouse)
+            cluster_checks.prepare_cluster(session, warehouse)
     else:
-        cluster_probe.prepare_cluster(session, warehouse)
+        cluster_checks.prepare_cluster(session, warehouse)
     assert log == (["asked"] if asked == 1 else ["asked", warehouse, "asked"])
     assert ("asked once more" in caplog.text) == (asked == 2)
 
@@ -286,18 +286,18 @@ def test_executors_that_do_not_see_a_store_are_asked_once_more_behind_a_look_at_
 def test_what_the_store_does_not_mend_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lack = ClusterProblem("the executors on node2 do not see it", found="", action="")
     looks, tried = [], []
-    look = lambda *_: looks.append(1) or cluster_probe.Looked([], [lack], [], False)  # noqa: E731
-    monkeypatch.setattr(cluster_probe, "look_at_cluster", look)
-    monkeypatch.setattr(cluster_probe, "prepare_store", lambda place, *_: tried.append(place))
+    look = lambda *_: looks.append(1) or cluster_checks.Looked([], [lack], [], False)  # noqa: E731
+    monkeypatch.setattr(cluster_checks, "look_at_cluster", look)
+    monkeypatch.setattr(cluster_checks, "prepare_store", lambda place, *_: tried.append(place))
     session = SimpleNamespace(sparkContext=Context("spark://master:1"))
     for warehouse, looked, stores in ((Place("s3a://lake/w"), 2, 1), (Place(tmp_path), 3, 1)):
         with pytest.raises(ClusterProblem, match="node2 do not see it"):
-            cluster_probe.prepare_cluster(session, warehouse)
+            cluster_checks.prepare_cluster(session, warehouse)
         assert (len(looks), len(tried)) == (looked, stores)
 
 
 def test_nothing_is_asked_with_a_local_master(tmp_path: Path) -> None:
-    cluster_probe.prepare_cluster(SimpleNamespace(sparkContext=Context("local[*]")), tmp_path)
+    cluster_checks.prepare_cluster(SimpleNamespace(sparkContext=Context("local[*]")), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

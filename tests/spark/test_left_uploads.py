@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.servers import store_servers
-from trident.spark.left_uploads import drop_left_uploads
+from trident.spark.stores import drop_left_uploads
 from trident.states.core import storage
 from trident.states.core.place import Place
 

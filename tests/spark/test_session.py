@@ -17,13 +17,12 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology
-from trident.commands.doctor_machine import Report, look_at_machine
+from trident.commands.doctor import Report, look_at_machine
 from trident.config import TridentConfig
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
-from trident.spark import jars, jvm_start, session, versions
+from trident.spark import jars, jvm, jvm_start, session
+from trident.spark.jvm import check_versions, warn_of_what_came_too_late
 from trident.spark.session import check_session, configure_spark, delta_jars, local_cores, make_session, session_confs
-from trident.spark.submitted import warn_of_what_came_too_late
-from trident.spark.versions import check_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -327,12 +326,12 @@ def test_a_platforms_build_of_the_same_version_is_taken(tmp_path, monkeypatch, f
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / f"spark-core_2.13-{found.format(pyspark.__version__)}.jar").write_bytes(b"jar")
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-    versions.check_spark_home()
+    jvm.check_spark_home()
 
 
 def test_a_jar_of_delta_of_another_version_is_refused(spark, monkeypatch):
-    assert versions._jar_of_delta(spark).endswith(f"delta-spark_4.2_2.13-{metadata.version('delta-spark')}.jar")
-    monkeypatch.setattr(versions, "_jar_of_delta", lambda _: "/opt/spark/jars/delta-spark_4.1_2.13-4.3.1.jar")
+    assert jvm._jar_of_delta(spark).endswith(f"delta-spark_4.2_2.13-{metadata.version('delta-spark')}.jar")
+    monkeypatch.setattr(jvm, "_jar_of_delta", lambda _: "/opt/spark/jars/delta-spark_4.1_2.13-4.3.1.jar")
     with pytest.raises(SparkSessionProblem, match="found: delta-spark 4.3.1 for Spark 4.1 .*expected: io.delta:delta-"):
         check_versions(spark)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trident.spark.session import session_confs
-from trident.spark.spark_defaults import properties, spark_defaults
+from trident.spark.stores import properties, spark_defaults
 
 
 def test_properties_are_read_as_java_does() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trident.coordinators import processes
+from trident.spark.jvm import ENABLED, FOLDER, socket_settings
 from trident.spark.session import session_confs
-from trident.spark.worker_sockets import ENABLED, FOLDER, socket_settings
 
 
 @pytest.fixture

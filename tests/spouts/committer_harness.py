@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trident.coordinators.errors import Deposed, SourceError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.spouts.contracts import Commits, Emitted, Prepares, SpoutContext
 
 IN_FLIGHT = 3

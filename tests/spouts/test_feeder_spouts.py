@@ -14,9 +14,9 @@ from tests.topology_helpers import starter
 from trident import DeltaAppend, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError, TopologyError, TridentError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.spouts.contracts import BatchSpout, Commits, CommitterTridentSpout, SpoutContext, SpoutKind
-from trident.spouts.feeders import FeederBatchSpout, FeederCommitterBatchSpout
+from trident.spouts.fed import FeederBatchSpout, FeederCommitterBatchSpout
 
 
 def context(folder: Path, incarnation: str = "life") -> SpoutContext:

@@ -12,11 +12,11 @@ from pyspark.sql import Row
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.spark.rows import to_dataframe
 from trident.spouts.contracts import Backlog, Emitter, ReportsBacklog, SpoutContext, SpoutKind, TridentSpout
-from trident.spouts.fixed import FixedBatchSpout
-from trident.udf.schemas import as_schema
+from trident.spouts.fed import FixedBatchSpout
+from trident.udf.types import as_schema
 
 BATCHES = [[("a", 1), ("b", 2)], [], [("c", 3)]]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from trident.coordinators.errors import TableError
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import Beginning
-from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.executors import TridentSpoutExecutor
-from trident.spouts.given_batches import GivenBatches, GivenBatchesHost, GivenExecutor, load_given
+from trident.spouts.host import GivenBatches, GivenBatchesHost, GivenExecutor, load_given
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 

@@ -14,7 +14,7 @@ from tests.spouts import source_helpers
 from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, rows_read, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.spouts.contracts import ReportsBacklog, TridentSpout
 from trident.spouts.rate import GeneratorSpout, RateCoordinator, RateEmitter, RateRange, RateSpout
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from trident.coordinators.errors import Halted
-from trident.coordinators.transactions import TransactionAttempt as At
+from trident.coordinators.identities import TransactionAttempt as At
 from trident.spouts.host import RecoverySpouts
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-from trident.coordinators.transactions import TransactionAttempt as Attempt
+from trident.coordinators.identities import TransactionAttempt as Attempt
 from trident.running.site import make_executor
 from trident.spouts.contracts import OpaquePartitionedTridentSpout, PartitionedTridentSpout, SpoutContext
 from trident.spouts.executors import BeginContext
-from trident.spouts.partition_tasks import AGAIN, NEW, OPAQUE, Request
 from trident.spouts.partitions import Emission
+from trident.spouts.tasks import AGAIN, NEW, OPAQUE, Request
 
 
 class Coordinator:

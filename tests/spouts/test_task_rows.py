@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from trident.spouts.row_tasks import TaskRows
-from trident.workers.row_counts import KeyedCounts
+from trident.spouts.tasks import KeyedCounts, TaskRows
 
 
 def read(tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

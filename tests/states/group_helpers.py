@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.records import GroupRecord, Marker
-from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import StateBinding
 from trident.states.core.group_context import LeaderContext
 from trident.states.core.place import Place
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.append import APPEND, DeltaAppend
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import NONE_KEPT, Retention

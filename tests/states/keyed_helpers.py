@@ -24,7 +24,7 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.append import APPEND, DeltaAppend
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.parquet_files import FileTarget, write_partition

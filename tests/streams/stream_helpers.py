@@ -9,16 +9,16 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.planning.groups import GroupPlan, plan
 from trident.planning.operation import PyOp, arrow_type
+from trident.states.core.typed_values import python_values
 from trident.states.delta.append import DeltaAppend
 from trident.streams.run_batch import _plan_of, run_batch
 from trident.streams.stream import Stream
 from trident.topology import TridentTopology
 from trident.udf.types import parse_outputs
 from trident.workers.chain import Chain
-from trident.workers.values import python_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -22,8 +22,8 @@ from trident.commands import admin
 from trident.coordinators.errors import FieldError, SparkSessionProblem, TopologyError, TridentError, described
 from trident.states.maps.backed_map import non_transactional
 from trident.states.maps.backing_maps import StaticMap
-from trident.states.maps.redis_map import RedisMap
-from trident.states.maps.sqlite_map import SqliteMap
+from trident.states.maps.redis_store import RedisMap
+from trident.states.maps.sqlite_store import SqliteMap
 from trident.streams.stream import Stream
 from trident.tuples.topology import TupleTopology
 

@@ -10,12 +10,12 @@ import pytest
 from tests.streams.stream_helpers import RowsSpout, run_pass, stream_of, topology_of
 from trident import arrow_function, pandas_function
 from trident.coordinators.errors import FieldError, SourceError, TopologyError, UserFunctionError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.operations.aggregators import Count
-from trident.states.core.queries import MapGet
+from trident.states.core.values import MapGet
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.maps.backed_map import transactional
-from trident.states.maps.sqlite_map import SqliteMap
+from trident.states.maps.sqlite_store import SqliteMap
 from trident.testing import MemoryMapState, run_batch
 from trident.topology import TridentTopology
 from trident.udf.deferred import expr

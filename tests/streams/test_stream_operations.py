@@ -32,7 +32,7 @@ from tests.streams.stream_helpers import (
 from tests.streams.stream_interpreter import canonical
 from trident import Count, DeltaAppend, JoinType, Max, Min, Sum, TridentTopology
 from trident.coordinators.errors import FieldError, TridentError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.planning.groups import plan
 from trident.streams.stream import Stream
 from trident.testing import run_batch

@@ -22,7 +22,7 @@ from trident.running.query import TopologyQuery
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.history.kept import KeptManifests
-from trident.time_travel.kept_batch import incarnation_of
+from trident.time_travel.replay_inputs import incarnation_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = os.environ.get("TRIDENT_REPLAYS") == "all"

@@ -39,15 +39,14 @@ from trident.coordinators.errors import (
 )
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.status import read_status
-from trident.spouts.given_batches import load_given
+from trident.spouts.host import load_given
 from trident.states.core.control import ControlRecord
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest
 from trident.time_travel import fork_plan
-from trident.time_travel.comparing import Part
-from trident.time_travel.diff import diff
-from trident.time_travel.fork_record import load_fork
+from trident.time_travel.diff import Part, diff
+from trident.time_travel.fork_plan import load_fork
 from trident.time_travel.forking import Forked, fork
 
 TXIDS = int(os.environ.get("TRIDENT_FORK", "6"))

@@ -8,21 +8,18 @@ from pathlib import Path
 import pytest
 
 from trident.coordinators.errors import CoordinationError, TransactionNotKept
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.records import Decision, GroupRecord, Marker
 from trident.coordinators.repairing import RepairStore
-from trident.coordinators.transactions import TransactionAttempt
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.history.cloning import live_table
-from trident.time_travel.fork_plan import Past
-from trident.time_travel.fork_record import ForkedState, ForkRecord, load_fork
-from trident.time_travel.fork_source import pasts_of
-from trident.time_travel.fork_tables import _behind, copy_streams
-from trident.time_travel.forking import _Fork
+from trident.time_travel.fork_plan import ForkedState, ForkRecord, Past, load_fork
+from trident.time_travel.forking import _behind, _Fork, copy_streams, pasts_of
 
 
 def record_of(warehouse: Path, incarnation: str, source: str = "9f3c-r1") -> ForkRecord:

@@ -28,10 +28,10 @@ from trident import (
     opaque,
 )
 from trident.coordinators.handing_over import DIFFERENT, EQUAL, FAILED, NOT_COMPARED
-from trident.running.rehearsals import Rehearsed
+from trident.running.standby import Rehearsed
 from trident.states.core.place import Place
-from trident.time_travel.kept_batch import incarnation_of
 from trident.time_travel.rehearsal import Rehearsal, _Told
+from trident.time_travel.replay_inputs import incarnation_of
 
 BATCHES = [[("a b",)], [("a c",)], [("c c",)]]
 NO_STATE = "not compared: batch group seen: it has no state"

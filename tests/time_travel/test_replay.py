@@ -51,10 +51,9 @@ from trident.states.history.kept import KeptManifests
 from trident.states.keyed.reading import read_state
 from trident.streams.stream import Stream
 from trident.testing import load_capture, run_batch
-from trident.time_travel.captures import write_capture
-from trident.time_travel.capturing import capture
-from trident.time_travel.kept_batch import incarnation_of
+from trident.time_travel.captures import capture, write_capture
 from trident.time_travel.replay import require_readable
+from trident.time_travel.replay_inputs import incarnation_of
 from trident.time_travel.rollback import roll_back
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -32,10 +32,10 @@ from trident.commands.history import history
 from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
-from trident.coordinators.incarnation_ids import rollbacks_of
+from trident.coordinators.identities import rollbacks_of
 from trident.coordinators.leadership import Lease
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.running.own_zookeeper import leading
+from trident.running.zookeeper import leading
 from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.place import Place

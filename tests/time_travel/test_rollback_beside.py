@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.records import Marker
-from trident.coordinators.transactions import TransactionAttempt
 from trident.maintenance.facts import AUXILIARY
 from trident.maintenance.inventory import StoredTable, tables_of
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest, ManifestStore
-from trident.time_travel.rollback_look import _Look
+from trident.time_travel.rollback import _Look
 
 
 def dead_letters(folder: Path, incarnation: str) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trident.coordinators.errors import Deposed
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, UnfinishedRollback, UsedAttempts
-from trident.coordinators.transactions import TransactionAttempt
 from trident.maintenance.facts import (
     APPEND,
     AUXILIARY,
@@ -32,6 +32,7 @@ from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.manifest import Manifest
+from trident.time_travel.rollback import TableCommits
 from trident.time_travel.rollback_plan import (
     UNSEEN_ATTEMPTS,
     Choices,
@@ -43,7 +44,6 @@ from trident.time_travel.rollback_plan import (
     record_after,
     used,
 )
-from trident.time_travel.rollback_tables import TableCommits
 
 
 def data_file(name: str, txids: Sequence[int], rows: int = 1) -> LiveFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from trident.time_travel.row_pairs import RowPair, row_pairs
+from trident.time_travel.differences import RowPair, row_pairs
 
 
 def rows(*values: dict[str, object]) -> pa.Table:

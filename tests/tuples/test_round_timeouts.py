@@ -12,7 +12,7 @@ import pytest
 
 from trident.spark import jobs as job_watch
 from trident.tuples import round_timeouts
-from trident.tuples.collectors import BasicOutputCollector, OutputCollector, Report, Tuple
+from trident.tuples.bolts import BasicOutputCollector, OutputCollector, Report, Tuple
 from trident.tuples.round_timeouts import EXTENSIONS_MAX, ResetSender, RoundWatch
 
 

@@ -24,9 +24,18 @@ from hypothesis import strategies as st
 from tests.tuples.tuple_helpers import Listed, Recorded, Write
 from trident.coordinators.acker import Ackers
 from trident.coordinators.errors import FieldError, SourceError, TopologyError
-from trident.tuples.bolts import BasicBolt, RichBolt
-from trident.tuples.collectors import OutputCollector, Report, Tuple
-from trident.tuples.groupings import Grouping, Output, Route, Router, stable_hash
+from trident.tuples.bolts import (
+    BasicBolt,
+    Grouping,
+    Output,
+    OutputCollector,
+    Report,
+    RichBolt,
+    Route,
+    Router,
+    Tuple,
+    stable_hash,
+)
 from trident.tuples.spouts import Tracker, make_tasks
 from trident.tuples.tasks import ADDRESSED, LevelTask
 from trident.tuples.topology import TupleTopology
@@ -69,7 +78,7 @@ def test_numbers_that_are_equal_and_instants_that_are_equal_go_to_one_task() -> 
 def test_a_key_goes_to_the_same_task_in_every_process() -> None:
     values = ["刘备", b"x", 12, 1.5, None, datetime.date(2024, 1, 2), datetime.timedelta(seconds=3), ("a", 1)]
     program = (
-        "import datetime; from trident.tuples.groupings import stable_hash\n"
+        "import datetime; from trident.tuples.bolts import stable_hash\n"
         f"print([stable_hash(value) for value in {values!r}])"
     )
     for seed in ("1", "2"):

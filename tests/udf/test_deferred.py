@@ -20,8 +20,7 @@ from trident import functions as F
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.functions import _columns
 from trident.udf.deferred import DeferredColumn, build
-from trident.udf.expressions import _analyse, to_column
-from trident.udf.known_types import known
+from trident.udf.expressions import _analyse, known, to_column
 from trident.udf.types import parse_outputs
 
 

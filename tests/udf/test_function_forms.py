@@ -23,9 +23,9 @@ from trident.coordinators.errors import FailedException, FieldError, OutputTypeE
 from trident.streams.stream import Stream
 from trident.testing import run_batch
 from trident.udf.signatures import translate_failure
+from trident.workers.calls import OperationContext, owner_of
 from trident.workers.chain import Frame, Meter
 from trident.workers.failures import Label
-from trident.workers.lifecycle import OperationContext, owner_of
 from trident.workers.vectors import Call
 
 # --- prepare and cleanup -----------------------------------------------------------------

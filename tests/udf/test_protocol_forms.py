@@ -317,7 +317,7 @@ def committed(topology: TridentTopology, columns: dict[str, list[Any]], times: i
 
 
 def _loads(text: str) -> Any:
-    from trident.states.core.stored_values import loads
+    from trident.states.core.values import loads
 
     return loads(text)
 

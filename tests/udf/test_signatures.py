@@ -16,7 +16,7 @@ from trident.coordinators.errors import FailedException, OutputTypeError, Topolo
 from trident.running.runner import gives_again
 from trident.spouts.contracts import SpoutKind
 from trident.udf.deferred import Expr, expr
-from trident.udf.expression_failures import expression_failure
+from trident.udf.expressions import expression_failure
 from trident.udf.signatures import describe, translate_failure
 
 LOCK = threading.Lock()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.servers.redis_fixtures import apt_install
-from trident.coordinators.loopback_port import LoopbackPort
+from trident.coordinators.embedded_server import LoopbackPort
 from trident.watching.events import Advanced, Began, Failed
 
 NAMED = {"topology": "t", "incarnation": "i", "run_id": "r"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from trident.coordinators.errors import TableError
 from trident.drpc.requests import Answer
-from trident.messages.letters import DeadLetter
+from trident.messages.dead_letters import DeadLetter
 from trident.watching.live_feed import LiveFeed
 
 

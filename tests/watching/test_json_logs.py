@@ -14,8 +14,8 @@ from pyspark.logger import PySparkLogger
 
 from trident import JsonFormatter
 from trident.coordinators.errors import UserFunctionError
-from trident.coordinators.log_context import facts, facts_of, working_on
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
+from trident.coordinators.threads import facts, facts_of, working_on
 from trident.udf.signatures import UsersTraceback
 from trident.watching.json_logs import JsonHandler
 

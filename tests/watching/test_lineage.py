@@ -20,8 +20,8 @@ from trident import Count, DeltaAppend, DeltaMapState, FileSpout, FixedBatchSpou
 from trident.planning.groups import plan
 from trident.states.core.place import Place
 from trident.watching import lineage
-from trident.watching.delivery import Delivery
 from trident.watching.events import Advanced, LostLead, Terminated, TookOver, Waits
+from trident.watching.listeners import Delivery
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 OF_ALL: dict[str, Any] = {"topology": "orders", "incarnation": "i", "run_id": RUN_ID}

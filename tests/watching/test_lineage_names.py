@@ -28,8 +28,7 @@ from trident import (
 from trident.errors import TopologyError
 from trident.planning.groups import plan
 from trident.states.core.place import Place
-from trident.watching.columns import ColumnOrigins
-from trident.watching.datasets import inputs_of, of_place, outputs_of
+from trident.watching.lineage import ColumnOrigins, inputs_of, of_place, outputs_of
 
 WAREHOUSE = Place("/data/warehouse")
 

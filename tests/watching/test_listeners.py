@@ -13,7 +13,7 @@ import pytest
 from tests.servers.zk_fixtures import eventually
 from trident import TopologyListener, TridentConfig, events
 from trident.errors import ConfigError
-from trident.watching import delivery, listeners
+from trident.watching import listeners
 from trident.watching.events import Advanced, Began, Event, Failed, Started, Terminated, TookOver, Watchers
 from trident.watching.listeners import Listeners, made_listeners
 
@@ -113,8 +113,8 @@ def test_one_that_raises_is_told_the_next_event_and_ends_nothing(told: Any, capl
 def test_a_full_queue_drops_progress_first_and_counts_and_blocks_no_teller(
     told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(delivery, "WAITING_MAX", 10)
-    monkeypatch.setattr(delivery, "_RESERVE", 5)
+    monkeypatch.setattr(listeners, "WAITING_MAX", 10)
+    monkeypatch.setattr(listeners, "_RESERVE", 5)
     watchers, of_query = told
     listener = Hears()
     listener.goes_on.clear()
@@ -144,11 +144,11 @@ def test_few_failures_wait_since_each_holds_the_rows_of_its_batch(told: Any, cap
     assert eventually(lambda: of_query._deliveries[0][1]._is_called), "the first is under way"
     for txid in range(2, 300):
         watchers.tell(failed(txid))
-    assert of_query.dropped() == 298 - delivery.FAILURES_MAX
+    assert of_query.dropped() == 298 - listeners.FAILURES_MAX
     watchers.tell(advanced(300))
     listener.goes_on.set()
     of_query.close()
-    assert listener.calls == ["failure"] * (1 + delivery.FAILURES_MAX) + ["progress"]
+    assert listener.calls == ["failure"] * (1 + listeners.FAILURES_MAX) + ["progress"]
     assert caplog.text.count("is too slow: 100 events wait") == 1
 
 

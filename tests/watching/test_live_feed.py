@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from trident.commands.ui import stored_plan
-from trident.running.led_before import leaderships, part_of
+from trident.states.history.recorded import leaderships, part_of
 from trident.udf.signatures import UsersTraceback
 from trident.watching import live_page
 from trident.watching.events import Advanced, Began, Failed, LostLead, Terminated, TookOver, Waits
 from trident.watching.live_feed import FAILURES, TRANSACTIONS, LiveFeed, before, past_records, rates
-from trident.watching.live_page import live_stream
-from trident.watching.page_parts import Recent, shown_value
+from trident.watching.live_page import Recent, live_stream, shown_value
 
 OF = {"topology": "t", "incarnation": "i", "run_id": "r"}
 

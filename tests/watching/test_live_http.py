@@ -19,7 +19,7 @@ from tests.watching.page_stub import StubFront, StubSource
 from tests.watching.test_live_feed import advanced
 from trident.drpc import http as http_limits
 from trident.drpc.http import HttpServer
-from trident.messages.letters import DeadLetter
+from trident.messages.dead_letters import DeadLetter
 from trident.watching.live_page import HEADER, LETTERS, STREAMS, LivePage
 
 TOKEN = "a-token-of-the-tests"

@@ -27,15 +27,22 @@ from trident.cli import main
 from trident.coordinators.errors import ConfigError
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, TopologyStatus
 from trident.states.core.place import Place
-from trident.states.delta.beside import DEAD_LETTERS
+from trident.states.delta.append import DEAD_LETTERS
 from trident.states.outside.health import OutsideHealth
-from trident.watching import collecting, otel
-from trident.watching.collecting import Collecting
+from trident.watching import metrics as collecting
+from trident.watching import otel
 from trident.watching.events import LostLead, Started, Terminated, TookOver, Watchers
-from trident.watching.facts import ADVANCES_KEPT, DiskFacts, Facts, GroupFigures, MemoryFacts, MergeFacts, TableSize
-from trident.watching.instruments import Instruments
+from trident.watching.metric_facts import (
+    ADVANCES_KEPT,
+    DiskFacts,
+    Facts,
+    GroupFigures,
+    MemoryFacts,
+    MergeFacts,
+    TableSize,
+)
 from trident.watching.metric_table import ALERTS, DASHBOARD, METRICS, monitoring_file
-from trident.watching.metrics import Metrics
+from trident.watching.metrics import Collecting, Instruments, Metrics
 
 
 def values(text: str) -> dict[tuple[str, ...], float]:

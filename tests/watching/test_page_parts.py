@@ -22,19 +22,24 @@ from tests.watching.page_topology import page_topology
 from trident import TridentConfig
 from trident.commands.ui import WarehouseSource, serve
 from trident.coordinators.errors import TopologyError, WrongArguments
-from trident.messages import letters as letters_module
-from trident.messages.letters import LetterBox
-from trident.messages.replays import ReplayRequests, request_replay
+from trident.messages import dead_letters as letters_module
+from trident.messages.dead_letters import LetterBox, ReplayRequests, request_replay
+from trident.planning.explain import plan_graph
 from trident.planning.groups import plan
-from trident.planning.plan_graph import plan_graph
 from trident.running.page_source import RunningSource
-from trident.running.standby_notes import AGAIN_SECS, GONE_SECS, StandbyNote, waiting_standbys
-from trident.running.status import AttemptStatus, GroupStatus, TopologyStatus
+from trident.running.status import (
+    AGAIN_SECS,
+    GONE_SECS,
+    AttemptStatus,
+    GroupStatus,
+    StandbyNote,
+    TopologyStatus,
+    waiting_standbys,
+)
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.watching.live_feed import LiveFeed
-from trident.watching.page_parts import key_of_texts
-from trident.watching.state_sizes import StateSizes
+from trident.watching.live_page import StateSizes, key_of_texts
 
 
 def test_the_plan_as_data_has_nodes_in_their_depth_and_edges(tmp_path: Path) -> None:

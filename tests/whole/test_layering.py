@@ -26,18 +26,15 @@ FORBIDDEN = {
 # `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points; the reader
 # of stored files, which both have; and the threads that a simulation replaces.
 STATES_MAY_USE = {
-    "coordinators.backoff",
-    "coordinators.bounded_calls",
-    "coordinators.causes",
+    "coordinators.retries",
+    "coordinators.threads",
+    "coordinators.tracebacks",
     "coordinators.errors",
-    "coordinators.transactions",
+    "coordinators.identities",
     "coordinators.faults",
-    "coordinators.incarnation_ids",
     "coordinators.records",
     "coordinators.ports",
     "coordinators.stored_json",
-    "coordinators.threads",
-    "coordinators.daemon_pool",
 }
 # Pure decisions: no I/O, no clock, no thread, no other module of ours but the ones named.
 IMPURE = {
@@ -63,8 +60,8 @@ IMPURE = {
     "uuid",
     *SPARK_AND_DELTA,
 }
-# `trident repair` decides on facts, without I/O: repair/look.py finds them, repair/apply.py does what is decided.
-REPAIR = ["damaged", "diagnose", "foreign", "outside", "rebuild", "steps", "whole"]
+# `trident repair` decides on facts, without I/O: repair/inspection.py finds them, repair/apply.py does what is decided.
+REPAIR = ["damaged", "diagnose", "rebuild", "steps"]
 FACTS_MAY_USE = {
     "coordinators.positions",
     "coordinators.records",
@@ -79,11 +76,11 @@ REPAIR_MAY_USE = {
     "states.core.control",
     "states.core.kinds",
     "states.delta.manifest",
-    "states.keyed.plain_watch",
+    "states.keyed.table_watch",
     *(f"trident.repair.{name}" for name in REPAIR),
 }
 ROLLBACK_MAY_USE = {
-    "coordinators.incarnation_ids",
+    "coordinators.identities",
     "coordinators.records",
     "states.core.control",
     "states.delta.kernel_files",
@@ -93,30 +90,27 @@ ROLLBACK_MAY_USE = {
 }
 PURE = {
     **{f"trident/repair/{name}.py": REPAIR_MAY_USE for name in REPAIR},
-    "coordinators/master.py": {"coordinators.backoff", "coordinators.transactions", "coordinators.errors"},
-    "coordinators/backoff.py": set(),
-    "coordinators/incarnation_ids.py": set(),
+    "coordinators/master.py": {"coordinators.retries", "coordinators.identities", "coordinators.errors"},
+    "coordinators/retries.py": {"coordinators.errors", "coordinators.identities", "coordinators.tracebacks"},
+    "coordinators/identities.py": set(),
     "trident/maintenance/facts.py": FACTS_MAY_USE,
     "trident/time_travel/rollback_plan.py": ROLLBACK_MAY_USE,
     "coordinators/positions.py": {"coordinators.errors", "coordinators.records"},
-    "coordinators/transactions.py": set(),
-    "coordinators/errors.py": {"coordinators.shown_errors"},  # an error shows itself in a notebook
-    "coordinators/ports.py": {"coordinators.records", "coordinators.transactions"},
+    "coordinators/errors.py": {"coordinators.tracebacks"},  # an error shows itself in a notebook
+    "coordinators/ports.py": {"coordinators.records", "coordinators.identities"},
     "states/keyed/compaction.py": {"coordinators.errors", "states.core.retention"},
     "states/core/retention.py": set(),
     "states/core/names.py": {"coordinators.errors"},
-    "states/core/stored_values.py": {"coordinators.errors"},
-    "states/core/values.py": {"coordinators.errors", "states.core.stored_values"},
+    "states/core/values.py": {"coordinators.errors", "states.core.values"},
 }
 # Each of these is talked to in these modules alone.
 ONLY_IN = {
     # trident/config.py: the constant for an ACL.
-    # coordinators/kazoo_tls.py, kazoo_errors.py: its TLS, its log, its errors.
+    # coordinators/kazoo_adapter.py, kazoo_adapter.py: its TLS, its log, its errors.
     "kazoo": {
         "coordinators/zookeeper.py",
         "coordinators/zookeeper_connection.py",
-        "coordinators/kazoo_tls.py",
-        "coordinators/kazoo_errors.py",
+        "coordinators/kazoo_adapter.py",
         "trident/config.py",
     },
 }
@@ -197,8 +191,8 @@ RUN_BY_WORKERS = [
     *(f"trident.workers.{path.stem}" for path in sorted((ROOT / "trident" / "workers").glob("[a-z]*.py"))),
     "trident.spouts.files.parquet",
     "trident.spouts.files.tasks",
-    "trident.spouts.partition_tasks",
-    "trident.spouts.row_tasks",
+    "trident.spouts.tasks",
+    "trident.spouts.tasks",
     "trident.states.delta.parquet_files",
     "trident.states.keyed.log_merge",
     "trident.states.publishing.user_tasks",
@@ -264,7 +258,7 @@ def test_a_planted_violation_is_found(file, source):
     [
         ("coordinators/zookeeper.py", "from kazoo.client import KazooClient"),
         ("coordinators/driver.py", "from trident.coordinators import faults, master"),
-        ("coordinators/master.py", "from trident.coordinators.transactions import TransactionAttempt"),
+        ("coordinators/master.py", "from trident.coordinators.identities import TransactionAttempt"),
         (
             "states/publishing/committer.py",
             "from trident.coordinators.errors import Halted\nfrom trident.coordinators import faults",

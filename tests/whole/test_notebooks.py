@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 from tests.pages import notebooks
-from trident.running.notebook import in_notebook
+from trident.running.interrupts import in_notebook
 
 NOTEBOOKS = sorted(notebooks.FOLDER.glob("*.ipynb"))
 
@@ -54,7 +54,7 @@ def test_a_notebook_reads_well_before_it_is_run(path: Path) -> None:
 CELLS = [
     """
 from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology
-from trident.running.notebook import in_notebook
+from trident.running.interrupts import in_notebook
 
 def counted() -> TridentTopology:
     topology = TridentTopology("kernel")

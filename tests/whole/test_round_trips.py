@@ -22,7 +22,7 @@ import pytest
 
 from tests.servers import store_servers
 from trident.states.core import storage
-from trident.states.publishing import cleaning
+from trident.states.publishing import committer
 
 pytestmark = pytest.mark.long  # tests/states/core/test_few_requests.py counts those of each step
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,7 +214,7 @@ def test_behind_so_many_transactions_a_store_is_cleaned_up_with_five_requests(
     behind = requests[requests.index(between(requests, CLEAN_EVERY, CLEAN_EVERY + 1)[-1]) :]
     found = Counter(one.kind for one in behind if one.kind in CLEANING)
     assert found == CLEANING, "once, behind the fifth transaction of eight"
-    assert CLEAN_EVERY < cleaning.CLEAN_EVERY, "else the transactions here would not be enough"
+    assert CLEAN_EVERY < committer.CLEAN_EVERY, "else the transactions here would not be enough"
 
 
 def test_those_from_prepare_to_advance_are_four_one_behind_the_other(

@@ -31,7 +31,7 @@ SEEDS = MANY or 500
 ROLLBACK_SEEDS = 60
 
 # Most defects are found by one of the first fifty; those that take some hundred are left to TRIDENT_SIM_SEEDS.
-SEARCHED = 600
+SEARCHED = 1_000
 RAREST = {
     "a copy of another history is gone on with",
     "the control record is not checked",

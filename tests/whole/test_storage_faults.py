@@ -26,7 +26,7 @@ from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import AttemptCapReached, StorageProblem, TableError
 from trident.running.query import TopologyQuery
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.kernel import KernelEngine
 
 ALL = os.environ.get("TRIDENT_STORAGE") == "all"

@@ -132,7 +132,7 @@ from trident.states.core import storage
 folder = sys.argv[1]
 pickle.loads(base64.b64decode(sys.argv[2]))
 assert storage.settings_of("/".join(folder.split("/")[:3])), "the store was not sent"
-from trident.workers.ledger import Ledger
+from trident.workers.anchors import Ledger
 Ledger().write(folder, "pass1-0@1")
 print(storage.list_names(folder))
 """

@@ -33,7 +33,7 @@ from trident.spark import stores
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.history.recorded import recorded_transactions
-from trident.states.history.recorded_mark import owner_by_log
+from trident.states.history.transaction_rows import owner_by_log
 
 ALL = os.environ.get("TRIDENT_STORES") == "all"
 ROOT = Path(__file__).resolve().parents[2]
@@ -353,7 +353,7 @@ def test_a_topologys_settings_hold_no_credentials() -> None:
 
 
 def test_the_embedded_server_is_refused_beside_a_store() -> None:
-    from trident.running.connecting import server_folder  # beside what it tests: the rest needs no Spark
+    from trident.running.zookeeper import server_folder  # beside what it tests: the rest needs no Spark
 
     with pytest.raises(ConfigError, match="bound to one machine's disk"):
         server_folder(Place("s3a://start/w"))

@@ -45,7 +45,7 @@ from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
 from trident.states.core import storage
-from trident.states.publishing import cleaning
+from trident.states.publishing import committer
 
 WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
 STORE = store_servers.chosen()
@@ -78,7 +78,7 @@ BIRTHS = [case for case in CASES if case.time == BIRTH]
 def cleaned_up_behind_each_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is done behind every twentieth: the sweep looks for leftovers behind each case."""
     for name, value in CLEANED_EACH_TIME.items():
-        monkeypatch.setattr(cleaning, name, value)
+        monkeypatch.setattr(committer, name, value)
 
 
 @pytest.fixture

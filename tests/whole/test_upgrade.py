@@ -16,7 +16,7 @@ from tests.upgrade.make import FED, HERE, job, program_of, stop_servers
 from trident import read
 from trident.config import TridentConfig
 from trident.repair.apply import repair
-from trident.states.core.stored_values import loads
+from trident.states.core.values import loads
 
 FIXTURES = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
 OF_ROUND_ONE = [name for name in FIXTURES if program_of(name).name == "job.py"]

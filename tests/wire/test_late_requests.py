@@ -21,12 +21,12 @@ from tests.wire.redis import RedisLanguage
 from tests.wire.relay import Act, Relay
 from tests.wire.zookeeper import ZooKeeperLanguage
 from trident import HttpState
+from trident.coordinators.embedded_server import LoopbackPort
 from trident.coordinators.errors import OutcomeUnknown, SourceError, StaleEpoch
-from trident.coordinators.loopback_port import LoopbackPort
-from trident.spouts.queues.redis import RedisListQueue, new_owner
+from trident.spouts.queues.redis_queue import RedisListQueue, new_owner
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.maps.redis_map import RedisMap
+from trident.states.maps.redis_store import RedisMap
 
 SCRIPT = "EVALSHA"
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 from trident.workers.debezium import UNAVAILABLE, ChangeRows, EnvelopeReader, Modes, NotRead
 
 UTC = dt.timezone.utc

@@ -16,14 +16,12 @@ import pytest
 import trident.workers
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy
-from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, OwnPlan
+from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, Columns, OwnPlan, SplitText
 from trident.workers.best_row import BestOfBatch
 from trident.workers.chain import Chain, Frame, Keep, Meter, Step
-from trident.workers.failures import Label
+from trident.workers.cogroups import FirstRows
+from trident.workers.failures import Label, LeftToSpark
 from trident.workers.look_up import LookUp
-from trident.workers.meetings import FirstRows
-from trident.workers.own_steps import Columns, SplitText
-from trident.workers.reports import LeftToSpark
 
 # Read each line of a step before you add it: it calls no function, state or map of the user's.
 OWN = {

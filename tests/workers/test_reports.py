@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from trident.coordinators.causes import causes, search_causes, text_of
 from trident.coordinators.errors import FailedException, SourceError, UserFunctionError
+from trident.coordinators.tracebacks import causes, search_causes, text_of
 from trident.spouts.files.reading import source_failure
 from trident.spouts.files.tasks import SourceFailure
 from trident.udf.signatures import translate_failure
-from trident.workers.reports import ERROR, FAILED, SOURCE, find_report, marked
+from trident.workers.failures import ERROR, FAILED, SOURCE, find_report, marked
 
 REPORT = {"kind": ERROR, "operation": "map", "location": "a.py:1", "error": "no <<\nä", "place": "for the row {}"}
 

@@ -17,8 +17,7 @@ from tests.streams.stream_helpers import RowsSpout, stream_of, topology_of
 from tests.workers.timed_steps import Steps
 from trident import expr
 from trident.streams.stream import Stream
-from trident.workers.failures import UserCodeFailed
-from trident.workers.reports import ERROR, find_report
+from trident.workers.failures import ERROR, UserCodeFailed, find_report
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.none() | st.integers(0, 60)), max_size=6)

@@ -18,14 +18,12 @@ from pyspark.sql import functions as F
 from tests.long_cases import sample
 from tests.messages.message_helpers import Messages
 from trident import Aggregator, Combiner, Count, Reducer, Stream, Sum, TridentTopology, expr, pandas_function
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.messages.ledger import BatchLedger
 from trident.planning.groups import GroupPlan, nodes_above
 from trident.planning.lowering import lower
-from trident.planning.nodes import SourceNode
-from trident.planning.results import RESULT, result_of
-from trident.workers.anchors import ANCHORS, children_of, make_anchors, read_anchors, sums_by_root
-from trident.workers.ledger import Ledger
+from trident.planning.nodes import RESULT, SourceNode, result_of
+from trident.workers.anchors import ANCHORS, Ledger, children_of, make_anchors, read_anchors, sums_by_root
 
 ATTEMPT = TransactionAttempt(1, 0)
 

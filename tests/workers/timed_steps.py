@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from trident.operations.timed import TimedNode
-from trident.operations.timed_ops import GatherOp
+from trident.operations.timed import GatherOp, TimedNode
 from trident.planning.groups import plan
 from trident.planning.operation import PyOp, arrow_type
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, new_folder
+from trident.states.core.typed_values import python_values
 from trident.streams.stream import Stream
 from trident.workers.chain import Frame, Meter
 from trident.workers.timed import (
@@ -37,7 +37,6 @@ from trident.workers.timed import (
     TimedStep,
     later,
 )
-from trident.workers.values import python_values
 
 
 class Steps:

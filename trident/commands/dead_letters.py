@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from trident.config import TridentConfig, as_config
 from trident.maintenance.inventory import warehouse_of
-from trident.messages.letters import DeadLetter, LetterBox
-from trident.running.own_zookeeper import own_zookeeper
-from trident.states.outside.outbox_letters import RefusedRequest, refused_requests
+from trident.messages.dead_letters import DeadLetter, LetterBox
+from trident.running.zookeeper import own_zookeeper
+from trident.states.outside.outbox import RefusedRequest, refused_requests
 
 
 def dead_letters(name: str, config: TridentConfig | None = None) -> list[DeadLetter]:

@@ -33,7 +33,7 @@ from trident.coordinators.leadership import current_holder, holder_is_gone, hold
 from trident.coordinators.records import Holder, LeaderRecord, decode
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.maintenance.inventory import registered
-from trident.running.own_zookeeper import own_zookeeper
+from trident.running.zookeeper import own_zookeeper
 
 LAST = 5
 TIMEOUT_SECS = 600.0

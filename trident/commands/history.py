@@ -9,7 +9,7 @@ from typing import Any
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError, TransactionNotKept
-from trident.coordinators.incarnation_ids import rollbacks_of
+from trident.coordinators.identities import rollbacks_of
 from trident.maintenance.inventory import warehouse_of
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.place import Place

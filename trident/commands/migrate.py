@@ -15,7 +15,7 @@ from trident.coordinators.leadership import Lease
 from trident.coordinators.records import GroupRecord
 from trident.coordinators.registration import Registration
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.running.own_zookeeper import leading, own_zookeeper
+from trident.running.zookeeper import leading, own_zookeeper
 from trident.spouts.checkpoint import Imports, SourceOffset, StreamCheckpoint
 from trident.spouts.contracts import Json, SpoutContext
 from trident.states.core import storage

@@ -17,22 +17,18 @@ from trident.coordinators.errors import NotLeading, TridentError
 from trident.drpc.http import HttpServer
 from trident.drpc.requests import Answer
 from trident.maintenance.inventory import warehouse_of
-from trident.messages.letters import DeadLetter, LetterBox
+from trident.messages.dead_letters import DeadLetter, LetterBox
 from trident.planning.requests import DrpcPlan
-from trident.running.led_before import LedBefore
-from trident.running.standby_notes import waiting_standbys
-from trident.running.status import condition, read_status
+from trident.running.status import condition, read_status, waiting_standbys
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.place import Place
 from trident.states.delta.manifest import groups_with_manifests
-from trident.states.history.recorded import Transactions, last_transactions
+from trident.states.history.recorded import LedBefore, Transactions, last_transactions
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.pinning import load_state
-from trident.states.outside.outbox_letters import RefusedBox
+from trident.states.outside.outbox import RefusedBox
 from trident.watching.live_feed import past_records
-from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
-from trident.watching.page_parts import Recent, key_of_texts, shown_value
-from trident.watching.state_sizes import StateSizes
+from trident.watching.live_page import LIVE_SECS, LivePage, Recent, StateSizes, key_of_texts, often_secs, shown_value
 
 _PAST_SECS, _SELDOM_SECS = 5.0, 30.0
 # Of each batch group: the page shows the last hundred, and failures of earlier ones.

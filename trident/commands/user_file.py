@@ -18,7 +18,7 @@ from pyspark import SparkContext, cloudpickle
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError, TridentError
-from trident.running.signals import Terminated
+from trident.running.process_defaults import Terminated
 from trident.topology import TridentTopology
 
 # Aggregators are named in a topology's identity by the last part of their module.

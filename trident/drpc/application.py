@@ -54,7 +54,6 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from trident.config_kinds import is_loopback
-from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import (
     DrpcError,
     DrpcTimeout,
@@ -63,6 +62,7 @@ from trident.coordinators.errors import (
     UnknownFunction,
     WrongArguments,
 )
+from trident.coordinators.threads import DaemonPool
 from trident.drpc.requests import _AT_ONCE, TIMEOUT_SECS, Answer, find_plan
 from trident.drpc.values import as_json, read_json
 from trident.planning.requests import DrpcPlan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TridentError
 from trident.drpc.requests import Answer, DrpcRequests, check_timeout, find_plan, not_leading
-from trident.planning.graph import TopologyGraph
+from trident.planning.nodes import TopologyGraph
 from trident.planning.requests import drpc_plans
 
 if TYPE_CHECKING:

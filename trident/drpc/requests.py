@@ -24,28 +24,35 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from trident.coordinators.errors import ConfigError, DrpcError, DrpcTimeout, NotLeading, UnknownFunction
-from trident.drpc.in_driver import AnswersHere, StatesAsOf, is_long
-from trident.drpc.request_jobs import SharedJobs
-from trident.drpc.together import SLOW_SECS, Together, Waiting, fail, settle
+from trident.drpc.request_jobs import (
+    SLOW_SECS,
+    AnswersHere,
+    SharedJobs,
+    StatesAsOf,
+    Together,
+    Waiting,
+    fail,
+    is_long,
+    settle,
+)
 from trident.drpc.values import arguments
 from trident.planning.groups import Stored
+from trident.planning.nodes import RESULT
 from trident.planning.requests import DrpcPlan
-from trident.planning.results import RESULT
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import to_dataframe
-from trident.states.core import pools
+from trident.states.core import spark_jobs
+from trident.states.core.addresses import is_local_master
 from trident.states.core.binding import InProcessKind, StateBinding
-from trident.states.core.host_bound import is_local_master
 from trident.states.core.local_copy import CopyAsOf
 from trident.states.core.place import Place
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.copies import StateCopies
-from trident.states.keyed.frames import StoredFrames
+from trident.states.keyed.reading import StoredFrames
 from trident.states.keyed.state_copy import LogIsPast
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.signatures import users_error
-from trident.workers.failures import UserCodeFailed
-from trident.workers.reports import SPARKS, STALE, find_report
+from trident.workers.failures import SPARKS, STALE, UserCodeFailed, find_report
 from trident.workers.requests import RequestId
 from trident.workers.states import NewerThanAsked
 
@@ -228,7 +235,7 @@ class DrpcRequests:
 
     def _answer(self, plan: DrpcPlan, values: tuple[Any, ...], request: RequestId, deadline: float) -> Answer:
         self._context.setJobGroup(_job_group(request.request_id), f"{self._topology} {plan.function} {request}")
-        self._context.setLocalProperty("spark.scheduler.pool", pools.REQUESTS)
+        self._context.setLocalProperty("spark.scheduler.pool", spark_jobs.REQUESTS)
         schema = plan.arguments
         asked = to_dataframe(self._spark, [values], schema).coalesce(1)
         for last in [False] * (_PINS - 1) + [True]:

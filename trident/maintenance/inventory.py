@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TableError, TopologyError
-from trident.coordinators.incarnation_ids import first_id, rollbacks_of, same_start
+from trident.coordinators.identities import first_id, rollbacks_of, same_start
 from trident.coordinators.records import GroupRecord
 from trident.coordinators.registration import IdentityDict, Registration
 from trident.coordinators.zookeeper import ZooKeeper
@@ -19,9 +19,9 @@ from trident.states.core.names import check_name
 from trident.states.core.place import Place
 from trident.states.delta.delta_log import LogSnapshot
 from trident.states.delta.history import control_at
-from trident.states.delta.incarnations import incarnations_in
 from trident.states.keyed.tables import merged_upto
 from trident.states.publishing.dead_letters import tables_beside
+from trident.states.publishing.incarnations import incarnations_in
 
 _NOT_TOPOLOGIES = frozenset({"states", "zookeeper"})
 

@@ -15,17 +15,17 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame, SparkSession
 
 from trident.coordinators.errors import FailedException, UserFunctionError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.messages.executor import MessageSpoutExecutor
 from trident.messages.ledger import BatchLedger, Failure, drop_old
-from trident.spark.slots import Slot
+from trident.spark.rows import Slot
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.delta.staging import StagingTarget
 from trident.states.publishing.dead_letters import stage_ends, stage_letters
 from trident.udf.signatures import translate_failure
 from trident.workers.anchors import ANCHORS, read_anchors
-from trident.workers.reports import find_report
+from trident.workers.failures import find_report
 
 log = logging.getLogger("trident.messages")
 # This many messages are looked for by running parts of a batch, then the attempt fails: a service that is down fails

@@ -25,22 +25,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import ConfigError, SourceError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.messages.ledger import Failure
+from trident.coordinators.identities import TransactionAttempt
+from trident.coordinators.retries import backoff_secs
+from trident.messages.dead_letters import ReplayRequests
+from trident.messages.ledger import ACKED, DEAD, FAILED, Failure, Settled, settled_messages
 from trident.messages.pending import Past, PendingMessages, TrackedMessage, joined
-from trident.messages.replays import ReplayRequests
-from trident.messages.table import ACKED, DEAD, FAILED, Settled, settled_messages
 from trident.spark.rows import arrow_rows
 from trident.spouts.contracts import Backlog, Emitted, Json, ReportsBacklog, SpoutContext
 from trident.spouts.executors import BeginContext, SpoutExecutor
 from trident.spouts.rich import Given, Message, RichSpout, SpoutCollector, message_key
 from trident.states.core.place import Place
-from trident.states.core.plain_values import python_values
-from trident.states.core.stored_values import dumps
+from trident.states.core.typed_values import python_values
+from trident.states.core.values import dumps
 from trident.states.publishing.dead_letters import Ends
-from trident.udf.schemas import spout_schema
+from trident.udf.types import spout_schema
 from trident.workers.anchors import ANCHORS, ids_of, make_anchors
 
 log = logging.getLogger("trident.messages")

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from trident.coordinators.incarnation_ids import first_id
+from trident.coordinators.identities import first_id
 from trident.states.delta.kernel_files import LiveFile
 
 _STAGED = re.compile(r"data/([^/]+)/\d+-\d+-[^/]+/")

@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, Long
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.states.core.native import NATIVE, NativeMerge
 from trident.udf.types import FRACTIONAL, PLAIN
-from trident.workers.order import less
+from trident.workers.best_row import less
 
 # Wider than two decimals of Spark's; Python's own context rounds to 28 digits.
 _EXACT = Context(prec=80)

@@ -10,21 +10,25 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError
-from trident.operations.aggregates import aggregated, groups_step, lower_aggregation, partial_value
-from trident.operations.aggregation import Aggregation, aggregator_class, read_aggregation
+from trident.operations.aggregates import (
+    Aggregation,
+    aggregated,
+    aggregator_class,
+    groups_step,
+    lower_aggregation,
+    partial_value,
+    read_aggregation,
+)
 from trident.operations.repartitioning import AtLeastOneOp, PlaceOp
-from trident.planning.builder import SegmentBuilder
-from trident.planning.graph import TopologyGraph
-from trident.planning.nodes import GroupingNode, Node, is_source, picked
-from trident.planning.operation import MARKER_FIELD, GroupingOp, Operation, PyOp, arrow_op, names_of
-from trident.planning.partition_hints import partitioner_of
+from trident.planning.lowering import partitioner_of
+from trident.planning.nodes import GroupingNode, Node, TopologyGraph, is_source, picked
+from trident.planning.operation import MARKER_FIELD, GroupingOp, Operation, PyOp, SegmentBuilder, arrow_op, names_of
 from trident.planning.session_frames import SessionFrames, Transform, column_list
 from trident.states.core.names import backquoted
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
-from trident.workers.groups import MODES
-from trident.workers.own_steps import AggregatedBeside, Expanded
-from trident.workers.user_objects import AnyChain, CombinerChain
+from trident.workers.arrow_plan import AggregatedBeside, Expanded
+from trident.workers.groups import MODES, AnyChain, CombinerChain
 
 CHAIN = "__trident_chain"
 

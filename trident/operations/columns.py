@@ -9,15 +9,14 @@ from typing import Any
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import FieldError, TopologyError, described
-from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import GroupingNode, Node, field_names, picked, require_fields
-from trident.planning.operation import ANCHORS_FIELD, GroupingOp, Operation, PyOp, arrow_op
+from trident.planning.operation import ANCHORS_FIELD, GroupingOp, Operation, PyOp, SegmentBuilder, arrow_op
 from trident.planning.session_frames import SessionFrames, Transform, column
 from trident.states.core.names import folded
 from trident.udf.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
 from trident.udf.types import check_distinct
 from trident.workers.anchors import ANCHORS
-from trident.workers.meetings import Renamed
+from trident.workers.cogroups import Renamed
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from trident.operations.row_functions import by_function, filter_by_expression
 from trident.planning.nodes import Node, require_fields
 from trident.states.core.names import backquoted, folded
 from trident.udf.deferred import expr
-from trident.udf.schemas import table_schema
+from trident.udf.types import table_schema
 from trident.workers.debezium import (
     BINARIES,
     DECIMALS,

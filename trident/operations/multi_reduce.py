@@ -9,15 +9,14 @@ from typing import Any, Protocol, runtime_checkable
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
-from trident.operations.aggregates import lower_aggregation
-from trident.operations.aggregation import Aggregation
-from trident.operations.join_ops import TaggedUnionOp
-from trident.operations.same_batch import note_if_independent
-from trident.planning.builder import SegmentBuilder
+from trident.operations.aggregates import Aggregation, lower_aggregation
+from trident.operations.guarantees import note_if_independent
+from trident.operations.merging import TaggedUnionOp
 from trident.planning.nodes import MultiInputNode, Node, field_names, picked, require_fields
+from trident.planning.operation import SegmentBuilder
 from trident.udf.signatures import call_site, check_arity, check_for_workers, describe, resolve_outputs
 from trident.udf.types import check_distinct, parse_outputs
-from trident.workers.user_objects import AsAggregator
+from trident.workers.groups import AsAggregator
 
 _INDEX = "__trident_stream"
 _SIDE = "__trident_side"

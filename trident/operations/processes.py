@@ -8,12 +8,10 @@ from typing import Any
 from pyspark.sql.types import ArrayType, DataType, LongType, StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.operations.timed import TimedNode, default_name, timed
-from trident.operations.timed_spec import TimedSpec
-from trident.operations.watermarks import watermark_of
+from trident.operations.timed import TimedNode, TimedSpec, default_name, timed
 from trident.operations.window_nodes import now_us
-from trident.planning.graph import TopologyGraph
-from trident.planning.nodes import Node, field_names, require_fields
+from trident.operations.windows import watermark_of
+from trident.planning.nodes import Node, TopologyGraph, field_names, require_fields
 from trident.planning.operation import arrow_type, arrow_types, names_of
 from trident.states.core.binding import aggregator_name
 from trident.udf.signatures import call_site, check_arity, check_for_workers, function_location, function_name

@@ -11,15 +11,13 @@ from pyspark.sql.types import LongType, StructField
 
 from trident.coordinators.errors import TopologyError
 from trident.operations.aggregates import check_groupable
-from trident.planning.basic_operations import GatherOp
-from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, require_fields
-from trident.planning.operation import MARKER, MARKER_FIELD, Operation
+from trident.planning.operation import MARKER, MARKER_FIELD, GatherOp, Operation, SegmentBuilder
 from trident.planning.session_frames import Batch, SessionFrames, Transform, column, column_list, rows_max
 from trident.udf.signatures import UserFunction, call_site, check_arity, check_for_workers, describe
 from trident.workers.chain import Rows
 from trident.workers.failures import Label
-from trident.workers.user_objects import Targets
+from trident.workers.groups import Targets
 
 _TARGET = "__trident_target"
 

@@ -8,14 +8,11 @@ from typing import Any
 from pyspark.sql.types import DataType, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.operations.state_lookups import JoinStateOp
-from trident.operations.state_writes import PersistNode
-from trident.planning.basic_operations import SelectOp
-from trident.planning.builder import SegmentBuilder
+from trident.operations.state_nodes import JoinStateOp, PersistNode
 from trident.planning.nodes import Node, OutputsNode, appended, check_given_type, field_names, require_fields
-from trident.planning.operation import Fields, arrow_types, names_of
+from trident.planning.operation import Fields, SegmentBuilder, SelectOp, arrow_types, names_of
 from trident.states.core.binding import StateBinding
-from trident.states.core.queries import MapGet, SnapshotGet, TupleCollectionGet
+from trident.states.core.values import MapGet, SnapshotGet, TupleCollectionGet
 from trident.states.publishing.user_tasks import PARTITION
 from trident.udf.signatures import call_site, check_serialisable, describe, resolve_outputs
 from trident.udf.types import parse_outputs

@@ -12,10 +12,8 @@ from pyspark.sql.types import DataType, IntegerType, StructField, StructType, Ti
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.operations.aggregators import is_ordered
-from trident.planning.basic_operations import GatherOp
-from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, require_fields
-from trident.planning.operation import Fields, Operation, PyOp, arrow_types, names_of
+from trident.planning.operation import Fields, GatherOp, Operation, PyOp, SegmentBuilder, arrow_types, names_of
 from trident.planning.session_frames import SessionFrames, Transform, column, column_list
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.names import backquoted
@@ -23,8 +21,8 @@ from trident.udf.signatures import call_site, check_arity, check_for_workers, fu
 from trident.udf.types import PLAIN
 from trident.workers.best_row import BestOfBatch, BestRow
 from trident.workers.chain import Step
+from trident.workers.cogroups import FirstRows
 from trident.workers.failures import Label
-from trident.workers.meetings import FirstRows
 
 _PLACE = "__trident_place"
 _PART = StructField("__trident_part", IntegerType(), True)

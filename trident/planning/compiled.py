@@ -1,4 +1,4 @@
-"""The Spark half of planning: a lowered group becomes DataFrames, batch after batch."""
+"""The other half of planning: a lowered group becomes DataFrames, batch after batch, or a plan over Arrow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
-from trident.planning.basic_operations import CoalesceOp, GatherOp
+from trident.planning.lowering import Lowered, Segment
 from trident.planning.nodes import Node, SourceNode, is_source
-from trident.planning.operation import MultiInputOp, Operation, PyOp, arrow_types, names_of
-from trident.planning.segments import Lowered, Segment
+from trident.planning.operation import (
+    CoalesceOp,
+    Fields,
+    GatherOp,
+    MultiInputOp,
+    Operation,
+    PyOp,
+    arrow_types,
+    names_of,
+)
 from trident.planning.session_frames import (
     Batch,
     Join,
@@ -31,7 +39,47 @@ from trident.planning.session_frames import (
 from trident.states.core.place import reached_stores
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.anchors import ANCHORS
-from trident.workers.chain import Chain
+from trident.workers.arrow_plan import ArrowPlan, ArrowSegment
+from trident.workers.chain import Chain, Step
+
+# Makes plans over Arrow of segments all of whose operations have a form as a step.
+
+
+def arrow_plan(segments: Iterable[Segment], named: Mapping[Node, str]) -> ArrowPlan | None:
+    """The segments as one plan; None where one of them is left to Spark.
+
+    Args:
+        segments: in the order in which they run.
+        named: the nodes whose rows are given or taken under a name.
+    """
+    made: list[ArrowSegment] = []
+    outputs: dict[str, str] = {}
+    names = dict(named)
+    segments = list(segments)
+    used = {anchor for segment in segments for anchor in segment.anchors}
+    for segment in segments:
+        target, steps = segment.target, segment.steps
+        if target in segment.anchors and not segment.ops:
+            continue  # rows that are kept as they come
+        if steps is None or not (target in used or target in named or target.output_name):
+            return None
+        if target.writes is not None and target.writes.state_kind.updated_before_decision:
+            return None  # its rows are those of the map and of the stream of new values
+        begins, ends = tuple(names[anchor] for anchor in segment.anchors), names.setdefault(target, f"#{len(names)}")
+        made.append(_segment(begins, ends, tuple(op.step for op in steps), segment.fields, len(made)))
+        if target.output_name is not None:
+            outputs[target.output_name] = ends
+            if target.output_step is not None and target.writes is not None:
+                log = tuple(target.writes.log_schema.fields)
+                outputs[target.output_name] = output = f"{ends} of the state"
+                made.append(_segment((ends,), output, (target.output_step,), log, len(made)))
+    return ArrowPlan(tuple(made), outputs)
+
+
+def _segment(begins: tuple[str, ...], ends: str, steps: tuple[Step, ...], fields: Fields, number: int) -> ArrowSegment:
+    schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
+    return ArrowSegment(begins, ends, Chain(steps, schema, f"arrow{number}", spark_too=True))
+
 
 CALL = faults.register("batch.call", "the Spark job of an operation whose rows no state takes")
 

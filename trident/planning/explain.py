@@ -1,19 +1,22 @@
-"""A topology as text: its batch groups, their operations, and the passes that they become."""
+"""A topology as text, as plain data, and as a picture by Graphviz: groups, operations, Spark passes."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from trident.coordinators.errors import ConfigError, EnvironmentProblem
+from trident.coordinators.tracebacks import with_cells
 from trident.planning.compiled import passes
-from trident.planning.graph import TopologyGraph
-from trident.planning.groups import GroupPlan, plan
-from trident.planning.kept import is_one_job, why_not_kept
-from trident.planning.nodes import Node, is_source
+from trident.planning.groups import GroupPlan, is_one_job, plan, why_not_kept
+from trident.planning.lowering import Lowered, Segment
+from trident.planning.nodes import Node, TopologyGraph, is_source
 from trident.planning.operation import Operation, names_of
 from trident.planning.requests import DrpcPlan, drpc_plans
-from trident.planning.segments import Lowered, Segment
 
 _KEPT = "the plan is kept from batch to batch, where a batch of rows or of whole files is one Spark partition"
 _ANEW = "the plan is made anew for each batch"
@@ -145,3 +148,174 @@ def described_passes(ops: Sequence[Operation]) -> Iterator[str]:
         else:
             moves = _MOVES if last.shuffles else ""
             yield f"Spark: {last.describe()}{moves}{_IF_SEVERAL if last.no_op_on_one_partition else ''}"
+
+
+# A topology's plan as plain data, for a page that draws it: nodes and edges of each batch group.
+
+
+_LABEL_CHARS = 60
+
+
+def plan_graph(graph: TopologyGraph, plans: Sequence[GroupPlan]) -> dict[str, Any]:
+    """The plan for JSON.
+
+    Returns:
+        ``topology``, and ``groups``: of each its ``name``, its ``nodes`` and its ``edges``. A node has ``id``,
+        ``label`` (of a spout its class), ``kind`` as ``Node.drawn_as``, ``location``, ``depth`` (0 for a spout, of
+        others one more than the deepest above), a spout its ``stream``, and one that writes its ``state``. An edge has
+        ``from``, ``to``, ``fields``, and ``reads``: no rows flow, the second looks rows up in the first one's state.
+    """
+    return {"topology": graph.name, "groups": [_group_data(plan) for plan in plans]}
+
+
+def _group_data(plan: GroupPlan) -> dict[str, Any]:
+    ids = {node: f"{plan.name}:{number}" for number, node in enumerate(plan.nodes)}
+    depths: dict[Node, int] = {}
+    for node in plan.nodes:  # parents first
+        above = [depths[other] for other in (*node.parents, *node.links) if other in depths]
+        depths[node] = 1 + max(above) if above else 0
+    return {
+        "name": plan.name,
+        "nodes": [{"id": own, "depth": depths[node], **_facts(node)} for node, own in ids.items()],
+        "edges": [edge for node in ids for edge in _edges(node, ids)],
+    }
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    label = " ".join(node.operation.split())
+    facts = {
+        "label": label if len(label) <= _LABEL_CHARS else f"{label[:_LABEL_CHARS]}…",
+        "kind": node.drawn_as,
+        "location": with_cells(node.location.rpartition("/")[2]),
+    }
+    if is_source(node):
+        facts |= {"label": type(node.spout).__name__, "stream": node.tx_id}
+    if node.writes is not None:
+        facts["state"] = node.writes.name
+    return facts
+
+
+def _edges(node: Node, ids: dict[Node, str]) -> list[dict[str, Any]]:
+    found = [
+        {"from": ids[parent], "to": ids[node], "fields": list(parent.names), "reads": False}
+        for parent in node.parents
+        if parent in ids
+    ]
+    links = [{"from": ids[link], "to": ids[node], "fields": [], "reads": True} for link in node.links if link in ids]
+    return found + links
+
+
+# A topology as a picture by Graphviz: its batch groups, their operations, and the Spark passes they become.
+#
+# The text of the picture is made by the package ``graphviz`` (extra ``plan``);
+# drawing it needs the program ``dot`` too. A notebook draws a plan without
+# either, and without the passes: ``shown.py``.
+
+
+# Node.drawn_as → (colour, shape)
+_LOOK = {
+    "spout": ("#cfe8cf", "cds"),
+    "Python": ("#fff2b3", "box"),
+    "Spark": ("#d6e6f7", "box"),
+    "repartition": ("#e6d9f2", "hexagon"),
+    "state": ("#f7d9c4", "cylinder"),
+}
+_PASS = {"shape": "note", "fillcolor": "#f5f5f5", "fontname": "monospace", "fontsize": "9"}
+_LABEL_MAX = 24
+
+
+def to_dot(graph: TopologyGraph) -> str:
+    """The picture in the language of Graphviz; the same topology always gives the same text.
+
+    Operations stand in one box per batch group, coloured by kind; a note at a
+    state, or where rows are kept, shows the passes that lead there.
+
+    Raises:
+        EnvironmentProblem: the package graphviz is missing.
+        TopologyError: as ``TridentTopology.explain``.
+    """
+    return str(_digraph(graph).source)
+
+
+def write_svg(graph: TopologyGraph, path: str) -> None:
+    """Draws the picture into a file.
+
+    Raises:
+        EnvironmentProblem: the package graphviz or its program ``dot`` is missing.
+        ConfigError: the file cannot be written.
+    """
+    picture = _digraph(graph)
+    try:
+        drawn = picture.pipe(format="svg")
+    except _graphviz().ExecutableNotFound:
+        raise EnvironmentProblem(
+            "the plan cannot be drawn",
+            found="no program `dot`",
+            expected="Graphviz on the PATH",
+            action="install it (apt-get install graphviz), or print the picture's text with --dot",
+        ) from None
+    try:
+        Path(path).write_bytes(drawn)
+    except OSError as error:
+        raise ConfigError(f"the picture cannot be written to {path}", found=error.strerror or str(error)) from None
+
+
+def _graphviz() -> Any:
+    try:
+        return importlib.import_module("graphviz")
+    except ImportError:
+        raise EnvironmentProblem(
+            "the plan cannot be drawn",
+            found="no Python package graphviz",
+            expected="the extra `plan`",
+            action="install it: pip install graphviz",
+        ) from None
+
+
+def _digraph(graph: TopologyGraph) -> Any:
+    picture = _graphviz().Digraph(
+        graph.name,
+        graph_attr={"rankdir": "LR", "label": _escaped(f"topology {graph.name}"), "labelloc": "t"},
+        node_attr={"style": "filled", "fontname": "sans-serif", "fontsize": "11"},
+        edge_attr={"fontname": "sans-serif", "fontsize": "9"},
+    )
+    begun = 0
+    for number, group in enumerate(plan(graph), 1):
+        with picture.subgraph(name=f"cluster{number}") as box:
+            box.attr(label=_escaped(f"batch group {group.name}"), style="rounded")
+            ids = {node: f"n{begun + place}" for place, node in enumerate(group.nodes, 1)}
+            begun += len(ids)
+            _draw_nodes(box, ids)
+            _draw_passes(box, group, ids)
+    return picture
+
+
+def _draw_nodes(box: Any, ids: dict[Node, str]) -> None:
+    for node, own in ids.items():
+        kind = node.drawn_as
+        colour, shape = _LOOK[kind]
+        box.node(own, label=_escaped(node.operation), fillcolor=colour, shape=shape, tooltip=_escaped(kind))
+    for node, own in ids.items():
+        for parent in node.parents:
+            names = ", ".join(parent.names)
+            box.edge(ids[parent], own, label=_escaped(names) if len(names) <= _LABEL_MAX else "")
+        for link in node.links:
+            if link in ids:
+                box.edge(ids[link], own, style="dashed", label="is read")
+
+
+def _draw_passes(box: Any, group: GroupPlan, ids: dict[Node, str]) -> None:
+    lowered = group.lowered
+    for turn, segments in (("", lowered.segments), ("in the transaction's turn: ", lowered.late_segments)):
+        for segment in segments:
+            origin = " and ".join(anchor.operation for anchor in segment.anchors)
+            lines = [f"{turn}from {origin}:", *(list(described_passes(segment.ops)) or ["as it is"])]
+            own = f"{ids[segment.target]}{'late' if turn else ''}passes"
+            box.node(own, label="".join(_escaped(line) + r"\l" for line in lines), **_PASS)
+            box.edge(own, ids[segment.target], style="dotted", arrowhead="none")
+
+
+def _escaped(text: str) -> str:
+    """Text as it is, whatever Graphviz would read in it."""
+    escape = _graphviz().escape
+    return str(escape(text.replace("\n", " ")))

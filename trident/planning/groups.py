@@ -1,4 +1,4 @@
-"""The batch groups of a topology, and the plan by which each builds every batch.
+"""The batch groups of a topology: the plan of each batch, whether it can be kept, and the id of its code.
 
 Three layers, as in Trident: the user's calls made **nodes**; connected nodes
 are a **batch group**, with a coordinator of its own; a group becomes, per
@@ -13,19 +13,31 @@ words to the JVM and not the lines that they came from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import functools
+import hashlib
+import inspect
+import linecache
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from trident.coordinators.errors import TopologyError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.arrow_plans import arrow_plan
-from trident.planning.compiled import BuiltBatch, LoweredPlan
-from trident.planning.graph import TopologyGraph
+from trident.coordinators.identities import TransactionAttempt
+from trident.planning.compiled import BuiltBatch, LoweredPlan, arrow_plan
 from trident.planning.lowering import lower
-from trident.planning.nodes import Node, above, sources
-from trident.planning.session_frames import Batch
+from trident.planning.nodes import Node, TopologyGraph, above, result_of, sources
+from trident.planning.operation import Operation, arrow_types, names_of
+from trident.planning.session_frames import Batch, compute_and_count
 from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.dead_letters import dead_letter_binding, message_binding
@@ -33,9 +45,8 @@ from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.arrow_plan import ArrowPlan, OwnPlan
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from trident.workers.look_up import CopyOfState
+
 
 Stored = Callable[[StateBinding, Any], "DataFrame"]
 
@@ -246,3 +257,200 @@ def nodes_above(targets: Sequence[Node], nodes: Sequence[Node]) -> Iterator[Node
     """The nodes that the targets need, parents first."""
     needed = {node for target in targets for node in above(target)}
     return (node for node in nodes if node in needed)
+
+
+# Decides which early plans can be kept from batch to batch, as far as that shows before a session (no Spark here).
+
+
+# Functions of Spark whose value is fixed when a plan is made, or differs from plan to plan. The session decides
+# (java/trident/kept/KeptPlan.java); this is to say so in `explain`.
+_FIXED = re.compile(
+    r"\b(current_\w+|curdate|now|localtimestamp|rand\w*|uuid\w*|shuffle|user|session_user"
+    r"|monotonically_increasing_id|spark_partition_id|input_file_name)\(|\bunix_timestamp\(\)",
+    re.IGNORECASE,
+)
+
+
+def why_not_kept(plan: GroupPlan) -> str | None:
+    """Why the plan of a group's early part is made anew for each batch; None: it is kept where the session agrees."""
+    lowered = plan.lowered
+    if plan.spout_tables:
+        return "a spout writes a table of its own"
+    targets = [segment.target for segment in lowered.segments]
+    if not lowered.checkpointed.isdisjoint(targets):
+        return "several branches use rows that are computed once"
+    taken = lowered.boundaries.keys() | lowered.shared | lowered.single_use
+    if any(target.output_name is None and target not in taken for target in targets):
+        return "a branch ends in a function without a state"
+    for op in _ops(plan):
+        if getattr(op, "per_batch", False):
+            return f"{op.describe()} is given the batch"
+        if _FIXED.search(op.describe()):
+            return f"{op.describe()}: its value is fixed when a plan is made"
+    return None
+
+
+def is_worker_pass(plan: GroupPlan) -> bool:
+    """Tells whether the late part of a small batch can be one pass of a Python worker, where the session agrees.
+
+    Around segments with code of the user's Spark gives times in the session's zone, and a worker in UTC; the
+    framework's own steps do not look at the zone.
+    """
+    late = plan.late_on_arrow
+    if late is None or plan.tracked or not plan.late_states:
+        return False
+    fields = (one.fields for one in plan.lowered.boundaries.values())
+    return late.is_own or not late.has_times(pa.schema(list(zip(names_of(one), arrow_types(one)))) for one in fields)
+
+
+def is_one_job(plan: GroupPlan) -> bool:
+    """Tells whether both parts of a small batch can be one Spark job in the batch's turn, where the session agrees."""
+    return is_worker_pass(plan) and len(plan.lowered.boundaries) == 1 and why_not_kept(plan) is None
+
+
+def _ops(plan: GroupPlan) -> Iterator[Operation]:
+    return (op for segment in plan.lowered.segments for op in segment.ops)
+
+
+# Builds a whole batch, early part and late part, in one session: nothing is staged, so nothing is left behind.
+
+
+# So few rows are one Spark partition behind a boundary: about those that a running topology reads from 8 MB of files.
+_SMALL_ROWS = 100_000
+
+
+def plan_of_stream(name: str, node: Node, nodes: Sequence[Node]) -> GroupPlan:
+    """The plan of the nodes above a stream, whose rows it gives under :data:`RESULT`; no state takes any.
+
+    Args:
+        name: of the plan, for messages.
+        nodes: of the topology, parents first.
+    """
+    result = result_of(node)
+    used = [*nodes_above([node], nodes), result]
+    # The states that it goes on from are computed as in their topology.
+    return GroupPlan(name=name, nodes=used, lowered=lower(used, [result, *(one for one in used if one.writes)]))
+
+
+class ReadState(NamedTuple):
+    """A state that a batch reads as of the transaction before, and the first node that does."""
+
+    binding: StateBinding
+    node: Node
+
+
+def states_read(nodes: Iterable[Node]) -> dict[str, ReadState]:
+    """The states that some nodes read, by name."""
+    found: dict[str, ReadState] = {}
+    for node in nodes:
+        if node.late:
+            read = node.asks or node.writes or next((one.writes for one in node.parents if one.writes), None)
+            if read is not None:
+                found.setdefault(read.name, ReadState(read, node))
+    return found
+
+
+def build_whole(plan: LoweredPlan, inputs: Mapping[str, "DataFrame"], info: BatchInfo, stored: Stored) -> BuiltBatch:
+    """The rows that a batch has for every state, and for every caller's end, of both parts.
+
+    A running topology stages the rows between the two parts; here they are kept in the session until the result is
+    released. They are the same rows in the same order.
+
+    Args:
+        inputs: tx_id → the batch, one at least.
+        info: for users' own code.
+        stored: gives a state's keys and values as of the transaction before.
+
+    Returns:
+        name → rows; release it once they are no longer read.
+    """
+    compiled, lowered = plan.compiled(next(iter(inputs.values())).sparkSession), plan.lowered
+    built = compiled.build(inputs, info)
+    if not lowered.late_segments:
+        return built
+    try:
+        between, rows = dict[str, "DataFrame"](), 0
+        for boundary in lowered.boundaries.values():
+            between[boundary.name], count = _kept(built.pop(boundary.name), built.checkpoints)
+            rows += count
+        late = compiled.build_late(between, Batch(info, stored, rows=rows))
+        built.checkpoints += late.checkpoints
+        built.update({one.name: between[one.name] for one in lowered.boundaries.values() if not one.own})
+        built.update(late)
+    except BaseException:
+        built.release()
+        raise
+    return built
+
+
+def _kept(rows: "DataFrame", kept: list["DataFrame"]) -> tuple["DataFrame", int]:
+    """The rows between the parts, computed once, few of them in one Spark partition; and how many there are."""
+    checkpoint, count = compute_and_count(rows, kept)
+    return checkpoint.coalesce(1) if count <= _SMALL_ROWS else checkpoint, count
+
+
+# Tells the code of a batch group from other code: a hash that is kept with each of its transactions.
+
+
+_OWN = str(Path(__file__).resolve().parents[1])
+_STEPS_MAX, _PARTS_MAX = 4, 200
+
+
+def code_id(plan: GroupPlan) -> str:
+    """A hash of the group's definition and of this package's version; sixteen hexadecimal digits.
+
+    The definition is its nodes with their fields, and the text of the files (or cells of a notebook) in which the
+    topology is built and in which the functions and classes are that it names. So an edit of such a file changes it,
+    even of a comment; an edit of a module that these import does not.
+    """
+    digest = hashlib.sha256(_version().encode())
+    files: set[str] = set()
+    for node in plan.nodes:
+        fields = [f"{field.name} {field.dataType.simpleString()}" for field in node.schema.fields]
+        digest.update("\0".join([type(node).__name__, node.operation, *fields, "\n"]).encode("utf-8", "replace"))
+        files |= {node.location.rpartition(":")[0], *_files_of(vars(node), _STEPS_MAX)}
+    for file in files:
+        linecache.checkcache(file)  # a file that this process has run before, and that was edited since
+    texts = ("".join(linecache.getlines(file)) for file in sorted(files))
+    for text in sorted(filter(None, texts)):  # by their texts: a folder that is moved is the same code
+        digest.update(text.encode("utf-8", "replace"))
+    return digest.hexdigest()[:16]
+
+
+def _version() -> str:
+    try:
+        return version("trident-spark")
+    except PackageNotFoundError:  # run from its sources
+        return ""
+
+
+def _files_of(value: Any, steps: int) -> Iterator[str]:
+    """The files of the user's functions and classes that an object of a plan leads to."""
+    if steps == 0:
+        return
+    if isinstance(value, functools.partial):
+        value = [value.func, value.args, value.keywords]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for each in islice(value, _PARTS_MAX):
+            yield from _files_of(each, steps - 1)
+        return
+    function = getattr(value, "__func__", value)
+    if inspect.isfunction(function):
+        file = function.__code__.co_filename
+        if not file.startswith(_OWN):
+            yield file
+            with suppress(ValueError):  # a variable that has no value yet
+                yield from _files_of(list(inspect.getclosurevars(function).nonlocals.values()), steps - 1)
+            return
+    kind = value if isinstance(value, type) else type(value)
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None) or ""
+    if kind.__module__ in ("builtins", "pyspark") or kind.__module__.startswith("pyspark."):
+        return
+    if file and not file.startswith(_OWN):
+        yield file
+    elif kind.__module__.startswith("trident.") and hasattr(value, "__dict__"):
+        # An object of this package's around the user's function.
+        yield from _files_of({name: part for name, part in vars(value).items() if name != "parents"}, steps - 1)

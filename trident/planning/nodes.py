@@ -1,4 +1,4 @@
-"""The one kind of node: a step of a stream, which says what it reads and lowers itself.
+"""The one kind of node: a step of a stream, which lowers itself; nodes of requests and results; a topology's graph.
 
 A node knows its parents and its fields and never changes, so a stream may be
 used by several branches. It says itself what it reads and which operations it
@@ -8,20 +8,19 @@ of each family of operations stand in trident/operations/.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, Union
+from typing import Any, Protocol, TypeGuard, Union
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
 
-from trident.coordinators.errors import FieldError, OutputTypeError
-from trident.planning.builder import SegmentBuilder
-from trident.planning.operation import ANCHORS_FIELD, Fields
+from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
+from trident.planning.operation import ANCHORS_FIELD, Fields, SegmentBuilder
 from trident.states.core.binding import StateBinding
-from trident.states.core.names import folded
+from trident.states.core.names import check_name, folded
 from trident.udf.signatures import call_site
-from trident.udf.types import check_distinct, did_you_mean
+from trident.udf.types import check_distinct, did_you_mean, parse_outputs
 from trident.workers.anchors import ANCHORS
 from trident.workers.chain import Step
 
@@ -359,3 +358,227 @@ def check_given_type(name: str, given: DataType | None, actual: DataType, what: 
 
 def picked(schema: StructType, names: Iterable[str]) -> StructType:
     return StructType([schema[name] for name in names])
+
+
+# The rows of a stream for a caller, instead of for a state.
+#
+# A target of its own: the planner lowers up to it as to a state, and
+# ``GroupPlan.build`` gives its rows under :data:`RESULT`. It is never part of a
+# topology; a caller that wants the rows plans the nodes above a stream with it.
+
+
+# The name of the rows among a batch's frames; no state can have it.
+RESULT = "__trident_result"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ResultNode(Node):
+    """The end of a stream whose rows are given back: all fields, in their order."""
+
+    keeps_all_fields = True
+    output_name = RESULT
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset(parent.names)
+
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        """Nothing to do: the segment ends here, with the fields in order."""
+
+
+def result_of(node: Node) -> ResultNode:
+    """The end behind a stream's node."""
+    return ResultNode(parents=(node,), schema=node.schema, operation="result", location=node.location)
+
+
+# The sources of DRPC streams in a topology, and the operations that cannot stand below them (docs/semantics.md 4).
+#
+# A DRPC stream's source has no spout: its batches are requests. It belongs to no
+# batch group, has no transactions and therefore no committers, and its rows can
+# meet those of no other source, whose batches are others than its requests.
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DrpcNode(SourceNode):
+    """The source of a DRPC stream. Its batch is one row: the arguments of a request."""
+
+    spout: Any = None
+
+    @property
+    def function(self) -> str:
+        """The name that requests call."""
+        return self.tx_id
+
+
+Origins = Mapping[Node, "DrpcNode | None"]
+"""Each node of a topology, and the DRPC source above it; None: its rows are those of batches."""
+
+
+def drpc_node(function: str, fields: Any, known: Mapping[str, DrpcNode]) -> DrpcNode:
+    """The source for a function.
+
+    Args:
+        known: the functions that the topology has.
+
+    Raises:
+        TopologyError: the name is taken or cannot be used.
+        OutputTypeError: an argument has no type.
+    """
+    check_name("function", function)
+    if function in known:
+        raise TopologyError(
+            f"the topology has a DRPC stream {function!r} already",
+            found=f"the one at {known[function].location}",
+            action="choose another name",
+        )
+    schema = StructType()
+    for name, type_ in parse_outputs(fields):
+        if type_ is None:
+            raise OutputTypeError(
+                f"the type of argument {name!r} of function {function!r} is not known", expected=f"'{name} string', say"
+            )
+        schema.add(StructField(name, type_, True))
+    return DrpcNode(parents=(), schema=schema, operation=f"drpc {function}", tx_id=function)
+
+
+def origin_of(node: Node, origins: Origins) -> DrpcNode | None:
+    """The DRPC source above a new node; None: its rows are those of batches.
+
+    Raises:
+        TopologyError: several sources meet in it.
+    """
+    if isinstance(node, DrpcNode):
+        return node
+    found = list(dict.fromkeys(origins.get(parent) for parent in node.parents))
+    if len(found) > 1:
+        raise TopologyError(
+            f"{node.operation} mixes rows of a request with others",
+            found=" and ".join(
+                "a stream of batches" if one is None else f"DRPC stream {one.function!r}" for one in found
+            ),
+            expected="streams of one DRPC function, or streams of spouts",
+            action="let a state be written by the one and asked by the other: state_query",
+        )
+    return found[0] if found else None
+
+
+def no_committer(origin: DrpcNode, what: str) -> TopologyError:
+    """The error for an operation that needs transactions, below a DRPC source."""
+    return TopologyError(
+        f"{what} cannot stand below DRPC stream {origin.function!r}: no committer below it",
+        found="a request, which is no transaction: it has no txid and commits nothing",
+        expected="operations that change no state",
+        action="write to states from streams of spouts, and ask them with state_query",
+    )
+
+
+# The graph of a topology: its nodes, sources and states, as the user's calls made them; planner and runner read it.
+
+
+class Built(Protocol):
+    """A topology as the user's calls have built it: a ``TridentTopology``, which stands above."""
+
+    name: str
+    graph: TopologyGraph
+
+
+@dataclass(eq=False)
+class TopologyGraph:
+    """The nodes of a topology, and its sources, states and functions; each call of the user adds to it.
+
+    Attributes:
+        nodes: in the order of the user's calls: parents first.
+        sources: tx_id → the node that a spout's rows come from.
+        functions: DRPC function → the node that its requests come from.
+        sinks: state name → the node that writes to it.
+        origins: node → the DRPC source above it; None: its rows are those of batches.
+        open_chains: chained aggregation without its ``chain_end()`` → "file:line" of the call that began it.
+        kept_rows: windows whose state is there already, and has rows: it goes on as it is.
+        window_names: of the windows that calls have made; those of sessions have no node before their keys are known.
+    """
+
+    name: str
+    nodes: list[Node] = field(default_factory=list)
+    sources: dict[str, SourceNode] = field(default_factory=dict)
+    functions: dict[str, DrpcNode] = field(default_factory=dict)
+    sinks: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Node, DrpcNode | None] = field(default_factory=dict)
+    open_chains: dict[Any, str] = field(default_factory=dict)
+    kept_rows: set[str] = field(default_factory=set)
+    window_names: set[str] = field(default_factory=set)
+
+    def add(self, node: Node) -> None:
+        """Adds a node, behind those of its parents that are new; one that is there stays where it is.
+
+        Raises:
+            TopologyError: rows of a request would meet others.
+        """
+        if node in self.origins:
+            return
+        for parent in node.parents:
+            self.add(parent)
+        self.origins[node] = origin_of(node, self.origins)
+        self.nodes.append(node)
+
+    def add_source(self, node: SourceNode) -> None:
+        """Adds the source of a stream, of batches or of requests."""
+        self.add(node)
+        if isinstance(node, DrpcNode):
+            self.functions[node.function] = node
+        else:
+            self.sources[node.tx_id] = node
+
+    def add_sink(self, sink: Any) -> None:
+        """Adds a node that writes to a state.
+
+        Raises:
+            TopologyError: another node writes to that state, or it is below a DRPC stream.
+        """
+        binding, other = sink.binding, self.sinks.get(sink.binding.name)
+        if other is not None and other.binding.state_kind is not binding.state_kind:
+            raise TopologyError(
+                f"state {binding.name!r} is used as two kinds",
+                found=f"{other.binding.state!r} at {other.location} and {binding.state!r} at {sink.location}",
+                expected="one state of one name",
+                action="give one of them another name",
+            )
+        if other is not None:
+            raise TopologyError(
+                f"state {binding.name!r} is written twice",
+                found=f"{other.operation} at {other.location} and {sink.operation} at {sink.location}",
+                expected="one operation that writes to a state",
+                action="give one of them another state",
+            )
+        for parent in sink.parents:
+            self.check_commits(parent, sink.operation)
+        kind, sinks = binding.state_kind, self.sinks.values()
+        kind.check_beside(binding.state, [one.binding.state for one in sinks if one.binding.state_kind is kind])
+        self.add(sink)
+        self.sinks[binding.name] = sink
+
+    def check_commits(self, node: Node, operation: str) -> None:
+        """Raises TopologyError for an operation that needs transactions below a DRPC stream: a request is none."""
+        origin = self.origins.get(node)
+        if origin is not None:
+            raise no_committer(origin, operation)
+
+    def check_chains(self) -> None:
+        """Raises TopologyError for a chained aggregation that was not ended."""
+        for chain, location in self.open_chains.items():
+            raise TopologyError(
+                "a chained aggregation was left open",
+                found=f"{chain!r} at {location}",
+                expected="chain_end() behind its last link",
+            )
+
+    def check_order(self) -> None:
+        """Raises TopologyError for a cycle: streams are made of earlier ones, so only one made by hand closes it."""
+        known: set[Node] = set()
+        for node in self.nodes:
+            for other in (*node.parents, *node.links):
+                if other not in known:
+                    raise TopologyError(
+                        "the topology has a cycle",
+                        found=f"{node.operation} at {node.location} depends on {other.operation}, which comes later",
+                        expected="operations on streams that there are already",
+                    )
+            known.add(node)

@@ -1,19 +1,26 @@
-"""The one kind of operation: a step of a segment, by Spark or on a Python worker."""
+"""The operations of a segment, by Spark or on a Python worker: their base, the shared ones, the segment's builder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import ArrayType, DataType, LongType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError
-from trident.planning.session_frames import Join, SessionFrames, Transform
+from trident.planning.session_frames import Join, SessionFrames, Transform, column, column_list
+from trident.states.publishing.user_tasks import PARTITION
+from trident.udf.expressions import Expression
 from trident.workers.anchors import ANCHORS
-from trident.workers.chain import Step
+from trident.workers.arrow_plan import AsTheyAre, Columns, KeepTrue, WithConstant, WithMarker
+from trident.workers.chain import Step, WithoutMarker
+from trident.workers.tracking import TrackedStep
 
 # Marks a row that is none, added so that a Spark partition exists.
 MARKER = "__trident_marker"
@@ -200,3 +207,342 @@ def arrow_types(fields: Fields) -> tuple[pa.DataType, ...]:
 
 def names_of(fields: Fields) -> tuple[str, ...]:
     return tuple(field.name for field in fields)
+
+
+# The operations that many nodes become: columns and rows are chosen, rows are brought together.
+
+
+PARTITION_FIELD = StructField(PARTITION, IntegerType(), True)
+
+
+@dataclass(frozen=True)
+class SelectOp(Operation):
+    """Some columns in an order, and perhaps the outputs of an expression behind them."""
+
+    keep: tuple[str, ...]
+    expression: Expression | None = None
+
+    @property
+    def cheap_to_repeat(self) -> bool:
+        return self.expression is None or self.expression.deterministic
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        return frames.select([*column_list(self.keep), *(self.expression.columns() if self.expression else ())])
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        if self.expression is None:
+            return arrow_op(self.fields, Columns(self.keep), self.keep)
+        own = self.expression.own
+        if own is None:
+            return None
+        (output,) = self.expression.outputs
+        return arrow_op(self.fields, own.made(output.name, self.keep), (*self.keep, *own.inputs))
+
+    def describe(self) -> str:
+        made = [f"{self.expression} as {', '.join(f.name for f in self.expression.outputs)}"] if self.expression else []
+        return f"select {', '.join([*self.keep, *made])}"
+
+
+@dataclass(frozen=True)
+class KeepRowsOp(Operation):
+    """Rows where a boolean field is true (or, negated, is not), without that field where it is not in ``fields``."""
+
+    cheap_to_repeat = True
+
+    condition: str
+    negated: bool
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        holds = F.coalesce(column(self.condition), F.lit(False))
+        kept = frames.where(~holds if self.negated else holds)
+        chosen = frames.select(column_list(names_of(self.fields)))
+        return lambda frame, batch: chosen(kept(frame, batch), batch)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        keep = names_of(self.fields)
+        return arrow_op(self.fields, KeepTrue(self.condition, self.negated, keep), (*keep, self.condition))
+
+    def describe(self) -> str:
+        return f"filter {'not ' if self.negated else ''}{self.condition}"
+
+
+@dataclass(frozen=True)
+class ByKeyOp(Operation):
+    """Brings the rows of a group into one Spark partition, unless there is only one."""
+
+    shuffles = True
+    no_op_on_one_partition = True
+
+    keys: tuple[str, ...]
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        return frames.repartition(self.keys)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
+
+    def describe(self) -> str:
+        return f"repartition by {', '.join(self.keys)}"
+
+
+@dataclass(frozen=True)
+class OnePartitionOp(Operation):
+    """All rows in one Spark partition, with a marker row so that it exists for an empty batch too."""
+
+    gathers_rows = True
+    gives_rows_for_none = True
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        """Spark gives an empty batch no partition at all, and then no worker would run."""
+        data = [field for field in self.fields if field.name != MARKER]
+        unmarked = frames.select([*column_list(names_of(tuple(data))), F.lit(0).cast("long").alias(MARKER)])
+        # One row of nulls; Spark cannot optimise a range away as it does an empty relation.
+        marker = frames.session.range(0, 1, 1, 1).select(
+            *[F.lit(None).cast(field.dataType).alias(field.name) for field in data], F.lit(1).cast("long").alias(MARKER)
+        )
+        return lambda frame, batch: unmarked(frame, batch).union(marker).coalesce(1)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        data = tuple(field for field in self.fields if field.name != MARKER)
+        try:
+            schema = pa.schema(list(zip(names_of(data), arrow_types(data))))
+        except OutputTypeError:
+            return None
+        return arrow_op(self.fields, WithMarker(schema, MARKER), names_of(data))
+
+    def describe(self) -> str:
+        return "into one partition"
+
+
+@dataclass(frozen=True)
+class IntoPartitionsOp(Operation):
+    """Puts the rows of a key into one of ``count`` Spark partitions, always the same, and its number into PARTITION.
+
+    The Spark task cannot be asked for that number: the job of a batch is a union, whose
+    tasks are counted over all of its parts.
+    """
+
+    keys: tuple[str, ...]
+    count: int
+
+    @property
+    def spreads_rows(self) -> bool:
+        return self.count > 1
+
+    @property
+    def shuffles(self) -> bool:
+        return self.count > 1 and bool(self.keys)
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        columns = column_list([field.name for field in self.fields if field.name != PARTITION])
+        if not self.shuffles:
+            first = frames.select([*columns, F.lit(0).alias(PARTITION)])
+            return lambda frame, batch: first(frame.coalesce(1), batch)
+        moved = frames.repartition(self.keys, self.count)
+        placed = frames.select([*columns, F.spark_partition_id().alias(PARTITION)])
+        return lambda frame, batch: placed(moved(frame, batch), batch)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        if self.shuffles:
+            return None
+        keep = tuple(name for name in names_of(self.fields) if name != PARTITION)
+        return arrow_op(self.fields, WithConstant(keep, PARTITION, 0, pa.int32()), keep)
+
+    def describe(self) -> str:
+        return f"into {self.count} partitions{' by ' if self.keys else ''}{', '.join(self.keys)}"
+
+
+@dataclass(frozen=True)
+class CoalesceOp(Operation):
+    """Coalesces to at most ``count`` partitions, without a shuffle."""
+
+    count: int
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        return lambda frame, _: frame.coalesce(self.count)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
+
+    def describe(self) -> str:
+        return f"into at most {self.count} partitions"
+
+
+@dataclass(frozen=True)
+class GatherOp(Operation):
+    """All rows in one partition; the operations above stay parallel."""
+
+    shuffles = True
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        return lambda frame, _: frame.repartition(1)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
+
+    def describe(self) -> str:
+        return "into one partition"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Marks one of the branches that want anchors: each has other ids, which XOR to those of the rows."""
+
+    number: int
+    of: int
+
+    def anchors(self) -> Any:
+        """The anchors of a row as this branch gets them: the last one's ids close the sum."""
+
+        def own(number: int, id: Any) -> Any:
+            return F.xxhash64(id, F.lit(number))
+
+        def pair(one: Any) -> Any:
+            id = one.getField("id")
+            if self.number < self.of - 1:
+                id = own(self.number, id)
+            else:
+                id = reduce(
+                    lambda sum_, number: sum_.bitwiseXOR(own(number, one.getField("id"))), range(self.of - 1), id
+                )
+            return F.struct(one.getField("root").alias("root"), id.alias("id"))
+
+        return F.transform(F.col(ANCHORS), pair)
+
+
+ONLY_BRANCH = Branch(0, 1)
+
+
+@dataclass(frozen=True)
+class BranchOp(Operation):
+    """The rows as one of several branches gets them: with ids that XOR to the rows' own over all branches."""
+
+    branch: Branch
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        names = [name for name in names_of(self.fields) if name != ANCHORS]
+        # In the order of the fields, of which the anchors are the last.
+        return frames.select([*column_list(names), self.branch.anchors().alias(ANCHORS)])
+
+    def describe(self) -> str:
+        return f"branch {self.branch.number + 1} of {self.branch.of}"
+
+
+# Builds a segment: operations are pushed one by one, and the columns behind the last one are known.
+
+
+@dataclass(frozen=True)
+class PartitionHints:
+    """The Spark partitions that hints ask for, known before any exist.
+
+    Attributes:
+        counts: node → how many Spark partitions a hint gives its rows.
+        exact: repartitionings behind which every partition must exist, also an empty one.
+    """
+
+    counts: Mapping[Any, int] = field(default_factory=dict)
+    exact: frozenset[Any] = frozenset()
+
+
+class SegmentBuilder:
+    """Takes the operations that nodes push, and knows the columns behind the last one.
+
+    Args:
+        inputs: the columns at each anchor of the segment.
+        branches: (node, which of its parents) → its branch, where several nodes take the anchors of one.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Fields],
+        hints: PartitionHints,
+        branches: Mapping[tuple[Any, int], Branch] | None = None,
+    ) -> None:
+        self.inputs, self.fields = tuple(inputs), inputs[0]
+        self.hints, self.branches = hints, branches or {}
+        self.ops: list[Operation] = []
+
+    @property
+    def anchored(self) -> bool:
+        """Tells whether the rows have anchors here."""
+        return any(field.name == ANCHORS for field in self.fields)
+
+    @property
+    def ends_in_python(self) -> bool:
+        """Tells whether the last operation is one on the worker."""
+        return bool(self.ops) and self.ops[-1].in_python
+
+    @property
+    def computed(self) -> bool:
+        """Tells whether the rows cost more than a read of staged files, and so are to be computed only once."""
+        return not all(op.cheap_to_repeat for op in self.ops)
+
+    def narrowed(self, names: Sequence[str] | frozenset[str] | set[str]) -> Fields:
+        """The columns of these names; one column where there are none, since rows without columns are no rows."""
+        return tuple(field for field in self.fields if field.name in names) or self.fields[:1]
+
+    def push(self, op: Operation) -> None:
+        """Adds an operation."""
+        self.ops.append(op)
+        self.fields = op.fields
+
+    def push_python(self, step: Step, fields: Sequence[Any], takes: Sequence[str], batch_id: bool = False) -> None:
+        """Adds a step on the worker; see PyOp."""
+        taken = frozenset(takes or names_of(self.fields[:1]))
+        if not self.ends_in_python and taken != set(names_of(self.fields)):
+            # Columns that Python does not need are not converted for it.
+            self._select(tuple(field for field in self.fields if field.name in taken))
+        self.push(PyOp(tuple(fields), step, taken, batch_id))
+
+    def push_rows(self, step: Step, fields: Fields, takes: Sequence[str], goes_on: bool) -> None:
+        """Adds a step that calls a function for rows; where they have anchors, a call that raises fails its row alone.
+
+        Args:
+            step: with ROW among the columns that it keeps where the anchors go on.
+            fields, takes: as of ``push_python``, without the anchors.
+            goes_on: the anchors are wanted behind it.
+        """
+        if not self.anchored:
+            self.push_python(step, fields, takes)
+            return
+        fields = (*fields, ANCHORS_FIELD) if goes_on else fields
+        self.push_python(TrackedStep(step, goes_on), fields, (*takes, ANCHORS))
+
+    def push_unchanged(self, step: Step) -> None:
+        """Adds a step on the worker that takes and gives all columns."""
+        self.push_python(step, self.fields, names_of(self.fields))
+
+    def by_key(self, keys: tuple[str, ...]) -> None:
+        """Brings the rows of a group into one Spark partition."""
+        self.push(ByKeyOp(self.fields, keys))
+
+    def into_partitions(self, keys: tuple[str, ...], count: int) -> None:
+        """Brings the rows of a key into the Spark partition of its number; see IntoPartitionsOp."""
+        self.push(IntoPartitionsOp((*self.fields, PARTITION_FIELD), keys, count))
+
+    def mark_one_partition(self) -> None:
+        """Brings all rows into one Spark partition with a marker row, so that it exists for an empty batch too."""
+        self.push(OnePartitionOp((*self.fields, MARKER_FIELD)))
+
+    def drop_marker(self) -> None:
+        """Drops marker rows, on the worker."""
+        kept = tuple(field for field in self.fields if field.name != MARKER)
+        self.push_python(WithoutMarker(MARKER), kept, names_of(self.fields))
+
+    def narrow(self, fields: Fields) -> None:
+        """Leaves exactly these columns in their order."""
+        if self.ends_in_python:
+            self.ops[-1] = replace(self.ops[-1], fields=fields)
+            self.fields = fields
+        elif names_of(fields) != names_of(self.fields):
+            self._select(fields)
+
+    def _select(self, fields: Fields) -> None:
+        self.push(SelectOp(fields, names_of(fields)))

@@ -15,14 +15,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
 from trident.coordinators.errors import TopologyError
-from trident.planning.arrow_plans import arrow_plan
-from trident.planning.compiled import BuiltBatch, LoweredPlan
-from trident.planning.graph import TopologyGraph
+from trident.planning.compiled import BuiltBatch, LoweredPlan, arrow_plan
 from trident.planning.groups import Stored, group_of_states
 from trident.planning.lowering import lower, repeatable
-from trident.planning.nodes import Node, sources
-from trident.planning.request_nodes import DrpcNode
-from trident.planning.results import result_of
+from trident.planning.nodes import DrpcNode, Node, TopologyGraph, result_of, sources
 from trident.planning.session_frames import Batch, compute_once
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.user_tasks import BatchInfo

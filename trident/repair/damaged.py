@@ -1,4 +1,4 @@
-"""Positions, ledgers, a decision, values that are lost or damaged, mended where that can be proved: pure decisions.
+"""Decides on what is lost, damaged or of other writers: positions, ledgers, outside states, commits to tables. Pure.
 
 The proof of a position is the digest in the group's record: metadata of a
 manifest, or of what is still stored, that has it is what was there. Pins of
@@ -8,21 +8,29 @@ them counts yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trident.coordinators.positions import digest_of
-from trident.maintenance.facts import APPEND, LOG, GroupFacts
+from trident.coordinators.records import TableMark, outside_id
+from trident.maintenance.facts import APPEND, LOG, PLAIN, ForeignChange, GroupFacts, OutsideFacts, TableFacts
+from trident.repair.rebuild import marks_of
 from trident.repair.steps import (
     AbandonDecision,
     Choices,
     ClampValues,
     Finding,
+    NewOutbox,
     Offer,
     PutPositions,
     Refused,
+    Restore,
+    SetMarks,
+    Step,
     WriteLedger,
 )
+from trident.states.keyed.table_watch import ACCEPTED
 
 _STUCK_SHOWN = 20
 
@@ -197,3 +205,211 @@ def stuck_values(group: GroupFacts, choices: Choices) -> list[Finding]:
         )
         findings.append(choices.finding("a value that does not fit", group.name, text, offer))
     return findings
+
+
+# States outside of the warehouse that lack transactions, or whose outbox is ahead or damaged: what a repair can do.
+
+
+_LACKS = "a state outside of the warehouse lacks transactions"
+_AHEAD = "an outbox is ahead of ZooKeeper"
+_DAMAGED = "the record of an outbox is damaged"
+
+
+def outside_states(group: GroupFacts, choices: Choices) -> list[Finding]:
+    """Stores that are said to lack transactions; outboxes that do, are ahead, or damaged. No store is asked."""
+    findings = []
+    for one in group.outside:
+        accepted = one.state in choices.accept_outside
+        if one.damage or _ahead(group, one):
+            findings.append(_anew(group, one, choices))
+        elif one.mark is not None and (accepted or _lacks(one, one.mark)):
+            findings.append(_finding(group.name, one, one.mark, choices))
+    return findings
+
+
+def _lacks(one: OutsideFacts, mark: TableMark) -> bool:
+    return one.outbox is not None and one.outbox < (mark.txid, mark.attempt_id)
+
+
+def _ahead(group: GroupFacts, one: OutsideFacts) -> bool:
+    """Tells whether an outbox has a transaction that ZooKeeper does not know as decided."""
+    last = max(one.outbox or (0, 0), one.begun)
+    decision = group.decision
+    if group.record is None or (decision is not None and last == (decision.txid, decision.attempt_id)):
+        return False
+    return last[0] >= group.record.current_txid
+
+
+def _anew(group: GroupFacts, one: OutsideFacts, choices: Choices) -> Finding:
+    """Of a record that cannot be gone on with."""
+    if one.damage:
+        title, text = _DAMAGED, one.damage
+        meaning = "a decided transaction that is not finished is sent again as a whole, with the same keys"
+    else:
+        last = max(one.outbox or (0, 0), one.begun)
+        title = _AHEAD
+        text = (
+            f"the outbox of state {one.state} has sent rows of transaction {last[0]} attempt {last[1]}, which "
+            "ZooKeeper does not know as decided: it was put back, or the decision was given up"
+        )
+        meaning = (
+            "the rows that are decided next are all sent, with other keys: of those that were sent some MAY COME TWICE"
+        )
+    meaning = (
+        f"the record of the outbox of state {one.state} begins anew, without a mark and its count of dead letters; "
+        f"{meaning}. Refusals that were not yet in a file of dead letters are lost"
+    )
+    steps: tuple[Step, ...] = (NewOutbox(group.name, one.state),)
+    if one.mark is not None:
+        steps += (SetMarks(group.name, forget=(outside_id(one.state),)),)
+    offer = Offer(("--accept-outside", one.state), meaning, steps)
+    return choices.finding(title, group.name, text, offer)
+
+
+def _finding(group: str, one: OutsideFacts, mark: TableMark, choices: Choices) -> Finding:
+    known = f"transaction {mark.txid} attempt {mark.attempt_id}"
+    if one.outbox is None:
+        text = f"ZooKeeper says that state {one.state} has {known}; its store is not asked by this command"
+    else:
+        has = f"transaction {one.outbox[0]} attempt {one.outbox[1]}" if one.outbox[0] else "no transaction"
+        text = f"the outbox of state {one.state} is the older side; found: {has}; expected: {known}"
+    meaning = (
+        f"ZooKeeper forgets which transaction state {one.state} has, and the next start takes its store as it is: "
+        f"transactions up to {mark.txid} that the store lacks are not written to it again, and ARE LOST there. "
+        "A store that has later ones than ZooKeeper is refused as before"
+    )
+    if one.outbox is not None:
+        meaning += "; the server of an outbox may have them: they were sent"
+    offer = Offer(("--accept-outside", one.state), meaning, (SetMarks(group, forget=(outside_id(one.state),)),))
+    return choices.finding(_LACKS, group, text, offer)
+
+
+# Decides on commits of others to a table: those that can be taken back exactly, and those that may stay.
+
+
+def foreign_changes(group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
+    if not table.foreign:
+        return _healed(group, table, choices)
+    first, restored = table.foreign[0], any(change.operation == "RESTORE" for change in table.foreign)
+    older = (
+        "the table is the older side (its rows are those of an earlier version)"
+        if restored
+        else ("the table is the newer side (it has what no transaction wrote)")
+    )
+    said = "; ".join(f"version {change.version}: {change.what}" for change in table.foreign[:10])
+    text = f"another writer changed {table.path} after version {first.version - 1}; {older}; found: {said}"
+    kind = "table RESTOREd" if restored else "table written by someone else"
+    offers = _undo(group, table, first), _accept(group, table, restored)
+    return [choices.finding(kind, group.name, text, *offers)]
+
+
+def _healed(group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
+    """A repair that died between the RESTORE and telling ZooKeeper of it."""
+    if not table.healed or table.mark is None or table.mark.version >= table.version:
+        return []
+    text = f"{table.path} has its rows back (version {table.version}), ZooKeeper knows version {table.mark.version}"
+    offer = Offer((), "tell ZooKeeper; nothing else is left to be done", (SetMarks(group.name, marks_of([table])),))
+    return [choices.finding("repair not finished", group.name, text, offer)]
+
+
+def _undo(group: GroupFacts, table: TableFacts, first: ForeignChange) -> Offer | Refused:
+    if table.ours_after:
+        return Refused(
+            "It cannot be undone: transactions of this topology came after it, and a RESTORE would take them away too."
+        )
+    merged = _merged_meanwhile(group, table, first)
+    if merged:
+        return Refused(merged)
+    good = first.version - 1
+    return Offer(
+        ("--undo-foreign", table.state),
+        f"RESTORE {table.path} to version {good}, as this topology left it. The change is taken back; no transaction "
+        "is lost or counted twice. Delta refuses it if VACUUM has removed files that this needs; then nothing changes. "
+        "A stream that reads the table may stop at it, since rows are removed.",
+        (Restore(group.name, table.path, table.table_id, good, table.version),),
+    )
+
+
+def _merged_meanwhile(group: GroupFacts, table: TableFacts, first: ForeignChange) -> str:
+    """Why a log cannot be put back: its plain table may hold what others did to it."""
+    if table.role != LOG:
+        return ""
+    for plain in group.tables:
+        if plain.role != PLAIN or plain.state != table.state or not plain.exists or plain.merged < plain.starts_at:
+            continue
+        if plain.merged_log is None or plain.merged_log < 0:  # P says that there was a MERGE
+            return (
+                f"It cannot be undone: which version of it was merged into {plain.path} last is not known any more, so "
+                "that the change may be in that table too."
+            )
+        if plain.merged_log >= first.version:
+            return (
+                f"It cannot be undone: its version {plain.merged_log} was merged into {plain.path}, which holds the "
+                "change since then, or passes for having what was taken away. Bring both tables back from one copy "
+                "with the rest of the warehouse, or begin again with `trident reset NAME --drop-tables`."
+            )
+    return ""
+
+
+def _accept(group: GroupFacts, table: TableFacts, restored: bool) -> Offer | Refused:
+    if table.not_written:
+        return Refused(
+            f"It cannot be accepted: the table asks more of its writers than this framework does: {table.not_written}. "
+            "Take that away (ALTER TABLE … DROP CONSTRAINT, DROP DEFAULT, DROP NOT NULL, DROP FEATURE), run this again."
+        )
+    if all(change.only_properties for change in table.foreign):
+        return Offer(
+            ("--accept-foreign", table.state),
+            f"take {table.path} with the table properties that it has now; its rows are as this topology left them.",
+            (SetMarks(group.name, marks_of([table])),),
+        )
+    if table.role == LOG:
+        return Refused(
+            "It cannot be accepted: rows of others in the log of a keyed state are merged in part or not at all, "
+            "according to the transaction that the row names."
+        )
+    if table.role == PLAIN and restored:
+        return Refused(
+            "It cannot be accepted: the rows are older than the transaction that the table says it holds, and those "
+            "between would be missing."
+        )
+    if table.role == PLAIN and table.merged < table.floor:
+        return Refused(f"It cannot be accepted: its log is kept above transaction {table.floor} only.")
+    if table.role == PLAIN and table.odd_rows:
+        return Refused(f"It cannot be accepted: {table.odd_rows}.")
+    if table.role == PLAIN:
+        meaning = "the values in it are the base of all that follows; the rows of the log above it are added"
+    elif restored:
+        meaning = "rows that the RESTORE took away stay away, though their transactions are done: THEY ARE LOST"
+    else:
+        meaning = "rows that were added stay, rows that were removed stay away; transactions go on from there"
+    return Offer(
+        ("--accept-foreign", table.state),
+        f"take {table.path} as it is at version {table.version}: {meaning}. No transaction is processed again.",
+        (SetMarks(group.name, _accepted(table)),),
+    )
+
+
+def unverified_log(group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
+    if not table.unverified:
+        return []
+    since = table.mark.version if table.mark else 0
+    offer = Offer(
+        ("--accept-unverified", table.state),
+        f"take {table.path} as it is at version {table.version}. If another writer changed it since version {since}, "
+        "that stays, and no later start will look again: compare the table with what you expect first.",
+        (SetMarks(group.name, _accepted(table)),),
+    )
+    text = (
+        f"the log entries of {table.path} after version {since} (the last that ZooKeeper knows) are gone up to some "
+        f"point before version {table.version}; which side is older cannot be known"
+    )
+    return [choices.finding("Delta log cleaned too far", group.name, text, offer)]
+
+
+def _accepted(table: TableFacts) -> Mapping[str, TableMark]:
+    """The mark of a table that is taken as it is. A plain table's says so: its log alone no longer gives it."""
+    marks = marks_of([table])
+    if table.role != PLAIN:
+        return marks
+    return {table_id: replace(mark, digest=ACCEPTED) for table_id, mark in marks.items()}

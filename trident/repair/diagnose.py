@@ -2,7 +2,7 @@
 
 In: facts (facts.py) and the user's choices. Out: findings, each with
 what could be done, what that would mean, and, where the choices say so, the
-steps. Nothing is read or written here: look.py reads, apply.py writes.
+steps. Nothing is read or written here: inspection.py reads, apply.py writes.
 
 The rules behind it:
 
@@ -21,13 +21,18 @@ from dataclasses import replace
 
 from trident.coordinators.records import Decision, GroupRecord, TableMark, is_outside_id
 from trident.maintenance.facts import PLAIN, GroupFacts, TableFacts, TopologyFacts
-from trident.repair.damaged import damaged_ledgers, lost_positions, stuck_values, undecidable
-from trident.repair.foreign import foreign_changes, unverified_log
-from trident.repair.outside import outside_states
-from trident.repair.rebuild import marks_of, rebuild
+from trident.repair.damaged import (
+    damaged_ledgers,
+    foreign_changes,
+    lost_positions,
+    outside_states,
+    stuck_values,
+    undecidable,
+    unverified_log,
+)
+from trident.repair.rebuild import ahead_of_log, marks_of, rebuild, without_record
 from trident.repair.steps import Choices, Finding, Offer, SetMarks, WriteRecord
-from trident.repair.whole import ahead_of_log, without_record
-from trident.states.keyed.plain_watch import ACCEPTED
+from trident.states.keyed.table_watch import ACCEPTED
 
 _NONE = Choices()
 RECREATED = "table dropped and recreated"

@@ -10,7 +10,7 @@ from typing import Any
 
 from trident.coordinators.errors import Halted
 from trident.coordinators.supervisor import Supervisor
-from trident.running.stuck_calls import stuck_calls
+from trident.running.interrupts import stuck_calls
 
 log = logging.getLogger("trident.query")
 _POLL_SECS = 0.5

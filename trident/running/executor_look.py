@@ -20,7 +20,7 @@ from pyspark import SparkContext, cloudpickle
 from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import ClusterProblem
-from trident.states.core.local_properties import local_properties
+from trident.states.core.spark_jobs import local_properties
 
 log = logging.getLogger(__name__)
 DRIVERS = "driver"

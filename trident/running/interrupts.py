@@ -1,4 +1,4 @@
-"""Stops the queries of an interrupted or ended script, and prints a line instead of pages.
+"""The queries of a script or a notebook: registered, stopped when it ends, and the calls that they are stuck in.
 
 Python ends a script in the middle of whatever its threads do. PySpark besides
 cancels every job at Ctrl-C, so that a topology's batches fail and are tried
@@ -15,27 +15,158 @@ in the main thread:
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from pyspark import SparkContext
 
-from trident.coordinators import shown_errors
-from trident.running.registry import all_running
+import trident.coordinators
+import trident.states
+from trident.config import TridentConfig
+from trident.coordinators import tracebacks
+from trident.coordinators.errors import TridentError
+from trident.running.query_base import QueryBase
+from trident.states.core.place import Place
+
+# Tells whether this is a notebook: then a cell is started again, and replaces what it started before.
+
+
+def in_notebook() -> bool:
+    """Tells whether the code runs in a kernel of IPython, as notebooks do; not in a script, nor at a prompt."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+# Finds the lines of users' code that threads of a query have not returned from.
+
+
+# Code that is not a user's: the framework, Python, and packages installed beside it.
+_NOT_USERS = tuple(
+    str(Path(folder).resolve())
+    for folder in {
+        str(Path(__file__).parent.parent),
+        *trident.coordinators.__path__,
+        *trident.states.__path__,
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+
+
+def stuck_calls(is_ours: Callable[[str], bool]) -> list[str]:
+    """The users' functions that threads are in now.
+
+    Args:
+        is_ours: says of a thread's name whether to look at it.
+
+    Returns:
+        "close, at pipeline.py:12" for each, the function that the framework called and where it stands.
+    """
+    frames = sys._current_frames()
+    found = []
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if frame is not None and is_ours(thread.name):
+            of_user = _called(frame)
+            if of_user is not None:
+                code = of_user.f_code
+                found.append(f"{code.co_name}, at {Path(code.co_filename).name}:{of_user.f_lineno}")
+    return found
+
+
+def _called(frame: FrameType | None) -> FrameType | None:
+    """The outermost frame of a user's that the framework called."""
+    called = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith("<") and not str(Path(file).resolve()).startswith(_NOT_USERS):
+            called = frame
+        frame = frame.f_back
+    return called
+
+
+# The queries that run in this process: a script that forgets one is told of it, and does not wait for it.
+
+
+log = logging.getLogger("trident.query")
+# A topology, as its processes meet: by its name, in one ZooKeeper, under one root.
+Meeting = tuple[str, str, str]
+_lock = threading.Lock()
+_queries: dict[Meeting, list[QueryBase]] = {}
+
+
+def place_of(name: str, config: TridentConfig, warehouse: Place) -> Meeting:
+    """Where a topology of this name contends for leadership."""
+    zookeeper = str(warehouse) if config.zookeeper == "embedded" else config.zookeeper
+    return name, zookeeper, config.zookeeper_root
+
+
+def make_room(place: Meeting, *, replace: bool, standby: bool, check: Callable[[QueryBase], None]) -> None:
+    """Sees to it that a start does not wait, without a word, for a query of this very process.
+
+    Args:
+        replace: stops the one that runs, and says so.
+        standby: a second one is wanted: it waits for its turn.
+        check: is called before one is stopped, and raises where the start could not go on from it. A notebook replaces
+            by itself, and the name may have been taken by mistake: the one that runs goes on then.
+
+    Raises:
+        TridentError: one runs, and neither was asked for; or it could not be stopped.
+    """
+    running = [] if standby else running_at(place)
+    for query in running:
+        if not replace:
+            raise TridentError(
+                f"{query.name} runs in this process already",
+                found=repr(query),
+                expected="one query of it in a process",
+                action="call its query.stop() first, or start(replace=True), which does; start(standby=True) is for "
+                "one that is to wait for its turn",
+            )
+        check(query)
+        log.warning("%s: the query that ran here (run %s) is stopped and replaced", query.name, query.run_id[:8])
+        query.request_stop(compact=False)
+        query.stop()
+
+
+def running_at(place: Meeting) -> list[QueryBase]:
+    """The queries of a topology that have not ended."""
+    with _lock:
+        return [query for query in _queries.get(place, ()) if query.is_active]
+
+
+def add(place: Meeting, query: QueryBase) -> None:
+    """A query runs, until it ends."""
+    with _lock:
+        # Those that have ended are forgotten, wherever they ran: each holds its topology and its tables' plans.
+        for known in list(_queries):
+            _queries[known] = [other for other in _queries[known] if other.is_active]
+            if not _queries[known]:
+                del _queries[known]
+        _queries.setdefault(place, []).append(query)
+
+
+def all_running() -> list[QueryBase]:
+    """Every query of this process that has not ended."""
+    with _lock:
+        return [query for queries in _queries.values() for query in queries if query.is_active]
+
 
 # How long a script's end waits for its queries: the next start does what is left.
 _STOP_SECS = 10.0
 _CANCEL_SECS = 2.0
 _EXIT_INTERRUPTED = 130
 
-_lock = threading.Lock()
 _of_process = 0
 _starts = 0
 _interrupted = False  # since a start began
@@ -80,7 +211,7 @@ def prepare() -> None:
     with _lock:
         if _of_process != os.getpid():
             _of_process = os.getpid()
-            shown_errors.install()
+            tracebacks.install()
             _previous_hook, sys.excepthook = sys.excepthook, _on_uncaught
             atexit.register(_at_exit)
     _spare_the_batches()

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.kept import why_not_kept
+from trident.coordinators.identities import TransactionAttempt
+from trident.planning.groups import why_not_kept
+from trident.spark.jars import kept_plan_class
 from trident.spark.kept_plan import NO_FIT, NO_JAR, KeptPlan, NotKept
-from trident.spark.kept_plans_jar import kept_plan_class
-from trident.spark.slots import Slot
-from trident.states.core import own_jar
-from trident.states.core.staged import StagedFile
+from trident.spark.rows import Slot
+from trident.states.core import spark_jobs
+from trident.states.core.tables import StagedFile
 from trident.states.delta.parquet_files import ATTEMPT
 from trident.states.delta.staging import StagingTarget, reports_of, stage_by
 from trident.states.publishing.user_tasks import BatchInfo
@@ -74,7 +74,7 @@ class KeptPlans:
             slots: tx_id → the batch, of every stream of the group.
             sent: further local properties of its job.
         """
-        if self.why_not is None and not own_jar.fits(self._spark.sparkContext):
+        if self.why_not is None and not spark_jobs.fits(self._spark.sparkContext):
             self.why_not = NO_FIT
         if self.why_not is not None:
             return None

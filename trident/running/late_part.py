@@ -1,40 +1,311 @@
-"""Runs the late part of each batch: in the first of its forms that can take it (``late_choice.py`` says which)."""
+"""Runs the late part of each batch: in the first of its forms that can take it (``late_part.py`` says which)."""
 
 from __future__ import annotations
 
+import base64
 import logging
+import pickle
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators import faults
-from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import TridentError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
+from trident.coordinators.threads import DaemonPool
 from trident.operations.window_spec import Unit
-from trident.planning.kept import is_one_job, is_worker_pass
-from trident.running.boundaries import Staged, Staging, bytes_of
-from trident.running.late_choice import Able, Breaker, Form, Rows, choose
-from trident.running.late_jobs import OneJob, WorkerPass
+from trident.planning.groups import is_one_job, is_worker_pass, why_not_kept
+from trident.planning.operation import MARKER, MARKER_FIELD, Fields, OnePartitionOp
+from trident.planning.session_frames import Batch, SessionFrames
+from trident.running.kept_plans import NONE, KeptPlans
 from trident.spark.jobs import JobWatch
-from trident.spark.slots import Slot
-from trident.states.core.host_bound import is_local_master
-from trident.states.core.staged import StagedFile
-from trident.states.delta.staging import file_target, stage, stage_tables
-from trident.states.keyed.copies import StateCopies
-from trident.states.keyed.host_copies import HostCopies
+from trident.spark.rows import RowsSlot, Slot, parquet_reader
+from trident.states.core.addresses import is_local_master
+from trident.states.core.local_copy import CopyAsOf
+from trident.states.core.place import Place
+from trident.states.core.tables import StagedFile
+from trident.states.delta.data_files import require_whole
+from trident.states.delta.staging import StagingTarget, file_target, reports_by, reports_of, stage, stage_tables
+from trident.states.keyed.copies import HostCopies, StateCopies
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers.late_pass import LatePass
+from trident.workers.failures import SPARKS, STALE, find_report, left_to_spark
+from trident.workers.late_pass import LATE, LateAtOncePass, LateBatch, LatePass, rows_of
 from trident.workers.look_up import CopyOfState
-from trident.workers.reports import SPARKS, STALE, find_report, left_to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from trident.planning.groups import GroupPlan
+
+
+# Chooses the form in which a batch's late part runs, from plain data: no Spark here.
+
+
+# More rows than this are worth a Spark job, whose Python runs beside the coordinator's threads (docs/decisions/0031).
+DRIVER_ROWS_MAX = 10_000
+# Rows in so few bytes are worth one Spark partition.
+SMALL_BYTES = 8 << 20
+# So many transactions at most read the tables before another form is tried again.
+_PAUSE_MAX = 10
+
+
+class Form(Enum):
+    """How a late part runs; the progress names it: ``resolve_by_…``."""
+
+    NOTHING = "nothing"
+    ONE_JOB = "one_job"
+    DRIVER = "driver"
+    PASS = "pass"
+    TABLES = "tables"
+
+
+@dataclass(frozen=True)
+class Able:
+    """The forms that a group's plan, its session and its local copies allow.
+
+    Attributes:
+        one_job: early and late part as one Spark job.
+        driver: in the coordinator's process.
+        one_partition: in one Spark partition, with copies where tasks run.
+    """
+
+    one_job: bool
+    driver: bool
+    one_partition: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that the early part of a batch has staged for the late one.
+
+    Attributes:
+        idle: the late part has nothing to do.
+        size: in bytes, of the largest boundary.
+    """
+
+    idle: bool
+    rows: int
+    size: int
+
+
+def choose(able: Able, staged: Rows | None, is_next: bool, is_open: bool) -> Form | None:
+    """The form of a batch's late part.
+
+    Args:
+        staged: None before the early part has run.
+        is_next: the transaction before has advanced.
+        is_open: see Breaker.
+
+    Returns:
+        None: the early part runs first.
+    """
+    if staged is None:
+        return Form.ONE_JOB if able.one_job and is_next and not is_open else None
+    if staged.idle:
+        return Form.NOTHING
+    if is_open or staged.size > SMALL_BYTES:
+        return Form.TABLES
+    if able.driver and staged.rows <= DRIVER_ROWS_MAX:
+        return Form.DRIVER
+    return Form.PASS if able.one_partition else Form.TABLES
+
+
+class Breaker:
+    """Open for batches that read the tables, after one for which another form has worked in vain.
+
+    Another attempt at such a batch reads the tables. The next transaction tries another form again: often one alone
+    fires many windows, and those after it none. Where it fails as well, one transaction after it reads the tables
+    without a try; then three, seven, and ten each time.
+    """
+
+    def __init__(self) -> None:
+        self._times = self._since = self._until = 0
+
+    def failed(self, txid: int) -> None:
+        """A form was given up: it read too much, or met a value that only Spark can compute."""
+        self._times += 1
+        self._since, self._until = txid, txid + min(2 ** (self._times - 1), _PAUSE_MAX + 1)
+
+    def worked(self) -> None:
+        """A batch was computed in another form than on the tables."""
+        self._times = self._since = self._until = 0
+
+    def is_open(self, txid: int) -> bool:
+        return self._since <= txid < self._until
+
+
+# The rows of a batch between its two halves: as files that the early part has staged.
+
+
+Staged = Mapping[str, Sequence[StagedFile]]
+
+
+@dataclass(frozen=True)
+class StagedBoundary:
+    """Where rows pass from early to late operations.
+
+    Attributes:
+        root: the folder that its files' paths are relative to.
+    """
+
+    name: str
+    root: Place
+    fields: Fields
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """That of its rows; times are instants in UTC."""
+        return to_arrow_schema(StructType(list(self.fields)), timezone="UTC")
+
+    def paths(self, files: Iterable[StagedFile]) -> list[str]:
+        """The paths of its files, in the order of the batch.
+
+        Raises:
+            TableError: one is gone or not whole.
+        """
+        files = list(files)
+        where = "a batch between its two halves"
+        require_whole(where, str(self.root), files, "the batch is tried again; check the disk")
+        return [str(self.root / file.path) for file in files]
+
+    def rows(self, files: Sequence[StagedFile]) -> pa.Table:
+        """Its rows in this process, in the order of the batch.
+
+        Raises:
+            TableError: a file is gone or not whole.
+        """
+        return rows_of(self.paths(files), self.schema)
+
+    def frame(self, spark: "SparkSession", files: Sequence[StagedFile], ordered: bool) -> "DataFrame":
+        """Its rows in Spark; few of them are one Spark partition.
+
+        Args:
+            ordered: whether they are to be in the order of the batch.
+
+        Raises:
+            TableError: a file is gone or not whole.
+        """
+        schema = StructType(list(self.fields))
+        if not files:
+            return spark.createDataFrame([], schema)
+        reader, paths = parquet_reader(spark, schema), self.paths(files)
+        if ordered and len(paths) > 1:
+            # Spark would sort the files by size; their order is that of the batch.
+            frame = reduce(lambda a, b: a.union(b), [reader.parquet(path).coalesce(1) for path in paths])
+        else:
+            frame = reader.parquet(*paths)
+        return frame.coalesce(1) if bytes_of(files) <= SMALL_BYTES else frame
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Where the rows of a group's batches are staged.
+
+    Attributes:
+        boundaries: between its parts.
+        early, late: the states of which each part stages rows.
+    """
+
+    boundaries: Sequence[StagedBoundary]
+    early: Sequence[StagingTarget]
+    late: Sequence[StagingTarget]
+    incarnation: str
+    codec: str
+
+
+def bytes_of(files: Iterable[StagedFile]) -> int:
+    return sum(file.size for file in files)
+
+
+# The late part of a small batch in a Python worker, by plans that are kept: with the early part, or after it.
+
+
+# More bytes of rows than these are staged between the two parts, and not held by a worker.
+_BYTES_MAX = 32 << 20
+
+
+class OneJob:
+    """The early part by Spark. The rows of the one boundary are not staged between: one worker is given them all.
+
+    Args:
+        late: of one boundary.
+        for_none: whether it does something for a batch without rows.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", plan: "GroupPlan", late: LatePass, for_none: bool, staging: Staging
+    ) -> None:
+        self._plan, self._staging = plan, staging
+        (self._boundary,) = late.boundaries
+        # Spark may give a batch no partition (a filter that is always false): then no worker would run.
+        fields = (*staging.boundaries[0].fields, MARKER_FIELD)
+        self._there = OnePartitionOp(fields).transform(SessionFrames(spark)) if for_none else None
+        # A state's own rows are staged by the worker that goes on with them.
+        own = next((one for one in staging.early if one.name == self._boundary), None)
+        state = None if own is None else (file_target(own, staging.codec), own.txid_column)
+        self._pass = LateAtOncePass(late, _BYTES_MAX, MARKER if for_none else "", state)
+        self._others = [one for one in staging.early if one is not own]
+        targets = [*staging.early, *staging.late]
+        self._plans = KeptPlans(spark, plan.name, targets, why_not_kept(plan), self._reports)
+
+    def stage(
+        self, attempt: TransactionAttempt, slots: Mapping[str, Slot], info: BatchInfo, copies: Mapping[str, CopyAsOf]
+    ) -> dict[str, list[StagedFile]] | None:
+        """Stages all rows of a batch; None: no plan is kept for such batches, and nothing has been done.
+
+        Args:
+            copies: as of the transaction before.
+        """
+        return self._plans.stage(slots, self._staging.incarnation, attempt, _sent(LateBatch(info, dict(copies))))
+
+    @contextmanager
+    def _reports(self, inputs: Mapping[str, "DataFrame"]) -> Iterator["DataFrame"]:
+        with self._plan.build(inputs, NONE, BatchInfo(NONE)) as frames:
+            # Also where streams or a hint have put rows into several: each task would go on from the same values.
+            frame = frames[self._boundary]
+            frame = frame.coalesce(1) if self._there is None else self._there(frame, Batch(BatchInfo(NONE)))
+            late, others = reports_by(frame, self._pass), self._others
+            yield reports_of(frames, others, self._staging.codec).union(late) if others else late
+
+
+class WorkerPass:
+    """The late part in one pass of a Python worker, from the files that the early part has staged."""
+
+    def __init__(self, spark: "SparkSession", group: str, late: LatePass, staging: Staging) -> None:
+        self._pass, self._staging = late, staging
+        # One row for the one task; what it does is sent with the job.
+        self._one = RowsSlot(spark, pa.table({"one": [True]}), StructType([StructField("one", BooleanType())]))
+        self._plans = KeptPlans(spark, group, staging.late, None, self._reports)
+
+    def stage(
+        self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Mapping[str, CopyAsOf]
+    ) -> dict[str, list[StagedFile]] | None:
+        """Stages the rows of late states; None: no plan is kept, and nothing has been done.
+
+        Raises:
+            TableError: a staged file is gone or not whole.
+        """
+        files = {one.name: one.paths(staged[one.name]) for one in self._staging.boundaries}
+        batch = _sent(LateBatch(info, dict(copies), files))
+        return self._plans.stage({"one": self._one}, self._staging.incarnation, attempt, batch)
+
+    @contextmanager
+    def _reports(self, inputs: Mapping[str, "DataFrame"]) -> Iterator["DataFrame"]:
+        yield reports_by(inputs["one"], self._pass)
+
+
+def _sent(batch: LateBatch) -> dict[str, str]:
+    """The local property that sends a worker its batch."""
+    return {LATE: base64.b64encode(pickle.dumps(batch)).decode("ascii")}
+
 
 log = logging.getLogger("trident.runner")
 RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and stages what depends on them")

@@ -9,21 +9,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import NotLeading, TridentError
-from trident.messages.letters import DeadLetter, LetterBox
-from trident.planning.graph import TopologyGraph
+from trident.messages.dead_letters import DeadLetter, LetterBox
+from trident.planning.explain import plan_graph
 from trident.planning.groups import GroupPlan
-from trident.planning.plan_graph import plan_graph
-from trident.running.led_before import LedBefore
+from trident.planning.nodes import TopologyGraph
 from trident.running.reading import get_running
-from trident.running.standby_notes import waiting_standbys
+from trident.running.status import waiting_standbys
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place
-from trident.states.history.recorded import last_transactions
-from trident.states.outside.outbox_letters import RefusedBox
+from trident.states.history.recorded import LedBefore, last_transactions
+from trident.states.outside.outbox import RefusedBox
 from trident.watching.live_feed import TRANSACTIONS, LiveFeed, before, past_records
-from trident.watching.live_page import LIVE_SECS, LivePage, often_secs
-from trident.watching.page_parts import Recent, key_of_texts, shown_value
-from trident.watching.state_sizes import StateSizes
+from trident.watching.live_page import LIVE_SECS, LivePage, Recent, StateSizes, key_of_texts, often_secs, shown_value
 
 if TYPE_CHECKING:
     from starlette.routing import Route

@@ -18,10 +18,9 @@ from trident.spark.stores import configure_by_session
 from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.core.names import checked_txid
 from trident.states.core.place import Place, warehouse_place
-from trident.states.core.store_problems import stores_told
-from trident.states.keyed.frames import own_snapshot, values_by_spark
+from trident.states.core.storage import stores_told
 from trident.states.keyed.key_reads import KeyReader, NotByKey, Values, held_values
-from trident.states.keyed.reading import read_state
+from trident.states.keyed.reading import own_snapshot, read_state, values_by_spark
 
 
 def read(

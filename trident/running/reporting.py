@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,28 +11,35 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from pyspark.sql import SparkSession
+
+from trident.config import TridentConfig
 from trident.coordinators.handing_over import HandoverRequest
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.master import Mode
 from trident.coordinators.ports import Term
 from trident.coordinators.records import Holder
-from trident.coordinators.recovery import RunningGroup
-from trident.coordinators.supervisor import Supervisor
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.supervisor import RunningGroup, Supervisor
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.drpc.endpoint import DrpcFront
 from trident.drpc.requests import DrpcRequests
 from trident.planning.groups import GroupPlan
-from trident.running.first_status import FirstStatus
 from trident.running.progress import ProgressLog
-from trident.running.rehearsals import Rehearsals
 from trident.running.site import SparkSite
-from trident.running.standby_copies import StandbyCopies
-from trident.running.standby_notes import StandbyNote
-from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
-from trident.running.warm_up import WarmUp
+from trident.running.standby import Rehearsals, StandbyCopies, WarmUp
+from trident.running.status import (
+    AttemptStatus,
+    CopyStatus,
+    FirstStatus,
+    GroupStatus,
+    StandbyNote,
+    StatusWriter,
+    TopologyStatus,
+)
 from trident.spark.class_archive import make_later
 from trident.spouts.host import added
 from trident.states.core.place import Place
-from trident.states.keyed.background_compactor import VIEWS
+from trident.states.keyed.background_compactor import VIEWS, BackgroundCompactor
 from trident.watching.events import (
     Advanced,
     Began,
@@ -45,6 +53,8 @@ from trident.watching.events import (
     Watchers,
 )
 from trident.watching.listeners import Listeners
+from trident.watching.metric_facts import MergeFacts
+from trident.watching.otel import asked_for
 
 log = logging.getLogger("trident.query")
 _POLL_SECS = 0.5
@@ -372,3 +382,75 @@ class Reporter:
         if on_hosts is not None:
             found += [one for one in on_hosts.health() if copies is None or one.condition != "waiting"]
         return tuple(CopyStatus(**asdict(one)) for one in found)
+
+
+# Puts metrics to a topology that is being started: where its port is open, or OpenTelemetry has an exporter.
+
+
+def measure(
+    reporter: Reporter,
+    plans: Sequence[GroupPlan],
+    config: TridentConfig,
+    warehouse: Place,
+    zk: ZooKeeper,
+    spark: SparkSession,
+) -> None:
+    """Adds a watcher and the route ``/metrics``; nothing where no program could read the metrics.
+
+    Raises:
+        ConfigError: OpenTelemetry's environment variables cannot be used.
+    """
+    if not config.metrics or not (config.http or asked_for(os.environ)):
+        return
+    from trident.watching.metrics import Metrics  # time: 60 ms, only where there are metrics
+
+    observed = RunningTopology(reporter, plans, warehouse, zk, spark)
+    metrics = Metrics(reporter.progress.name, observed, config.metrics_interval_secs)
+    zk.timed = metrics.instruments.zookeeper
+    reporter.watchers.add(metrics.watch)
+    reporter.front.routes = [*reporter.front.routes, metrics.route]
+
+
+class RunningTopology:
+    """A topology of this process as metrics observe it: ``trident.watching.metrics.Observed``."""
+
+    def __init__(
+        self, reporter: Reporter, plans: Sequence[GroupPlan], warehouse: Place, zk: ZooKeeper, spark: SparkSession
+    ) -> None:
+        self.warehouse = warehouse
+        self._reporter, self._zk, self._spark = reporter, zk, spark
+        self._states = [(plan.name, binding.name) for plan in plans for binding in plan.bindings]
+
+    def status(self) -> TopologyStatus:
+        return self._reporter.status()
+
+    def merges(self) -> Mapping[str, Mapping[str, MergeFacts]]:
+        found: dict[str, dict[str, MergeFacts]] = {}
+        for group in list(self._reporter.supervisor.groups):
+            upkeep = group.parts.upkeep
+            if isinstance(upkeep, BackgroundCompactor):
+                found[group.name] = {
+                    state: MergeFacts(upto, totals.count, totals.seconds, totals.failures)
+                    for state, (upto, totals) in upkeep.merged.items()
+                }
+        return found
+
+    def failures(self) -> Mapping[str, tuple[int, float]]:
+        found = {}
+        for group in list(self._reporter.supervisor.groups):
+            driver = group.driver
+            most = max(
+                (count.failures for txid, count in driver.state.failures if txid >= driver.state.current), default=0
+            )
+            since = driver.unready
+            found[group.name] = most, 0.0 if since is None else max(time.monotonic() - since[0], 0.0)
+        return found
+
+    def zookeeper_connected(self) -> bool:
+        return self._zk.connected
+
+    def states(self) -> Sequence[tuple[str, str]]:
+        return self._states
+
+    def jvm(self) -> Any:
+        return self._spark.sparkContext._jvm

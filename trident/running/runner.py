@@ -15,39 +15,62 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import ProcessedBatch
-from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.batches import TrackedBatches
 from trident.planning.compiled import BuiltBatch
 from trident.planning.operation import ANCHORS_FIELD
 from trident.planning.session_frames import compute_and_count
-from trident.running.attempt_jobs import AttemptJobs
-from trident.running.boundaries import StagedBoundary, Staging
 from trident.running.kept_plans import early_plans
-from trident.running.late_choice import Form
-from trident.running.late_part import LatePart
-from trident.spark.jobs import cancel_group
-from trident.spark.rows import held_rows, to_dataframe
-from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot, TaskSlot
+from trident.running.late_part import Form, LatePart, StagedBoundary, Staging
+from trident.spark.jobs import JobWatch, cancel_group
+from trident.spark.rows import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot, TaskSlot, held_rows, to_dataframe
 from trident.spouts.contracts import Emitted, Json, SpoutKind
 from trident.spouts.executors import spout_kind
 from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
-from trident.states.core import pools, storage
+from trident.states.core import spark_jobs, storage
 from trident.states.core.place import Place
 from trident.states.delta.staging import StagingTarget, stage
-from trident.states.keyed.copies import StateCopies
-from trident.states.keyed.host_copies import HostCopies
+from trident.states.keyed.copies import HostCopies, StateCopies
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.udf.expression_failures import expression_failure
-from trident.udf.schemas import spout_schema
+from trident.udf.expressions import expression_failure
 from trident.udf.signatures import translate_failure
+from trident.udf.types import spout_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from trident.messages.executor import MessageSpoutExecutor
     from trident.planning.groups import GroupPlan
+
+
+# The Spark jobs of an attempt: their group, their pool, and whether they were given up.
+
+
+class AttemptJobs(JobWatch):
+    """The jobs of an attempt, or of its part in the transaction's turn.
+
+    Args:
+        text: describes them.
+        pool: of Spark's scheduler.
+    """
+
+    cancelled = False
+
+    def __init__(self, context: Any, job_group: str, timeout_secs: float | None, text: str, pool: str) -> None:
+        super().__init__(context, job_group, timeout_secs)
+        self._text, self._pool = text, pool
+
+    def begin_jobs(self) -> None:
+        """From here on jobs of the calling thread are in its group. It takes two calls to the JVM, so not for none."""
+        self._context.setJobGroup(self.job_group, self._text)
+        self._context.setLocalProperty("spark.scheduler.pool", self._pool)
+
+    @property
+    def given_up(self) -> bool:
+        return self.cancelled or self.timed_out
+
 
 log = logging.getLogger("trident.runner")
 
@@ -141,7 +164,7 @@ class SparkBatchRunner:
         """Runs; jobs that it begins are in a group that can be cancelled, and is when it takes too long."""
         job_group = f"trident-{self._topology}-{self._plan.name}-{attempt}-{uuid.uuid4().hex[:6]}"
         text = f"{self._topology} {self._plan.name} {attempt} {part}".rstrip()
-        running = AttemptJobs(self._context, job_group, timeout_secs, text, pools.of_batch(attempt.txid))
+        running = AttemptJobs(self._context, job_group, timeout_secs, text, spark_jobs.of_batch(attempt.txid))
         with self._lock:
             self._running[attempt] = running
         try:

@@ -12,17 +12,14 @@ from typing import Any, cast
 from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig
-from trident.coordinators.incarnation_ids import first_id
+from trident.coordinators.identities import first_id
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.messages.executor import MessageSpoutExecutor
-from trident.planning.code_id import code_id
-from trident.planning.groups import GroupPlan
+from trident.planning.groups import GroupPlan, code_id
+from trident.running.failures import FailureExplainer, WarehousePlace, session_end, written_folders
 from trident.running.runner import SparkBatchRunner
-from trident.running.session_end import session_end
-from trident.running.storage_failures import FailureExplainer, written_folders
 from trident.running.view import recorder
-from trident.running.warehouse_place import WarehousePlace
 from trident.spouts.contracts import PartitionedTridentSpout, SpoutContext, SpoutKind
 from trident.spouts.executors import (
     BatchSpoutExecutor,
@@ -31,29 +28,33 @@ from trident.spouts.executors import (
     check_reads_only,
     is_batch_spout,
 )
-from trident.spouts.given_batches import GivenBatches, GivenBatchesHost, GivenExecutor, load_given
-from trident.spouts.host import RecoverySpouts, TridentSpoutHost
-from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExecutor, PartitionedTridentSpoutExecutor
+from trident.spouts.host import (
+    GivenBatches,
+    GivenBatchesHost,
+    GivenExecutor,
+    RecoverySpouts,
+    TridentSpoutHost,
+    load_given,
+)
+from trident.spouts.partitions import OpaquePartitionedTridentSpoutExecutor, PartitionedTridentSpoutExecutor
 from trident.spouts.rich import is_rich_spout
 from trident.states.core import storage
+from trident.states.core.addresses import is_local_master
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.group_context import LeaderContext
-from trident.states.core.host_bound import is_local_master
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import Retention
-from trident.states.history.recorder import Published, TransactionRecorder
-from trident.states.history.transactions_table import TransactionsTable
-from trident.states.history.view_record import ViewRecorder
+from trident.states.history.recorder import Published, TransactionRecorder, TransactionsTable
+from trident.states.history.views import ViewRecorder
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.copies import StateCopies, own_folder, settled_repair
-from trident.states.keyed.frames import StoredFrames
-from trident.states.keyed.host_copies import HostCopies
+from trident.states.keyed.copies import HostCopies, StateCopies, own_folder, settled_repair
+from trident.states.keyed.reading import StoredFrames
 from trident.states.outside.health import OutsideProgress
 from trident.states.outside.port import OutsideState
 from trident.states.publishing.committer import DeltaCommitter
-from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_prior_incarnation
+from trident.states.publishing.incarnations import check_group_is_new, check_no_prior_incarnation
 
 _SPOUT_SETTINGS = (
     "max_spout_pending",

@@ -17,45 +17,38 @@ from pyspark.sql import SparkSession
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import StateAway, TridentError
 from trident.coordinators.master import Limits
-from trident.coordinators.recovery import Settings, Supervised
 from trident.coordinators.registration import IdentityDict, Registration
-from trident.coordinators.supervisor import Supervisor
+from trident.coordinators.supervisor import Settings, Supervised, Supervisor
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.drpc.endpoint import DrpcFront
 from trident.operations.windows import windows_with_rows
-from trident.planning.graph import Built
 from trident.planning.groups import GroupPlan, plan
+from trident.planning.nodes import Built
 from trident.planning.requests import copied_states
-from trident.running import interrupts, last_resort
-from trident.running.cluster_probe import prepare_cluster
-from trident.running.connecting import open_zookeeper, server_folder
-from trident.running.embedded_keeper import EmbeddedKeeper
+from trident.running import interrupts, process_defaults
+from trident.running.cluster_checks import check_topology, folders_of_tasks, master_of, prepare_cluster
 from trident.running.ending import Ending
-from trident.running.measuring import measure
-from trident.running.notebook import in_notebook
-from trident.running.one_host import check_topology, master_of
+from trident.running.failures import session_end
+from trident.running.interrupts import add, in_notebook, make_room, place_of
 from trident.running.page_source import page_routes
+from trident.running.process_defaults import Terminated, sigterm_ends
 from trident.running.progress import ProgressLog, make_display
 from trident.running.query import TopologyQuery
-from trident.running.registry import add, make_room, place_of
-from trident.running.rehearsals import Rehearsals, Rehearse
-from trident.running.reporting import Reporter
-from trident.running.session_end import session_end
-from trident.running.signals import Terminated, sigterm_ends
+from trident.running.reporting import Reporter, measure
 from trident.running.site import SparkSite
-from trident.running.source_folders import folders_of_tasks
-from trident.running.standby_notes import StandbyNote
-from trident.running.status import StatusWriter, status_path
+from trident.running.standby import Rehearsals, Rehearse
+from trident.running.status import StandbyNote, StatusWriter, status_path
+from trident.running.zookeeper import EmbeddedKeeper, open_zookeeper, server_folder
 from trident.spark import stores
-from trident.spark.left_uploads import drop_left_uploads
-from trident.spark.local_modules import renew_workers
+from trident.spark.cluster_files import renew_workers
 from trident.spark.session import check_kind, check_session, make_session, spark_settings
+from trident.spark.stores import drop_left_uploads
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.store_problems import stores_told
+from trident.states.core.storage import stores_told
 from trident.states.outside.port import OutsideState
 from trident.states.publishing.dead_letters import check_names_apart
-from trident.states.publishing.outside_publish import check_store
+from trident.states.publishing.other_stores import check_store
 from trident.watching import json_logs
 from trident.watching.lineage import lineage_of
 from trident.watching.listeners import TopologyListener, checked_listeners, made_listeners
@@ -106,7 +99,7 @@ def start_topology(
         StorageProblem: the warehouse's store refuses this process, or does not answer.
         TridentError: a query of this topology runs in this process already.
     """
-    last_resort.install()
+    process_defaults.install()
     if spark is not None:
         check_kind(spark)
     config = as_config(config).replace(**settings)

@@ -16,11 +16,10 @@ from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.core.store_problems import stores_told
+from trident.states.core.storage import stores_told
 from trident.states.delta.kernel import KernelEngine
-from trident.states.history.versions import published_as_of
-from trident.states.history.view_record import ViewRecorder
-from trident.states.history.views import read_view
+from trident.states.history.kept import published_as_of
+from trident.states.history.views import ViewRecorder, read_view
 from trident.states.keyed.compactor import Compactor
 from trident.states.publishing.dead_letters import tables_beside
 

@@ -34,13 +34,11 @@ from pyspark import SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
-from trident.coordinators.environment import without_secrets
-from trident.coordinators.java import java_identity
-from trident.coordinators.processes import boot_id
+from trident.coordinators.processes import boot_id, java_identity, without_secrets
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
 from trident.spark.jars import cache_folder
 from trident.states.core import storage
-from trident.states.core.import_path import import_path
+from trident.states.core.imports import import_path
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The jars of Delta and of file systems: from Spark's own resolver once, and from its cache afterwards."""
+"""Jars: of Delta and file systems by Spark's resolver, and the one of kept plans; and this host's name for it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,61 @@ import json
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
 
 import pyspark
 from pyspark.find_spark_home import _find_spark_home
 
-from trident.coordinators.environment import without_secrets
 from trident.coordinators.errors import EnvironmentProblem
+from trident.coordinators.processes import without_secrets
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
-from trident.spark.own_host import spare_own_host
-from trident.states.core import storage
+from trident.states.core import spark_jobs, storage
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+
+# The name of this machine, which Spark asks for at its start, with any master.
+
+
+_VARIABLE = "SPARK_LOCAL_IP"
+_LOOPBACK = "127.0.0.1"
+
+
+def own_host_problem() -> str | None:
+    """Says that this machine does not know the address of its own name, and what to do; None if it knows it."""
+    name = socket.gethostname()
+    try:
+        socket.gethostbyname(name)
+    except OSError as error:
+        return (
+            f"this machine does not know its own name; found: {name}: {error.strerror or error}; expected: an address, "
+            f"which Spark asks for at its start. Add a line to /etc/hosts ({_LOOPBACK} {name}), or set {_VARIABLE} to "
+            "an address of this machine"
+        )
+    return None
+
+
+def spare_own_host(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Has a JVM that is started with this environment take the loopback address where this machine's name has none.
+
+    Small images have no line for it in /etc/hosts, and Spark would end with an UnknownHostException. Only for a JVM
+    that no other machine talks to. An address that the user has set stays.
+    """
+    if _VARIABLE not in environment and own_host_problem():
+        environment[_VARIABLE] = _LOOPBACK
+
 
 log = logging.getLogger("trident.spark.session")
 
@@ -183,3 +220,55 @@ def cache_folder() -> Path:
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} is not writable")
     return folder
+
+
+# The small jar behind kept plans (its sources are in ``java/``): where it lies, and how a session gets it.
+#
+# Sessions that the framework configures have it on their class path. One that the user gives is handed it while it
+# runs;
+# where that fails, every plan is made anew for each batch, which is slower and gives the same.
+
+
+kept_plans_log = logging.getLogger(__name__)
+_CLASS = "trident.kept.KeptPlan"
+_found: "WeakKeyDictionary[SparkContext, Any]" = WeakKeyDictionary()
+
+
+def jar_path() -> Path:
+    return Path(__file__).with_name("kept-plans.jar")
+
+
+def jars() -> list[str]:
+    """The path of the jar; none where it is not there, as in a checkout without it."""
+    return [str(jar_path())] if jar_path().exists() else []
+
+
+def kept_plan_class(context: "SparkContext") -> Any | None:
+    """The Java class ``KeptPlan`` in a context's JVM, looked for once; None: it is not there, or does not fit."""
+    if not spark_jobs.fits(context):
+        return None
+    if context not in _found:
+        _found[context] = _find(context)
+    return _found[context]
+
+
+def _find(context: "SparkContext") -> Any | None:
+    jvm: Any = context._jvm
+    try:
+        if not _is_there(jvm) and jars():
+            context._jsc.addJar(jars()[0])  # for the tasks
+            jvm.PythonSQLUtils.addJarToCurrentClassLoader(jars()[0])
+        if _is_there(jvm):
+            return jvm.trident.kept.KeptPlan
+    except Exception as error:  # py4j's, of many kinds: a JVM that forbids it is as good as one without the jar
+        kept_plans_log.info("the jar of kept plans cannot be added to this session: %s", error)
+    return None
+
+
+def _is_there(jvm: Any) -> bool:
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        jvm.java.lang.Class.forName(_CLASS, True, loader)
+    except Exception:  # py4j's, in which the Java exception is wrapped
+        return False
+    return True

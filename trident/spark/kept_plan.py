@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from trident.states.core import own_jar
+from trident.states.core import spark_jobs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,7 +62,7 @@ class KeptPlan:
             try:
                 found = plan.run(json.dumps(dict(properties)))
             except Exception as error:
-                if not own_jar.does_not_fit(self._spark.sparkContext, error):
+                if not spark_jobs.does_not_fit(self._spark.sparkContext, error):
                     raise
                 with self._lock:
                     self.plan, self.refusal = None, NO_FIT
@@ -91,7 +91,7 @@ class KeptPlan:
                 plan = kept.of(given._jdf, state)
             refusal, self._fields = plan.refusal(), given.columns
         except Exception as error:  # what is planned for one job says it better, or runs
-            if own_jar.does_not_fit(spark.sparkContext, error):
+            if spark_jobs.does_not_fit(spark.sparkContext, error):
                 self.refusal = NO_FIT
                 return
             self._failures += 1

@@ -25,22 +25,28 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig
-from trident.coordinators.causes import first_line
-from trident.coordinators.environment import is_secret
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
-from trident.coordinators.java import find_java
-from trident.spark import class_archive, kept_plans_jar, stores
+from trident.coordinators.processes import find_java, is_secret
+from trident.coordinators.tracebacks import first_line
+from trident.spark import class_archive, stores
+from trident.spark import jars as kept_plans_jar
 from trident.spark.cluster_files import PYTHON_ARCHIVE, send_framework, send_python
-from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package
+from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package, spare_own_host
+from trident.spark.jvm import ENABLED as UNIX_SOCKETS
+from trident.spark.jvm import (
+    add_jars,
+    check_spark_home,
+    check_versions,
+    has_own_log4j,
+    is_submitted,
+    log4j_file,
+    socket_settings,
+    submitted_settings,
+    warn_of_what_came_too_late,
+)
 from trident.spark.jvm_start import imports_meanwhile
-from trident.spark.log4j import has_own_log4j, log4j_file
-from trident.spark.own_host import spare_own_host
-from trident.spark.spark_defaults import spark_defaults
-from trident.spark.submitted import add_jars, is_submitted, submitted_settings, warn_of_what_came_too_late
-from trident.spark.versions import check_spark_home, check_versions
-from trident.spark.worker_sockets import ENABLED as UNIX_SOCKETS
-from trident.spark.worker_sockets import socket_settings
-from trident.states.core.host_bound import is_local_master
+from trident.spark.stores import spark_defaults
+from trident.states.core.addresses import is_local_master
 
 log = logging.getLogger(__name__)
 

@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import ConfigError, SparkSessionProblem, StorageProblem
 from trident.spark.jars import resolved_jars
-from trident.spark.spark_defaults import spark_defaults
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.store_problems import is_safe_mode, store_problem
+from trident.states.core.storage import is_safe_mode, store_problem
+
+# Spark's own file of settings, ``spark-defaults.conf``, which its JVM reads below all that a session is given.
+
+
+_LINE = re.compile(r"((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)", re.DOTALL)
+
+
+def spark_defaults() -> dict[str, str]:
+    """The settings of the file in ``SPARK_CONF_DIR`` or in Spark's own folder ``conf``; none where there is no file."""
+    conf = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
+    try:
+        return properties(Path(conf, "spark-defaults.conf").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return {}  # the JVM says it where it cannot read the file
+
+
+def properties(text: str) -> dict[str, str]:
+    """The properties of a text as Java takes them: ``name value``, ``name=value`` or ``name: value`` in a line.
+
+    A backslash at the end of a line goes on with the next; elsewhere it takes the next character as it is. Java's
+    ``\\n`` and ``\\u0041``, which no setting needs, are not known here.
+    """
+    found = {}
+    lines = iter(text.splitlines())
+    for line in lines:
+        line = line.lstrip()
+        if not line or line[0] in "#!":
+            continue
+        while re.search(r"(?<!\\)(?:\\\\)*\\$", line):
+            line = line[:-1] + next(lines, "").lstrip()
+        if matched := _LINE.match(line):
+            name, value = (re.sub(r"\\(.)", r"\1", part) for part in matched.groups())
+            found[name] = value.strip()
+    return found
+
 
 log = logging.getLogger(__name__)
 # Spark's own setting of a session of ours: the scheme of the store that it is for.
@@ -204,3 +243,43 @@ def _check_s3(spark: SparkSession) -> None:
             expected=", ".join(_S3_PACKAGES),
             action=f'set {STORE} to "s3a" before trident.configure_spark(builder), or add the jars',
         ) from error
+
+
+# Uploads of large files whose sender has died: their parts cost space, and no listing shows them.
+
+
+# A file is sent within minutes. After so long the process that sent it is gone, whichever it was.
+LEFT_AFTER_SECS = 24 * 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+def drop_left_uploads(warehouse: Place, spark: SparkSession, left_after_secs: float = LEFT_AFTER_SECS) -> int:
+    """Aborts uploads below a warehouse on S3 that were begun long ago and never ended; others are left alone.
+
+    A failure, such as the right to list uploads that this process lacks, is logged and costs nothing but the space.
+    Nothing is looked for where the warehouse is the root of a bucket: an upload there may be of any application.
+
+    Returns:
+        how many there were.
+    """
+    prefix = str(warehouse)[len(warehouse.root) + 1 :]
+    if not warehouse.root.startswith("s3a:") or not prefix:
+        return 0
+    jvm: Any = spark._jvm
+    limit_ms = (time.time() - left_after_secs) * 1000
+    dropped = 0
+    try:
+        hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
+        files = jvm.org.apache.hadoop.fs.Path(str(warehouse)).getFileSystem(hadoop)
+        uploads = files.listUploads(f"{prefix}/")
+        while uploads.hasNext():
+            upload = uploads.next()
+            if upload.initiated().toEpochMilli() < limit_ms:
+                files.abortMultipartUpload(upload)
+                dropped += 1
+    except Py4JError as error:
+        _log.info("uploads below %s that were left behind cannot be looked for: %s", warehouse, error)
+    if dropped:
+        _log.info("aborted %d uploads below %s that were never ended", dropped, warehouse)
+    return dropped

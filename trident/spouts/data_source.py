@@ -31,13 +31,12 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts import arguments as spout_arguments
-from trident.spouts.arguments import foreign_metadata
-from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
+from trident.coordinators.identities import TransactionAttempt
+from trident.spouts import contracts as spout_arguments
+from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind, foreign_metadata
 from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
-from trident.spouts.row_tasks import TaskRows, arrow_batches, read_partitions
-from trident.udf.schemas import as_schema
+from trident.spouts.tasks import TaskRows, arrow_batches, read_partitions
+from trident.udf.types import as_schema
 
 
 class ReadLimits:

@@ -6,10 +6,10 @@ TridentSpoutExecutor               a TridentSpout or CommitterTridentSpout
 BatchSpoutExecutor                 a BatchSpout, made to look like a TridentSpout
 =================================  ============================================================
 
-Those of partitioned spouts are in :mod:`trident.spouts.partition_executors`.
+Those of partitioned spouts are in :mod:`trident.spouts.partitions`.
 Each executor is one stream's spout as the :class:`trident.spouts.host.TridentSpoutHost`
 drives it. All of them live on the driver; the emitters of partitions live on
-executors (:mod:`trident.spouts.partition_tasks`).
+executors (:mod:`trident.spouts.tasks`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from trident.coordinators.errors import Halted, SourceError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.spouts.contracts import (
     Backlog,
     BatchSpout,
@@ -38,7 +38,7 @@ from trident.spouts.contracts import (
     SpoutKind,
 )
 from trident.spouts.rich import is_rich_spout
-from trident.udf.schemas import spout_schema
+from trident.udf.types import spout_schema
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from trident.coordinators.errors import SourceError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.arguments import whole_of
-from trident.spouts.contracts import Json, SpoutContext
+from trident.coordinators.identities import TransactionAttempt
+from trident.spouts.contracts import Json, SpoutContext, whole_of
 
 Taken = TypeVar("Taken")
 

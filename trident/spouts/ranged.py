@@ -14,8 +14,7 @@ from abc import abstractmethod
 from typing import Generic, TypeVar
 
 from trident.coordinators.errors import Halted, SourceError, TopologyError
-from trident.spouts.arguments import whole
-from trident.spouts.contracts import BatchCoordinator, Json
+from trident.spouts.contracts import BatchCoordinator, Json, whole
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,23 @@ from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from trident.coordinators.errors import TopologyError
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.stored_json import Unreadable, as_record
-from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.arguments import foreign_metadata, is_whole, read_metadata
-from trident.spouts.contracts import Backlog, Emitted, Emitter, Json, SpoutContext, SpoutKind
-from trident.spouts.fixed import BatchIndex, IndexCoordinator
+from trident.spouts.contracts import (
+    Backlog,
+    Emitted,
+    Emitter,
+    Json,
+    SpoutContext,
+    SpoutKind,
+    foreign_metadata,
+    is_whole,
+    read_metadata,
+)
+from trident.spouts.fed import BatchIndex, IndexCoordinator
 from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
-from trident.spouts.row_tasks import TaskRows, arrow_batches, generated
-from trident.udf.schemas import as_schema
+from trident.spouts.tasks import TaskRows, arrow_batches, generated
+from trident.udf.types import as_schema
 
 _RATE_MAX = 1_000_000_000  # above it the time of a row, in microseconds, cannot be computed in 64 bits
 # Rows are made by native expressions, some 10 million a second and core.

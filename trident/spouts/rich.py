@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError
 from trident.spouts.contracts import SpoutContext, SpoutKind
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 DEFAULT_STREAM = "default"
 _PLAIN_IDS = (int, str)

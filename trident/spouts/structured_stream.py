@@ -29,11 +29,10 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
-from trident.coordinators.causes import first_line
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.arguments import read_metadata
-from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
+from trident.coordinators.identities import TransactionAttempt
+from trident.coordinators.tracebacks import first_line
+from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind, read_metadata
 from trident.states.core.storage import local_path
 
 # An exception with this in its text Spark takes for the interruption that its own stop() causes.

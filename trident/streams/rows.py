@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
+from pyspark.sql import Column
 from pyspark.sql.types import StructType
 
-from trident.coordinators.errors import FieldError, described
-from trident.operations import columns, repartitioning, row_functions
+from trident.coordinators.errors import FieldError, TopologyError, described
+from trident.operations import columns, joins, merging, multi_reduce, repartitioning, row_functions
 from trident.operations.chained import partition_aggregate
-from trident.planning.graph import TopologyGraph
-from trident.planning.nodes import Names, Node, field_names
-from trident.streams.arguments import NOT_GIVEN, Columnar, Function, Outputs, flat, shifted
+from trident.operations.guarantees import warn_if_independent
+from trident.operations.joins import JoinOutFieldsMode, join_within
+from trident.operations.timed import TimedNode
+from trident.planning.nodes import Names, Node, TopologyGraph, field_names
 from trident.streams.other_names import OtherNames
-from trident.udf.deferred import expr
+from trident.udf.deferred import DeferredColumn, expr
 from trident.udf.expressions import is_expression
+from trident.udf.types import check_distinct
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# The arguments of a stream's operations, as users may write them.
+
+
+Function = Callable[..., Any]
+Outputs = Union[str, Iterable[str], StructType]
+Columnar = Union["Column", DeferredColumn]
+NOT_GIVEN: Any = object()
+
+
+def shifted(inputs: Any, aggregator: Any, outputs: Any) -> tuple[Any, Any, Any]:
+    """(inputs, aggregator, outputs), where inputs may have been left out."""
+    if outputs is NOT_GIVEN:
+        inputs, aggregator, outputs = (), inputs, aggregator
+    if outputs is None:
+        raise FieldError("the aggregate has no output field", expected="a name behind the aggregator")
+    return inputs, aggregator, outputs
+
+
+def as_columns(*given: Any) -> list[Any]:
+    """The Columns of ``agg``, which stand where the other form has its arguments."""
+    return [one for one in given if one is not None and one is not NOT_GIVEN]
+
+
+def flat(fields: tuple[Names, ...], what: str) -> tuple[str, ...]:
+    """The names in ``("a", "b, c")``, at least one and each once."""
+    names = [name for given in fields for name in field_names(given, what)]
+    if not names:
+        raise FieldError(f"{what} has no fields", expected="at least one field name")
+    check_distinct(names, f"the fields of {what}")
+    return tuple(names)
 
 
 class RowOperations(OtherNames):
@@ -145,3 +181,72 @@ class RowOperations(OtherNames):
     def name(self, name: str) -> "Self":
         """Names this place of the stream in ``explain`` and the drawn plan."""
         return self._next(repartitioning.named(self._node, name))
+
+
+# merge, join and multi_reduce of streams: all of one topology, and a warning where only rows of one batch meet.
+
+
+def merge(graph: TopologyGraph, streams: Sequence[Any], outputs: Any) -> Node:
+    """The node of :meth:`TridentTopology.merge`, in the graph."""
+    _check(graph, streams, "merge")
+    node = merging.merge([stream._node for stream in streams], outputs)
+    graph.add(node)
+    return node
+
+
+def join(
+    graph: TopologyGraph, streams: Sequence[Any], keys: Any, outputs: Any, type: Any, mode: JoinOutFieldsMode
+) -> Node:
+    """The node of :meth:`TridentTopology.join`, in the graph."""
+    _check(graph, streams, "join")
+    node = joins.join([stream._node for stream in streams], keys, outputs, type, mode)
+    graph.add(node)
+    warn_if_independent(node, node.operation)
+    if not node.hidden:
+        return node
+    given = row_functions.project(node, node.names[node.hidden :])
+    graph.add(given)
+    return given
+
+
+def joined_within(
+    graph: TopologyGraph,
+    streams: Sequence[Any],
+    keys: Any,
+    outputs: Any,
+    how: Any,
+    mode: JoinOutFieldsMode,
+    within: Any,
+    name: Any,
+) -> TimedNode:
+    """The node of a join with a time bound; the caller adds it to the graph."""
+    _check(graph, streams, "join")
+    return join_within(graph, [stream._node for stream in streams], keys, how, outputs, mode, within, name)
+
+
+def reduce_several(graph: TopologyGraph, streams: Sequence[Any], inputs: Any, reducer: Any, outputs: Any) -> Node:
+    """The node of :meth:`TridentTopology.multi_reduce`, in the graph."""
+    what = "multi_reduce"
+    keys = tuple(stream._keys if isinstance(stream, RowOperations) else () for stream in streams)
+    if any(keys) and not all(keys):
+        raise TopologyError(f"{what}: some of the streams are grouped and others not", expected="all of them, or none")
+    _check(graph, streams, what, grouped=any(keys))
+    node = multi_reduce.multi_reduce([stream._node for stream in streams], keys, inputs, reducer, outputs)
+    graph.add(node)
+    warn_if_independent(node, node.operation)
+    return node
+
+
+def _check(graph: TopologyGraph, streams: Sequence[Any], what: str, grouped: bool = False) -> None:
+    if not streams:
+        raise TopologyError(f"{what} has no streams", expected="at least one")
+    for stream in streams:
+        if not isinstance(stream, RowOperations) or bool(stream._keys) is not grouped:
+            raise TopologyError(f"{what} takes streams", found=repr(stream), expected="a Stream of this topology")
+        if stream._graph is not graph:
+            raise TopologyError(
+                f"{what}: the streams are of two topologies",
+                found=f"one of {stream._graph.name!r} and one of {graph.name!r}",
+                expected="streams of one topology: they meet within a transaction",
+                action="read the other topology's table with a DeltaSpout",
+            )

@@ -11,21 +11,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.groups import GroupPlan
-from trident.planning.nodes import SourceNode, sources
-from trident.planning.results import RESULT
-from trident.planning.whole_batch import ReadState, build_whole, plan_of_stream, states_read
-from trident.spark.local_modules import renew_workers
+from trident.coordinators.identities import TransactionAttempt
+from trident.planning.groups import GroupPlan, ReadState, build_whole, plan_of_stream, states_read
+from trident.planning.nodes import RESULT, SourceNode, sources
+from trident.spark.cluster_files import renew_workers
 from trident.spark.rows import to_dataframe
 from trident.spark.session import make_session
 from trident.states.core.binding import StateBinding
-from trident.states.core.plain_values import python_values
+from trident.states.core.typed_values import python_values
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.streams.stream import Stream
 from trident.udf.expressions import current_session
-from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
+from trident.udf.types import spout_schema
 
 Rows = Union["DataFrame", pa.Table, Sequence[Sequence[Any]]]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from trident.coordinators.errors import TopologyError
 from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.repartitioning import check_hint
+from trident.operations.state_nodes import PersistNode
 from trident.operations.state_queries import AskedState
-from trident.operations.state_writes import PersistNode
-from trident.planning.graph import TopologyGraph
+from trident.planning.nodes import TopologyGraph
 from trident.states.core.binding import StateBinding
 from trident.streams.other_names import STATE_NAMES, OtherNames
 

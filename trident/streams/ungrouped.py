@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import TopologyError
-from trident.operations import columns, repartitioning, row_functions, timed, top_rows, watermarks
+from trident.operations import columns, repartitioning, row_functions, timed, top_rows, windows
 from trident.operations.debezium import debezium
-from trident.operations.dedup import drop_duplicates
 from trident.operations.joins import JoinOutFieldsMode
+from trident.operations.timed import drop_duplicates
 from trident.planning.nodes import Names, field_names
-from trident.streams.arguments import Columnar, Function, Outputs, flat
-from trident.streams.rows import RowOperations
-from trident.streams.several import join, joined_within, merge
+from trident.streams.rows import Columnar, Function, Outputs, RowOperations, flat, join, joined_within, merge
 from trident.streams.states import StateHandle, add_sink
 from trident.udf.expressions import is_expression
 
@@ -277,7 +275,7 @@ class StreamOperations(RowOperations):
             FieldError: there is no such field.
             TopologyError: it is no timestamp, or the delay is no duration.
         """
-        return self._next(watermarks.with_watermark(self._node, field, delay))
+        return self._next(windows.with_watermark(self._node, field, delay))
 
     # --- over batches, with a time ---------------------------------------------------------
 

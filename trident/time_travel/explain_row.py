@@ -11,7 +11,7 @@ from typing import Any
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TableError, TransactionNotKept
-from trident.coordinators.incarnation_ids import same_start, up_to
+from trident.coordinators.identities import same_start, up_to
 from trident.states.core.control import ControlRecord
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.copyable import why_not_exact
@@ -19,14 +19,13 @@ from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.core.store_problems import stores_told
+from trident.states.core.storage import stores_told
 from trident.states.delta.manifest import Manifest
-from trident.states.history.kept import KeptManifests
+from trident.states.history.kept import KeptManifests, published_as_of
 from trident.states.history.row_origins import Origins, Writer, origins_of_key, origins_of_rows
-from trident.states.history.versions import published_as_of
-from trident.states.keyed.asked_keys import asked_keys
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.copy_combine import arrow_schema
+from trident.states.keyed.key_reads import asked_keys
 from trident.states.keyed.pinning import load_state
 
 

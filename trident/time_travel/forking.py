@@ -7,35 +7,301 @@ kept manifests say everything. So it may run meanwhile; or be a copy of a wareho
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators import faults
-from trident.coordinators.errors import ConfigError, CoordinationError
+from trident.coordinators.errors import ConfigError, CoordinationError, TopologyError, TransactionNotKept
 from trident.coordinators.group_store import GroupStore
+from trident.coordinators.identities import first_id, rollbacks_of, same_start
 from trident.coordinators.records import Decision, TableMark
-from trident.coordinators.registration import Registration
+from trident.coordinators.registration import Registration, refuse_unfinished_reset
 from trident.coordinators.repairing import RepairStore
-from trident.coordinators.unfinished import refuse_unfinished_reset
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.maintenance.facts import positions
 from trident.maintenance.inventory import incarnation_of
-from trident.running.connecting import open_zookeeper, server_folder
-from trident.running.own_zookeeper import leading
-from trident.spouts.given_batches import load_given
+from trident.running.zookeeper import leading, open_zookeeper, server_folder
+from trident.spouts.host import load_given
 from trident.states.core import storage
-from trident.states.core.descriptor import StateDescriptor, load_descriptor
+from trident.states.core.control import DOMAIN, ControlRecord
+from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place, warehouse_place
-from trident.states.history.cloning import Cloned
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.manifest import ManifestStore, groups_with_manifests
+from trident.states.history.cloning import Clone, Cloned, live_table, make
+from trident.states.history.kept import KeptManifests, StateVersions, group_as_of, published_as_of
+from trident.states.keyed.compaction import SnapshotUnavailable
+from trident.states.keyed.table_watch import ACCEPTED
+from trident.states.keyed.tables import greatest_txid
 from trident.time_travel import fork_plan
-from trident.time_travel.fork_plan import Past
-from trident.time_travel.fork_record import ForkRecord, forks_in, load_fork
-from trident.time_travel.fork_source import begin_record, pasts_of
-from trident.time_travel.fork_tables import copy_streams, forked_states, make_tables
+from trident.time_travel.fork_plan import ForkedGroup, ForkedState, ForkRecord, Past, forks_in, load_fork
+
+# Reads the original of a fork: its kept manifests from transaction N on, and its tables' versions as of N.
+
+
+At = Mapping[str, int] | int
+
+
+def pasts_of(warehouse: Place, topology: str, incarnation: str, at: At, record: ForkRecord | None = None) -> list[Past]:
+    """The batch groups of the original from N on.
+
+    Args:
+        record: of a fork that was begun: it is given the batches that it was to be given.
+
+    Raises:
+        TransactionNotKept: N is not kept, or one behind it no longer is; or its manifest is lost.
+        SourceError, TopologyError: streams or states that cannot be forked; or a group that is not there.
+        TableError: a manifest cannot be read, or is not of the attempt that was decided.
+    """
+    groups = {
+        group: kept
+        for group in groups_with_manifests(warehouse, topology)
+        if (kept := KeptManifests(GroupContext(warehouse, topology, group, incarnation))).txids()
+    }
+    if record is None:
+        _refuse_left_out(warehouse, topology, incarnation, groups.keys())
+    points = _points(topology, sorted(groups), at)
+    found = []
+    for group, txid in sorted(points.items()):
+        kept = groups[group]
+        decision, manifest = kept.decided(txid)
+        until = record.groups[group].until if record is not None else max(kept.txids())
+        found_later = ((each, kept.read_if_any(each)) for each in range(txid + 1, until + 1))
+        later = {each: manifest for each, manifest in found_later if manifest is not None}
+        past = Past(group, decision, manifest, later)
+        if record is not None and past.until < until:
+            kept.read(until)  # says that it is not kept, and what is
+        fork_plan.check_attempts(past)
+        fork_plan.check_sources(past)
+        fork_plan.check_states(past)
+        found.append(past)
+    return found
+
+
+def _refuse_left_out(warehouse: Place, topology: str, incarnation: str, groups: Collection[str]) -> None:
+    """Refuses a topology of which a batch group has had no transaction since a rollback: the fork would be without it.
+
+    Raises:
+        TransactionNotKept: there is one.
+    """
+    for group in groups_with_manifests(warehouse, topology):
+        states = descriptors_of_group(warehouse, topology, group)
+        if group in groups or (states and all(state.ends_at is not None for state in states)):
+            continue  # or it has left the topology
+        earlier = (manifest for _, manifest in ManifestStore(warehouse, topology, group).newest_first())
+        before = next((one for one in earlier if same_start(one.incarnation, incarnation)), None)
+        if before is not None and rollbacks_of(before.incarnation) < rollbacks_of(incarnation):
+            raise TransactionNotKept(
+                f"batch group {group} of {topology} has no kept transaction since the last rollback",
+                txid=before.attempt.txid,
+                found=f"manifests of the incarnation before, up to transaction {before.attempt.txid}",
+                expected=f"one of incarnation {incarnation} of each batch group",
+                action=f"let {topology} run until each of its batch groups has had a transaction",
+            )
+
+
+def _points(topology: str, groups: list[str], at: At) -> dict[str, int]:
+    """Group → N."""
+    if isinstance(at, Mapping):
+        points = dict(at)
+    else:
+        points = dict.fromkeys(groups, at) if len(groups) == 1 else {}
+    if not groups:
+        raise TopologyError(
+            f"no manifest of {topology} is kept",
+            expected="some: they have the batches that a fork is given",
+            action="let the topology run with history_retention_txids above 0",
+        )
+    if set(points) != set(groups):
+        raise TopologyError(
+            f"{topology} has {'several batch groups' if len(groups) > 1 else 'one batch group'}, each with its own "
+            "transactions",
+            found=f"--at for {', '.join(sorted(points))}" if points else "one txid for all",
+            expected=" ".join(f"--at {group}=N" for group in groups),
+            action="name a txid for each group",
+        )
+    return points
+
+
+def begin_record(
+    warehouse: Place, topology: str, source_incarnation: str, name: str, incarnation: str, stop: bool, pasts: list[Past]
+) -> ForkRecord:
+    """The record of a fork that is about to be made: the versions of all tables as of N.
+
+    Raises:
+        TransactionNotKept: a table no longer has N; the message says from where on it has.
+        TableError, ForeignTable: a table is missing, or another's.
+    """
+    groups = {}
+    for past in pasts:
+        found = _as_of(warehouse, topology, past, source_incarnation)
+        states = {one: _forked(each) for one, each in found.items() if _takes_part(each, past.at)}
+        fork_plan.check_published(past, {one: found[one].published.control for one in states})
+        groups[past.group] = ForkedGroup(past.at, past.until, states)
+    return ForkRecord(str(warehouse), topology, source_incarnation, name, incarnation, stop, groups)
+
+
+def _as_of(warehouse: Place, topology: str, past: Past, incarnation: str) -> Mapping[str, StateVersions]:
+    try:
+        return group_as_of(warehouse, topology, past.group, past.at, incarnation)
+    except SnapshotUnavailable as error:  # under a log's floor, or behind entries of a log that were cleaned up
+        raise TransactionNotKept(
+            error.message,
+            txid=past.at,
+            oldest=error.available,
+            found=error.found,
+            expected=error.expected,
+            action=error.action,
+        ) from error
+
+
+def _takes_part(state: StateVersions, txid: int) -> bool:
+    """Tells whether a state was the topology's in a transaction, or has left it before."""
+    ends = state.state.ends_at
+    return ends is None or ends >= txid
+
+
+def _forked(state: StateVersions) -> ForkedState:
+    published, plain = state.published, state.plain
+    if not state.state.state_kind.has_log:
+        return ForkedState(published.version, None, -1)
+    merged = published.control.starts_at - 1 if plain is None else plain.merged
+    return ForkedState(published.version, None if plain is None else plain.version, merged)
+
+
+# Makes the parts of a fork's warehouse: its tables by clones, its states' descriptors, its streams' own files.
+
+
+STREAM = faults.register("fork.stream", "a file that a stream of the original keeps, copied for the fork")
+_APPENDED = ".jsonl"
+
+
+def forked_states(states: Iterable[StateDescriptor], record: ForkRecord) -> list[StateDescriptor]:
+    return [fork_plan.forked_state(state, record) for state in states]
+
+
+def make_tables(
+    source: Place,
+    warehouse: Place,
+    record: ForkRecord,
+    past: Past,
+    states: Sequence[StateDescriptor],
+    decision: Decision,
+    may_copy: bool,
+    cost: Cloned,
+) -> dict[str, TableMark]:
+    """Makes the tables of a group's states; returns table id → what ZooKeeper is told of each.
+
+    Args:
+        decision: of transaction N, as the fork's own.
+
+    Raises:
+        TableError: a table cannot be read or cloned.
+        ConfigError: a file cannot have a second name, and copying was not allowed.
+    """
+    marks: dict[str, TableMark] = {}
+    for state in states:
+        versions = record.groups[past.group].states[state.name]
+        own = fork_plan.forked_state(state, record)
+        floor = versions.merged if state.state_kind.has_log else None
+        path = source / state.published_path
+        was = published_as_of(path, record.topology, past.group, record.source_incarnation, past.at).control
+        control = fork_plan.forked_control(was, record, past.decision, decision, floor)
+        published = _clone(source, warehouse, record, state.published_path, versions.published, control)
+        make(replace(published, keeps=_behind(versions)), may_copy, cost)
+        if control.attempt_id >= 0:
+            marks[published.table_id] = control.mark(0)
+        if versions.plain is None:
+            continue
+        first = replace(control, txid=control.starts_at - 1, attempt_id=-1, digest="", floor=0)
+        plain = _clone(source, warehouse, record, state.plain_path, versions.plain, first)
+        txn = (own.merge_app, versions.merged) if versions.merged >= control.starts_at else None
+        make(replace(plain, txn=txn), may_copy, cost)
+        marks[plain.table_id] = TableMark(0, versions.merged, 0, ACCEPTED)
+    return marks
+
+
+def _clone(
+    source: Place, warehouse: Place, record: ForkRecord, path: str, version: int, control: ControlRecord
+) -> Clone:
+    return Clone(
+        live_table(source / path, version),
+        warehouse / path,
+        warehouse,
+        record.table_id(path),
+        {DOMAIN: control.encode()},
+        None,
+        f"trident/{record.incarnation}",
+    )
+
+
+def _behind(versions: ForkedState) -> Callable[[LiveFile], bool]:
+    """Tells of a log's files whether they have rows that the plain table has not; of an append table all count."""
+
+    def keeps(file: LiveFile) -> bool:
+        return versions.merged < 0 or greatest_txid(file) > versions.merged
+
+    return keeps
+
+
+def copy_streams(source: Place, warehouse: Place, record: ForkRecord, streams: Iterable[str]) -> int:
+    """Copies what the original's streams keep beside their metadata, such as the ledger of a FileSpout.
+
+    Such a file only grows: the fork's copy has at least what its batches refer to.
+
+    Returns:
+        bytes.
+    """
+    size = 0
+    for tx_id in streams:
+        folder = source / "_trident" / record.topology / "streams" / tx_id
+        target = warehouse / "_trident" / record.name / "streams" / tx_id
+        # A rollback is no new beginning for a source: its files have the first id in their names.
+        size += _copy_folder(folder, target, warehouse, (first_id(record.source_incarnation), record.incarnation))
+    return size
+
+
+def _copy_folder(folder: Place, target: Place, warehouse: Place, named: tuple[str, str]) -> int:
+    """Copies what is in a folder, and in those within; drafts, whose names begin with a dot, are left out.
+
+    Args:
+        named: the incarnation in the names, and that which they get.
+
+    Returns:
+        bytes.
+    """
+    size = 0
+    for name in sorted(storage.list_names(folder)):
+        if name.startswith("."):
+            continue
+        own = target / name.replace(*named)
+        # Of a file that is appended to a store has one for each write, in a folder.
+        if not name.endswith(_APPENDED) and storage.is_folder(folder / name):
+            size += _copy_folder(folder / name, own, warehouse, named)
+            continue
+        with faults.fault_point(STREAM):
+            storage.make_folder(target, warehouse)
+            size += _copy(folder / name, own)
+    return size
+
+
+def _copy(source: Place, target: Place) -> int:
+    if not source.name.endswith(_APPENDED):
+        data = storage.read(source)
+        storage.write(target, data)
+        return len(data)
+    data = storage.read_appended(source) or b""
+    data = data[: data.rfind(b"\n") + 1]  # a line without its end is being written: no batch refers to it
+    if storage.read_appended(target) != data:
+        with storage.append(target) as file:
+            file.cut(0)  # what an earlier try has left
+            file.write(data)
+    return len(data)
+
 
 MANIFEST = faults.register(
     "fork.manifest", "the manifest of a fork's first transaction, which its original has decided"

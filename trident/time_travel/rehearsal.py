@@ -16,17 +16,16 @@ from pyspark.sql import SparkSession
 from trident.config import TridentConfig
 from trident.coordinators.errors import SourceError, TableError, TopologyError, TransactionNotKept
 from trident.coordinators.handing_over import DIFFERENT, EQUAL, FAILED, NOT_COMPARED
-from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
-from trident.running.rehearsals import Rehearsed
+from trident.planning.nodes import TopologyGraph
+from trident.running.standby import Rehearsed
 from trident.spark.jobs import cancel_group
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.history.kept import KeptManifests
 from trident.time_travel.differences import Difference
-from trident.time_travel.grounds import WarehouseGround
-from trident.time_travel.kept_batch import KeptBatch, check_streams, read_kept
 from trident.time_travel.replay import Replay, require_readable
+from trident.time_travel.replay_inputs import KeptBatch, WarehouseGround, check_streams, read_kept
 
 # Differences that are told of one state in one transaction, and characters of each: an answer is one znode.
 _SHOWN, _CHARS, _LINES = 5, 600, 120

@@ -5,35 +5,57 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from html import escape
 from typing import Any, NoReturn, Union
 
 from pyspark.sql import DataFrame, SparkSession
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError, described
-from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.graph import Built
-from trident.planning.groups import GroupPlan
-from trident.planning.nodes import Node, is_source
-from trident.planning.results import RESULT
+from trident.coordinators.identities import TransactionAttempt
+from trident.planning.groups import GroupPlan, build_whole, plan_of_stream, states_read
+from trident.planning.nodes import RESULT, Built, Node, is_source
 from trident.planning.session_frames import compute_once, free
-from trident.planning.whole_batch import build_whole, plan_of_stream, states_read
-from trident.running.cluster_probe import prepare_cluster
-from trident.running.source_folders import folders_of_tasks
-from trident.spark.local_modules import renew_workers
+from trident.running.cluster_checks import folders_of_tasks, prepare_cluster
+from trident.spark.cluster_files import renew_workers
 from trident.spark.session import check_session, make_session, spark_settings
-from trident.spark.spark_defaults import spark_defaults
-from trident.spark.stores import configure_by, configure_by_session
+from trident.spark.stores import configure_by, configure_by_session, spark_defaults
 from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.streams.stream import Stream
 from trident.time_travel.differences import Difference, differences
-from trident.time_travel.grounds import Ground, WarehouseGround
-from trident.time_travel.kept_batch import KeptBatch, find_kept
-from trident.time_travel.shown import as_html
-from trident.time_travel.source_rows import SourceRows
+from trident.time_travel.replay_inputs import Ground, KeptBatch, SourceRows, WarehouseGround, find_kept
 from trident.udf.expressions import current_session
 from trident.udf.signatures import translate_failure
+
+# A replay in a notebook: a table for each stream, and for what it does to each state.
+
+
+ROWS_MAX = 20
+_VALUE_LENGTH = 100
+
+
+def as_html(caption: str, streams: Mapping[str, "DataFrame"], changes: Mapping[str, "DataFrame"]) -> str:
+    """A table of rows for each stream, then one for each state; every text is escaped."""
+    parts = [f"<b>{escape(caption)}</b>"]
+    parts += [_table(f"stream {name}", streams[name]) for name in streams]
+    parts += [_table(f"changes of {name}", rows) for name, rows in changes.items()]
+    return "".join(parts)
+
+
+def _table(caption: str, frame: "DataFrame") -> str:
+    rows = frame.limit(ROWS_MAX + 1).collect()
+    more = f"; the first {ROWS_MAX} rows" if len(rows) > ROWS_MAX else ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in frame.columns)
+    body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in rows[:ROWS_MAX])
+    none = "" if rows else f"<tr><td colspan='{max(1, len(frame.columns))}'>no row</td></tr>"
+    return f"<table><caption>{escape(caption)}{more}</caption><tr>{head}</tr>{body}{none}</table>"
+
+
+def _cell(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    shown = text if len(text) <= _VALUE_LENGTH else text[:_VALUE_LENGTH] + "…"
+    return f"<td style='text-align:left'>{escape(shown)}</td>"
 
 
 def replay(

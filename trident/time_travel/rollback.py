@@ -8,29 +8,402 @@ known. ZooKeeper's records follow, and the stored intent goes last: killed anywh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig, as_config
-from trident.coordinators.errors import CoordinationError, TableError, TopologyError
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, CoordinationError, TableError, TopologyError
+from trident.coordinators.group_store import GroupStore
+from trident.coordinators.identities import same_start, up_to
 from trident.coordinators.leadership import Lease
-from trident.coordinators.records import UnfinishedRollback
+from trident.coordinators.records import Marker, TableMark, UnfinishedRollback
+from trident.coordinators.registration import begin_rollback, finish_rollback, unfinished_rollback
 from trident.coordinators.repairing import RepairStore
-from trident.coordinators.unfinished import begin_rollback, finish_rollback, unfinished_rollback
+from trident.coordinators.stored_json import Unreadable
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.maintenance.applying import carry_out, check_leads, engine_for
-from trident.maintenance.facts import PLAIN, positions
-from trident.maintenance.inventory import StoredTable, registered, tables_of, warehouse_of
-from trident.running.own_zookeeper import leading, own_zookeeper
-from trident.states.core.descriptor import list_descriptors
+from trident.maintenance.facts import (
+    AUXILIARY,
+    LOG,
+    PLAIN,
+    Elsewhere,
+    GroupFacts,
+    TableAt,
+    TableFacts,
+    TopologyFacts,
+    positions,
+)
+from trident.maintenance.inventory import StoredTable, choose_group, registered, table_now, tables_of, warehouse_of
+from trident.running.zookeeper import leading, own_zookeeper
+from trident.states.core import storage
+from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.core.kinds import stored_kind
 from trident.states.core.place import Place
-from trident.states.delta.kernel import KernelEngine
-from trident.time_travel.rollback_look import decided_manifest, look
-from trident.time_travel.rollback_plan import Choices, Plan, plan, record_after
-from trident.time_travel.rollback_tables import TableCommits
+from trident.states.delta.delta_log import DeltaLog, LogSnapshot, LogTables, stored_adds
+from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.delta.kernel_files import LiveFile, is_plain
+from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.states.delta.torn_entries import table_lock
+from trident.states.history.kept import plain_as_of, published_as_of
+from trident.states.keyed.compaction import SnapshotUnavailable
+from trident.states.keyed.table_watch import ACCEPTED
+from trident.states.keyed.tables import adopted_version, merged_upto
+from trident.time_travel.rollback_plan import (
+    Choices,
+    Plan,
+    TableMove,
+    control_after,
+    last_that_stays,
+    merged_after,
+    move_of,
+    moved_files,
+    plan,
+    record_after,
+)
+
+# Looks at a topology for a rollback: ZooKeeper, the logs of its tables, manifests. Reads only; no Spark, no JVM.
+
+
+def look(zk: ZooKeeper, warehouse: Place, name: str, group: str | None, txid: int) -> TopologyFacts:
+    """Finds out all that a rollback of a batch group to a transaction has to know.
+
+    Args:
+        group: None: the only one.
+
+    Raises:
+        TopologyError: ZooKeeper knows no such topology or group, or it has several.
+        CorruptZnode, TableError: something cannot be read.
+    """
+    incarnation, identity = registered(zk, name)
+    chosen = choose_group(name, list(identity["groups"]), group)
+    groups = [chosen, *sorted(identity["groups"].keys() - {chosen})]
+    states = list_descriptors(warehouse, name)
+    tables = tables_of(states, warehouse, name, incarnation)
+    facts = []
+    for each in groups:
+        own = [table for table in tables if table.group == each]
+        looking = _Look(zk, warehouse, name, each, own, identity["groups"][each])
+        facts.append(looking.facts(txid if each == chosen else None))
+    wanted = sorted(identity["states"].keys() - {state.name for state in states})
+    elsewhere = _elsewhere(warehouse, name, incarnation, groups, wanted)
+    return TopologyFacts(name, incarnation, identity, tuple(facts), elsewhere=elsewhere)
+
+
+def _elsewhere(
+    warehouse: Place, name: str, incarnation: str, groups: Iterable[str], wanted: Sequence[str]
+) -> dict[str, Elsewhere]:
+    """The states without a descriptor; those of a process go with it."""
+    found = {state: Elsewhere("of a kind that no manifest names") for state in wanted}
+    for group in groups if wanted else ():
+        # Every transaction names all states of its group. After a rollback the newest has not the greatest number.
+        store = ManifestStore(warehouse, name, group)
+        manifest = store.newest_of(up_to(incarnation)) or next((one for _, one in store.newest_first()), None)
+        for table in manifest.tables if manifest is not None else ():
+            if table.state in found and stored_kind(table.kind, table.state).in_process:
+                del found[table.state]
+            elif table.state in found:
+                found[table.state] = Elsewhere(table.kind, group)
+    return found
+
+
+@dataclass
+class _Look:
+    """At one batch group."""
+
+    zk: ZooKeeper
+    warehouse: Place
+    topology: str
+    group: str
+    tables: Sequence[StoredTable]
+    tx_ids: Sequence[str]
+
+    def facts(self, txid: int | None) -> GroupFacts:
+        """Args:
+        txid: of the rollback; None of a group that stays.
+        """
+        record, decision, _ = GroupStore(self.zk, self.topology, self.group, self.tx_ids).load()
+        if record is None:
+            raise TopologyError(
+                f"batch group {self.group!r} of {self.topology} has no transaction yet",
+                action="start the topology once, and stop it",
+            )
+        tables = tuple(self._table(table, txid) for table in self.tables)
+        facts = GroupFacts(self.group, record, decision, tables)
+        if txid is None:
+            return facts
+        last = last_that_stays(tables)
+        facts = replace(facts, begun=self._begun(tables, last.txid if last else 0))
+        if last is None:
+            return facts
+        manifest = decided_manifest(self.warehouse, self.topology, self.group, record.incarnation, last)
+        since = tuple(self._since(last, record.incarnation)) if manifest else ()
+        return replace(facts, manifest=manifest, since=since)
+
+    def _table(self, table: StoredTable, txid: int | None) -> TableFacts:
+        snapshot = DeltaLog(self.warehouse / table.path).at()
+        control_of(snapshot)
+        now = replace(table_now(table, snapshot, None), unwritable=why_unwritable(snapshot))
+        if txid is None:
+            return replace(now, then=now.now)
+        try:
+            older = self._then(table, now.now.control, txid)
+        except TableError as error:
+            return replace(now, unknown=error.message)
+        now = replace(now, then=table_at(table, older), unwritable=now.unwritable or why_unwritable(older))
+        return replace(now, gone=tuple(missing_files(self.warehouse / table.path, move_of(now).comes)))
+
+    def _then(self, table: StoredTable, now: ControlRecord, txid: int) -> LogSnapshot:
+        """The newest version without a later transaction; of a table that began later the one with which it began.
+
+        Raises:
+            TableError: what is left of the log does not say.
+        """
+        path = self.warehouse / table.path
+        try:
+            plain = plain_as_of(self.warehouse, table.state, txid) if table.role == PLAIN and table.state else None
+            found = plain or published_as_of(path, self.topology, self.group, now.incarnation, txid)
+            version = found.version
+        except SnapshotUnavailable:
+            began = self._beginning(DeltaLog(path), now, txid)
+            if began is None:
+                raise
+            version = began
+        return DeltaLog(path).at(version)
+
+    def _beginning(self, log: DeltaLog, now: ControlRecord, txid: int) -> int | None:
+        """The version with which a table that began after a transaction began; None of a table that had begun."""
+        for version in log.versions():
+            found = log.commit(version).control.get(DOMAIN)
+            if isinstance(found, Mapping) and same_start(str(found.get("incarnation")), now.incarnation):
+                return version if found.get("attempt_id") == -1 and int(found.get("starts_at", 0)) > txid else None
+        return None
+
+    def _since(self, last: Marker, incarnation: str) -> Iterator[Mapping[str, Mapping[str, Any]]]:
+        """The streams of later attempts, as their manifests have them: a stream may have come after ``last``."""
+        for decision, manifest in ManifestStore(self.warehouse, self.topology, self.group).newest_first():
+            if decision.txid <= last.txid:
+                return  # so are all that follow; each that is kept is a file to read
+            if same_start(manifest.incarnation, incarnation):
+                yield manifest.spouts
+
+    def _begun(self, tables: Sequence[TableFacts], txid: int) -> dict[int, int]:
+        """Attempts at later transactions, of all that the tables' logs tell."""
+        found: dict[int, int] = {}
+        for table in tables:
+            if table.role == PLAIN or table.then is None:
+                continue
+            log = DeltaLog(self.warehouse / table.path)
+            for version in log.versions():
+                control = log.commit(version).control.get(DOMAIN) if version > table.then.version else None
+                if isinstance(control, Mapping):
+                    each, attempt = int(control["txid"]), int(control["attempt_id"])
+                    if each > txid and attempt >= 0:
+                        found[each] = max(found.get(each, 0), attempt)
+        return found
+
+
+def control_of(snapshot: LogSnapshot) -> ControlRecord:
+    """A table version's control record.
+
+    Raises:
+        ForeignTable: it has none.
+    """
+    return decode_control(snapshot.path, snapshot.control(DOMAIN))
+
+
+def table_at(table: StoredTable, snapshot: LogSnapshot) -> TableAt:
+    """A table version as a rollback sees it."""
+    control_of(snapshot)
+    return table_now(table, snapshot, None).now
+
+
+def why_unwritable(snapshot: LogSnapshot) -> str:
+    """Why this framework does not write log entries of a table itself; "" where it does."""
+    if storage.reached_path(snapshot.path) is None:
+        return "it is on a file system that Spark alone reads"
+    if snapshot.has_vectors:
+        return "it has files of which only some rows count (deletion vectors)"
+    if not is_plain(snapshot.protocol, snapshot.schema_json):
+        return "it has features of Delta whose log entries are left to Delta"
+    return ""
+
+
+def missing_files(root: Place, files: Iterable[LiveFile]) -> Iterator[str]:
+    """Those files of a table that are not there, or not whole."""
+    for file in files:
+        found = storage.stat_file(root / file.path)
+        if found is None or found.size != file.size:
+            yield file.path
+
+
+def decided_manifest(warehouse: Place, topology: str, group: str, incarnation: str, last: Marker) -> Manifest | None:
+    """The manifest of the attempt that was decided: the one that has the digest; None where it is not kept."""
+    folder = warehouse / "_trident" / topology / group / "manifests"
+    names = f"{last.txid}-{last.attempt_id}"
+    for place in (*(folder / each for each in up_to(incarnation)), folder):
+        for name in storage.list_names(place):
+            if name != f"{names}.json" and not (name.startswith(f"{names}-") and name.endswith(".json")):
+                continue
+            try:
+                data = storage.read(place / name)
+                if hashlib.sha256(data).hexdigest() == last.digest:
+                    return Manifest.decode(data)
+            except (FileNotFoundError, TableError, Unreadable):
+                continue
+    return None
+
+
+# Commits to the tables of a rollback: each gets the files of one of its versions again, and the next incarnation.
+
+
+TABLE = faults.register("rollback.table", "the commit that takes a table back to an earlier transaction")
+_COMMIT_TRIES = 20
+
+
+class TableCommits:
+    """Commits what an intent says; a table that has the next incarnation is done."""
+
+    def __init__(
+        self, engine: KernelEngine, warehouse: Place, topology: str, intent: UnfinishedRollback, epoch: int
+    ) -> None:
+        self._engine, self._warehouse, self._topology = engine, warehouse, topology
+        self._intent, self._epoch = intent, epoch
+        self._logs = LogTables()
+
+    def control(self, table: StoredTable) -> ControlRecord:
+        """A table's control record, as it is now."""
+        return control_of(self._logs.load(str(self._warehouse / table.path)))
+
+    def take_back(self, table: StoredTable, check_leads: Callable[[], None]) -> str:
+        """One commit, tried again where another came first.
+
+        Args:
+            check_leads: raises where this process leads no longer.
+
+        Returns:
+            what was done, as text.
+
+        Raises:
+            TableError: it was not done; nothing of this table was changed, or it is not known.
+        """
+        path = str(self._warehouse / table.path)
+        met: TableError | None = None
+        for _ in range(_COMMIT_TRIES):
+            snapshot = self._engine.load(path)
+            if decode_control(path, snapshot.control(DOMAIN)).incarnation == self._intent.incarnation:
+                return f"table {table.path} is of then again, as version {self._version_of(path, snapshot.version)}"
+            # Behind the look: a version that another leader has made meanwhile is not this process's to take back.
+            check_leads()
+            try:
+                # MERGEs of other processes of this host share this lock, and need no lease.
+                with faults.fault_point(TABLE), table_lock(path):
+                    self._commit(table, snapshot)
+            except (CommitConflict, CommitOutcomeUnknown) as error:
+                met = error
+        raise TableError(f"no commit to {path} came about {_COMMIT_TRIES} times in a row", found=met) from met
+
+    def _commit(self, table: StoredTable, snapshot: TableSnapshot) -> None:
+        path, intent = snapshot.path, self._intent
+        stays = table.group != intent.group
+        log = DeltaLog(path)
+        newest = log.at(snapshot.version)
+        older = newest if stays else log.at(self._wanted(table))
+        now, then = table_at(table, newest), table_at(table, older)
+        if table.role == LOG and table.state is not None and not stays:
+            now = replace(now, control=replace(now.control, floor=self._floor(table.state, now.control)))
+        goes, comes = moved_files(table.role, now, then)
+        gone = list(missing_files(self._warehouse / table.path, comes))
+        problem = why_unwritable(newest) or why_unwritable(older) or (f"{gone[0]} is gone" if gone else "")
+        if problem:
+            raise TableError(
+                f"table {path} cannot be taken back to its version {older.version}: {problem}",
+                action="it was another table when the rollback was begun: mend that, and run the command again",
+            )
+        last = None if stays else intent.last
+        adds = stored_adds(log.segment(older.version).replay()) if comes else {}
+        control = control_after(table.role, now.control, then.control, last, intent.incarnation, self._epoch)
+        note = {"topology": self._topology, "txid": intent.txid, "from": newest.version, "version": older.version}
+        self._engine.take_back(
+            snapshot,
+            goes,
+            [adds[file.path] for file in comes],
+            self._txns(table, newest, merged_after(then, last)),
+            {DOMAIN: control.encode()},
+            f"trident/{intent.incarnation}",
+            json.dumps({"trident-rollback": note}),
+        )
+
+    def _floor(self, state: StateDescriptor, now: ControlRecord) -> int:
+        """Up to where the log's rows are in the plain table of then.
+
+        A compactor that was stopped, or a version of this framework that knows no rollbacks, may have dropped more
+        since the rollback was planned. Those files are there for an hour longer; later the rollback is refused.
+        """
+        path = str(self._warehouse / state.plain_path)
+        if state.plain_path not in self._intent.tables:
+            return min(now.floor, state.starts_at - 1)
+        plain = DeltaLog(path).at(self._intent.tables[state.plain_path])
+        return min(now.floor, merged_upto(state, plain, now.starts_at))
+
+    def _wanted(self, table: StoredTable) -> int:
+        if table.path not in self._intent.tables:
+            raise TableError(
+                f"table {table.path} was not there when the rollback was begun",
+                expected=f"the tables {', '.join(sorted(self._intent.tables))}",
+                action="move it out of the warehouse, and run the command again",
+            )
+        return self._intent.tables[table.path]
+
+    def _txns(self, table: StoredTable, newest: LogSnapshot, merged: int) -> dict[str, int]:
+        """P of a plain table under the next incarnation's app, first; and the present one's as it is.
+
+        Delta lets no MERGE of that one come after this commit that began before it: both write its app.
+        """
+        if table.role != PLAIN or table.state is None:
+            return {}
+        before = newest.txn_version(table.state.merge_app)
+        after = {self._next(table.state).merge_app: merged}
+        return after if before is None else {**after, table.state.merge_app: before}
+
+    def _next(self, state: StateDescriptor) -> StateDescriptor:
+        return replace(state, incarnation=self._intent.incarnation)
+
+    def marks(self, tables: Iterable[StoredTable], before: Mapping[str, TableMark]) -> dict[str, TableMark]:
+        """Table id → the mark that ZooKeeper is to have of a table; all are taken back.
+
+        Args:
+            before: ZooKeeper's: a plain table's goes on saying that it has rows of others. Marks of states outside of
+                the warehouse have no successor: the next incarnation has not given them anything yet.
+        """
+        found: dict[str, TableMark] = {}
+        for table in tables:
+            snapshot = self._logs.load(str(self._warehouse / table.path))
+            control, table_id = control_of(snapshot), str(snapshot.metadata["id"])
+            version = self._version_of(snapshot.path, snapshot.version)
+            if table.role == PLAIN and table.state is not None:
+                adopted = adopted_version(snapshot.schema_json) is not None
+                digest = before[table_id].digest if table_id in before else ACCEPTED if adopted else ""
+                merged = merged_upto(self._next(table.state), snapshot, control.starts_at)
+                found[table_id] = TableMark(version, merged, 0, digest)
+            elif control.attempt_id >= 0:
+                found[table_id] = control.mark(version)
+        return found
+
+    def _version_of(self, path: str, newest: int) -> int:
+        """The version that the rollback has made; others may have come behind it."""
+        for commit in DeltaLog(path).commits_down(newest):
+            found = commit.control.get(DOMAIN)
+            if isinstance(found, Mapping) and found.get("incarnation") == self._intent.incarnation:
+                return commit.version
+        raise TableError(f"{path} has no commit of incarnation {self._intent.incarnation}")
 
 
 @dataclass(frozen=True)
@@ -188,3 +561,95 @@ class _Rollback:
     def _finish(self) -> str:
         finish_rollback(self._zk, self._lease, self._name, self._intent.incarnation)
         return f"batch group {self._intent.group} goes on with transaction {self._intent.last.txid + 1}"
+
+
+# ``trident rollback NAME --to N``: the report of a dry run, and of what was done.
+
+
+_ROLES = {LOG: "log of a keyed state", PLAIN: "keyed state", AUXILIARY: "beside the states"}
+
+
+def report(name: str, rolled_back: RolledBack, applied: bool) -> str:
+    """Returns what would be done, or was done, for a terminal."""
+    unfinished = rolled_back.unfinished
+    lines: list[str] = []
+    if rolled_back.plan is not None:
+        lines += _plan_lines(rolled_back.plan)
+    elif unfinished is not None:
+        lines.append(
+            f"{name}: a rollback to transaction {unfinished.txid} of batch group {unfinished.group} was begun and has "
+            "not ended"
+        )
+    if rolled_back.plan is not None and rolled_back.plan.is_there:
+        return "\n".join([*lines, "It is at that transaction: there is nothing to take back."])
+    if applied:
+        return "\n".join([*lines, *(f"done: {text}" for text in rolled_back.done), f"{name} may be started again."])
+    lines.append("Nothing was changed: this was a dry run.")
+    if unfinished is not None:
+        lines.append("--apply does the rest of it; until then the topology does not start.")
+    elif rolled_back.plan is not None and not rolled_back.plan.refusals:
+        lines.append("--apply does it.")
+    return "\n".join(lines)
+
+
+def _plan_lines(plan: Plan) -> Iterator[str]:
+    group, last = plan.group, plan.group.recorded.current_txid - 1
+    yield f"{plan.facts.name}, batch group {group.name}: transaction {last} is the last that has advanced"
+    if plan.is_there:
+        return
+    if plan.refusals:
+        yield f"It cannot be taken back to transaction {plan.asked}:"
+        for refusal in plan.refusals:
+            yield f"  - {refusal.text}"
+            yield f"    {refusal.action}"
+        return
+    assert plan.last is not None, "a plan that is not refused has it"
+    if plan.last.txid < plan.asked:
+        yield (
+            f"Transactions {plan.last.txid + 1} to {plan.asked} changed nothing: what they read is read again, and "
+            f"counted from transaction {plan.last.txid + 1} on"
+        )
+    if group.decision is not None:
+        yield f"transaction {group.decision.txid}, which is decided and not finished, is taken back with the others"
+    yield f"Taken back to transaction {plan.last.txid}; the next is {plan.last.txid + 1}:"
+    yield from (_move_line(move) for move in plan.moves)
+    yield from _source_lines(plan)
+    yield from _reader_lines(plan)
+
+
+def _move_line(move: TableMove) -> str:
+    table, (goes, comes) = move.table, move.rows
+    role = f" ({_ROLES[table.role]})" if table.role in _ROLES else ""
+    known = ["an unknown number of rows" if count is None else f"{count:,} rows" for count in (goes, comes)]
+    version = table.then.version if table.then is not None else "?"
+    return f"  {table.path}{role}: {known[0]} go, {known[1]} come back: those of table version {version}"
+
+
+def _source_lines(plan: Plan) -> Iterator[str]:
+    spouts = plan.group.manifest.spouts if plan.group.manifest else {}
+    assert plan.last is not None
+    for tx_id, spout in sorted(spouts.items()):
+        if tx_id in plan.lost:
+            yield f"  stream {tx_id} ({spout.get('spout')}): what it has given since DOES NOT COME AGAIN"
+        else:
+            yield f"  stream {tx_id} ({spout.get('spout')}): goes on behind transaction {plan.last.txid}"
+    for name in plan.left:
+        stays = plan.facts.elsewhere[name].group not in ("", plan.group.name)
+        of = "of a batch group that stays, with marks of the incarnation before" if stays else "with later rows"
+        yield f"  state {name}: left as it is, {of}; its next start asks what to do"
+    for group in plan.facts.groups[1:]:
+        yield f"  batch group {group.name}: stays at transaction {group.recorded.current_txid - 1}"
+
+
+def _reader_lines(plan: Plan) -> Iterator[str]:
+    yield "Readers downstream:"
+    yield "  - a reader that has pinned a table version reads on: no file is deleted, until a VACUUM"
+    yield "  - one that looks anew sees the rows of then; tables change one after the other, within a few seconds"
+    yield (
+        "  - a stream that reads one of these tables meets a commit that deletes rows: Spark's fails without "
+        "skipChangeCommits, and a change data feed has the rows that go as deletes"
+    )
+    yield (
+        f"  - states are read as of transaction {plan.last.txid if plan.last else '?'} from then on, of incarnation "
+        f"{plan.incarnation}"
+    )

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trident.coordinators.incarnation_ids import after_rollback
+from trident.coordinators.identities import after_rollback
 from trident.coordinators.records import GroupRecord, Marker, TableMark, UnfinishedRollback, UsedAttempts
 from trident.maintenance.facts import APPEND, LOG, PLAIN, GroupFacts, TableAt, TableFacts, TopologyFacts
 from trident.states.core.control import ControlRecord

@@ -16,8 +16,7 @@ from pyspark import cloudpickle
 
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.spouts.rich import DEFAULT_STREAM
-from trident.tuples.bolts import BasicBolt
-from trident.tuples.groupings import Grouping, Output, Route
+from trident.tuples.bolts import BasicBolt, Grouping, Output, Route
 from trident.tuples.tasks import BoltCode, Origin
 from trident.udf.types import parse_outputs
 

@@ -16,23 +16,21 @@ from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.acker import Ackers
-from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import BatchError, SourceError, TridentError
-from trident.running import interrupts, last_resort
-from trident.running.cluster_probe import prepare_cluster
-from trident.running.one_host import master_of
+from trident.coordinators.retries import backoff_secs
+from trident.running import interrupts, process_defaults
+from trident.running.cluster_checks import master_of, prepare_cluster
+from trident.running.failures import session_end
+from trident.running.interrupts import add, stuck_calls
 from trident.running.query_base import QueryBase
-from trident.running.registry import add
-from trident.running.session_end import session_end
 from trident.running.shown import short
-from trident.running.stuck_calls import stuck_calls
 from trident.spark import stores
-from trident.spark.local_modules import renew_workers
+from trident.spark.cluster_files import renew_workers
 from trident.spark.session import check_kind, check_session, make_session, spark_settings
 from trident.spouts.contracts import SpoutContext
 from trident.states.core import storage
-from trident.states.core.host_bound import check_hosts
-from trident.states.core.store_problems import stores_told
+from trident.states.core.addresses import check_hosts
+from trident.states.core.storage import stores_told
 from trident.streams.shown import Facts
 from trident.tuples.plan import TuplePlan
 from trident.tuples.rounds import RoundRunner, RoundStopped
@@ -78,7 +76,7 @@ def start_tuple_topology(
         acker_double: instead of those that the setting ``ackers`` says; for tests, which look at the messages.
         settings: single settings by name; they win over config.
     """
-    last_resort.install()
+    process_defaults.install()
     if spark is not None:
         check_kind(spark)
     config = as_config(config).replace(**settings)

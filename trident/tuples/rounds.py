@@ -30,7 +30,7 @@ from trident.coordinators.errors import BatchError, BatchTimeout, TridentError
 from trident.spark.jobs import JobWatch, cancel_group
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.tuples.collectors import Report
+from trident.tuples.bolts import Report
 from trident.tuples.plan import TuplePlan
 from trident.tuples.round_timeouts import EXTENSIONS_MAX, RoundWatch
 from trident.tuples.tasks import ADDRESSED, REPORTS, LevelTask

@@ -21,8 +21,7 @@ from typing import Any
 from trident.coordinators.acker import Ackers, Ended, Verdict
 from trident.coordinators.errors import SourceError, TopologyError, TridentError
 from trident.spouts.rich import Message, SpoutCollector
-from trident.tuples.collectors import Copy, Report, describe_error, pickled
-from trident.tuples.groupings import Router
+from trident.tuples.bolts import Copy, Report, Router, describe_error, pickled
 from trident.tuples.plan import PlannedSpout
 
 log = logging.getLogger("trident.tuples")

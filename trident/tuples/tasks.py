@@ -17,9 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from trident.states.core.place import Place
-from trident.tuples.bolts import BoltContext
-from trident.tuples.collectors import BasicOutputCollector, Copy, OutputCollector, Report, Tuple
-from trident.tuples.groupings import Output
+from trident.tuples.bolts import BasicOutputCollector, BoltContext, Copy, Output, OutputCollector, Report, Tuple
 from trident.tuples.round_timeouts import ResetSender
 from trident.workers.failures import Label, fail
 

@@ -32,7 +32,7 @@ from trident.coordinators.errors import TopologyError
 from trident.spouts.rich import DEFAULT_STREAM, is_rich_spout
 from trident.states.core.names import check_name
 from trident.streams.other_names import BOLT_NAMES, TUPLE_TOPOLOGY_NAMES, OtherNames
-from trident.tuples.groupings import Grouping
+from trident.tuples.bolts import Grouping
 from trident.tuples.plan import Declared, Edge, TuplePlan, is_basic, plan_tuples, streams_of
 from trident.tuples.query import TupleQuery, start_tuple_topology
 from trident.udf.signatures import call_site, check_serialisable

@@ -1,7 +1,7 @@
 """Trident's built-in functions and filters: FilterNull, Equals, Negate, TrueFilter, Split, Debug (docs/semantics.md 4).
 
 Each is a function as a user would write it, called row by row on the workers, so imports are light here. Most know
-an expression of Spark that gives the same rows, too; ``trident.operations.builtins`` says when it is used.
+an expression of Spark that gives the same rows, too; ``trident.operations.row_functions`` says when it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trident.states.core.names import backquoted
 from trident.states.core.typed_values import python_value
 from trident.udf.signatures import describe
 from trident.udf.types import INTEGRAL, PLAIN
-from trident.workers.own_steps import AllEqual, Always, Condition, NoneIsNull, Not
+from trident.workers.arrow_plan import AllEqual, Always, Condition, NoneIsNull, Not
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ import inspect
 import logging
 import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from pyspark import cloudpickle
 from pyspark.sql.types import DataType, DecimalType, TimestampNTZType, TimestampType
 
-from trident.coordinators.causes import search_causes
 from trident.coordinators.errors import (
     ClusterProblem,
     FailedException,
@@ -28,7 +29,7 @@ from trident.coordinators.errors import (
     TridentError,
     UserFunctionError,
 )
-from trident.udf.pickling import check_serialisable as check_serialisable
+from trident.coordinators.tracebacks import search_causes
 from trident.udf.types import (
     FRACTIONAL,
     INTEGRAL,
@@ -41,9 +42,290 @@ from trident.udf.types import (
     tuple_parts,
     without_optional,
 )
-from trident.udf.vectorised import vectorised
-from trident.workers.lifecycle import owner_of
-from trident.workers.reports import FAILED, find_report
+from trident.workers.calls import owner_of
+from trident.workers.failures import FAILED, find_report
+
+# Functions over whole columns: how they are told from functions over rows, and what they make.
+#
+# A function is vectorised when it is decorated, or when its annotations say
+# pandas or Arrow: ``def longer(words: pd.Series) -> pd.Series``.
+
+
+F = TypeVar("F")
+
+ARROW, PANDAS = "arrow", "pandas"
+_TABLES = ("DataFrame", "Table", "RecordBatch")
+_MARK = "__trident_vectors__"
+# Where an annotation is text that cannot be resolved, such as of a module imported for type checkers only.
+_TEXT = re.compile(r"\b(pd|pandas|pa|pyarrow)\.(Series|DataFrame|\w*Array|Table|RecordBatch)\b")
+
+
+def arrow_function(function: F) -> F:
+    """Marks a function that works on whole columns as Arrow arrays.
+
+    ::
+
+        @trident.arrow_function
+        def longer(words):
+            return pc.add(pc.utf8_length(words), 1)
+
+        stream.each("word", longer, "n long")
+
+    ``each``, ``map`` and ``filter`` call it once per piece of a batch (up to
+    100,000 rows, never none), with one ``pyarrow.Array`` per input field; or, where its one
+    parameter is annotated as ``pyarrow.Table`` or ``RecordBatch``, with that.
+    It returns an Array or ChunkedArray, for several outputs a tuple of them or
+    a Table with their names, of exactly as many rows as it was given. A null is
+    a null value: no row is dropped. ``filter`` needs booleans; null is false.
+
+    ``flat_map`` replaces all fields: it returns a Table or RecordBatch of any
+    number of rows with the outputs' names (for one output also an Array).
+
+    Types are given with the outputs. A result is cast where no value changes,
+    else the batch fails with the output, its type and the one found.
+    The same functions without decorator are known by their annotations
+    (``-> pyarrow.Array``). Pandas and numpy results are taken too.
+
+    How many rows a piece has is not promised: the rows that a function sees together mean nothing.
+    """
+    return _marked(function, ARROW)
+
+
+def pandas_function(function: F) -> F:
+    """Marks a function that works on whole columns as pandas Series; else as :func:`arrow_function`.
+
+    It takes one ``pandas.Series`` per input field, or a DataFrame where its one
+    parameter is annotated so; it returns a Series, a tuple of them or a DataFrame
+    (columns by name; numbered ones by place). The index means nothing.
+
+    Integers and booleans with nulls come as pandas' nullable types (Int64,
+    boolean), so that no value changes; a float's null is NaN, and a NaN that
+    comes back is a null.
+    """
+    return _marked(function, PANDAS)
+
+
+def _marked(function: Any, kind: str) -> Any:
+    if not callable(function):
+        raise TopologyError(f"{kind}_function marks a function", found=repr(function), expected="a callable")
+    try:
+        setattr(function, _MARK, kind)
+    except AttributeError:  # a bound method, or a function written in C
+        function = functools.partial(function)
+        setattr(function, _MARK, kind)
+    return function
+
+
+def vectorised(function: Any, inner: Any, what: str) -> tuple[str | None, str]:
+    """How a function takes columns: ARROW, PANDAS or None for row by row; and the class of one table of them, or "".
+
+    Args:
+        function: as the user gave it.
+        inner: the plain function in it.
+        what: the operation, for messages.
+
+    Raises:
+        TopologyError: its annotations say both, or an iterator of columns.
+    """
+    if isinstance(function, type):
+        return None, ""
+    found = _annotated(function, inner, what)
+    kinds = {kind for kind, _, _ in found}
+    marked = getattr(function, _MARK, None)
+    if marked is None and len(kinds) > 1:
+        raise TopologyError(
+            f"{what} says both pandas and Arrow",
+            found=", ".join(sorted(text for _, _, text in found)),
+            expected="one of them",
+            action="decorate it with pandas_function or arrow_function",
+        )
+    parameters = [(name, text) for _, name, text in found if name != "return"]
+    table = parameters[0][1] if len(parameters) == 1 and parameters[0][1] in _TABLES else ""
+    return marked or next(iter(kinds), None), table
+
+
+def _annotated(function: Any, inner: Any, what: str) -> list[tuple[str, str, str]]:
+    """(kind, parameter or "return", class name) of each annotation that says pandas or Arrow.
+
+    A parameter that has its value already, by a default or a partial, takes no field.
+    """
+    try:
+        hints = typing.get_type_hints(inner)
+    except Exception:  # a name that is only imported for type checkers, or a C function
+        hints = getattr(inner, "__annotations__", {})
+    taken = _taken(function)
+    found = []
+    for name, hint in hints.items():
+        if name == "return" or taken is None or name in taken:
+            for kind, text in _classes(hint, what):
+                found.append((kind, name, text))
+    return found
+
+
+def _taken(function: Any) -> set[str] | None:
+    """The parameters that are given fields; None when they cannot be known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return None
+    return {one.name for one in parameters if one.default is one.empty and one.kind is not one.KEYWORD_ONLY}
+
+
+def _classes(hint: Any, what: str) -> Iterator[tuple[str, str]]:
+    hint = without_optional(hint)
+    if isinstance(hint, str):
+        for module, text in _TEXT.findall(hint):
+            yield PANDAS if module.startswith("pd") or module == "pandas" else ARROW, text
+    elif typing.get_origin(hint) is tuple:
+        for part in typing.get_args(hint):
+            yield from _classes(part, what)
+    elif isinstance(hint, type):
+        module = hint.__module__.partition(".")[0]
+        if module == "pandas" and hint.__name__ in ("Series", "DataFrame"):
+            yield PANDAS, hint.__name__
+        elif module == "pyarrow" and (hint.__name__.endswith("Array") or hint.__name__ in ("Table", "RecordBatch")):
+            yield ARROW, hint.__name__
+    elif any(True for part in typing.get_args(hint) for _ in _classes(part, what)):
+        raise TopologyError(
+            f"{what} cannot take or give columns one after the other",
+            found=str(hint),
+            expected="one Series, DataFrame, Array or Table for each call",
+        )
+
+
+def vector_outputs(outputs: tuple[Output, ...], name: str, what: str) -> list[tuple[str, DataType]]:
+    """The outputs of a vectorised function, all with their types.
+
+    Raises:
+        OutputTypeError: one has none.
+    """
+    fields = []
+    for output, given in outputs:
+        if given is None:
+            raise OutputTypeError(
+                f"the type of output {output!r} of {what} is not known",
+                found=f"{name} works on whole columns: its annotations do not say what is in them",
+                expected="a type with the output",
+                action=f"write the output as '{output} long', or what it is",
+            )
+        fields.append((output, given))
+    return fields
+
+
+# Checks that a user's function can travel to the workers, and finds the part of it that cannot.
+
+
+# A cause lies a few steps deep; a graph of objects may be endless.
+_STEPS_MAX = 8
+_PARTS_MAX = 200
+
+
+def check_serialisable(function: Any, what: str) -> None:
+    """Raises TopologyError, naming the captured object that is the cause, when pickling fails.
+
+    The cause is named by the way to it: ``helper → client → lock`` is the
+    attribute ``lock`` of ``client``, which the function ``helper`` uses.
+    """
+    error = _pickling_error(function)
+    if error is None:
+        return
+    path, cause = _cause(function)
+    if not path:
+        raise TopologyError(
+            f"{what} cannot be sent to the workers", found=_short(error), expected="a function that can be pickled"
+        )
+    reason = _pickling_error(cause) or error
+    raise TopologyError(
+        f"{what} cannot be sent to the workers: it uses {' → '.join(path)}",
+        found=f"{path[-1]} is a {type(cause).__module__}.{type(cause).__qualname__} ({_short(reason)})",
+        expected="values that can be pickled",
+        action=f"make {path[-1]} inside the function or in the prepare(context) of a class, or use a plain value",
+    )
+
+
+def _pickling_error(value: Any) -> Exception | None:
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # pickling runs the object's own code: anything can come
+        return error
+    return None
+
+
+def _cause(function: Any) -> tuple[list[str], Any]:
+    """The way to the deepest captured object that cannot be pickled, and that object."""
+    path: list[str] = []
+    value, seen = function, {id(function)}
+    while len(path) < _STEPS_MAX:
+        for name, part in _parts(value, top=not path):
+            if id(part) not in seen and _pickling_error(part) is not None:
+                path.append(name)
+                seen.add(id(part))
+                value = part
+                break
+        else:
+            break
+    return path, value
+
+
+def _parts(value: Any, top: bool) -> Iterator[tuple[str, Any]]:
+    """Returns what an object takes along when it is pickled, by name; at most this many of a container."""
+    if isinstance(value, functools.partial):
+        for position, item in enumerate(value.args):
+            yield f"argument {position + 1} of the partial", item
+        yield from value.keywords.items()
+        yield getattr(value.func, "__name__", "the function of the partial"), value.func
+    elif isinstance(value, types.MethodType):
+        if top:  # a method is its object, to its user
+            yield from _attributes(value.__self__, "self.")
+        yield "self", value.__self__
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:_PARTS_MAX])
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{position}]", item) for position, item in enumerate(list(value)[:_PARTS_MAX]))
+    elif isinstance(value, type):
+        yield from ((name, getattr(item, "__func__", item)) for name, item in vars(value).items() if name != "__dict__")
+    else:
+        yield from _attributes(value, "self." if top else "")
+        yield f"the class {type(value).__name__}", type(value)
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not filled yet, as in a function that calls itself
+            continue
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for item in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield "a default value", item
+    yield from vars(function).items()
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    """The names that the code looks up, with those of functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from _global_names(constant)
+
+
+def _attributes(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    yield from ((f"{prefix}{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                yield f"{prefix}{name}", getattr(value, name)
+
+
+def _short(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text[:200]
+
 
 # --- describing a function ---------------------------------------------------------------
 

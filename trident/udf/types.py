@@ -1,4 +1,4 @@
-"""Types of fields: from Spark's DDL text and from Python annotations, without a JVM.
+"""Types of fields and schemas: from Spark's DDL text and from Python annotations, without a JVM.
 
 PySpark's own ``StructType.fromDDL`` asks the JVM; a topology is built before
 there is one, so the text is parsed here. The grammar is the part of Spark's
@@ -40,8 +40,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from trident.coordinators.errors import FieldError, OutputTypeError
+from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.states.core.names import folded
+from trident.workers.debezium import can_be_read
 
 # The everyday types without parts by their names, which Spark, Arrow and Python all can group by and compare.
 _SIMPLE: dict[str, type[DataType]] = {
@@ -439,3 +440,61 @@ def did_you_mean(name: str, names: Iterable[str]) -> str | None:
     known = {one.lower(): one for one in names}
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     return f"did you mean {known[near[0]]!r}?" if near else None
+
+
+# A schema as users give it: a StructType, or DDL text that needs no JVM to be read.
+
+
+def as_schema(schema: Union[str, "StructType", None], what: str) -> "StructType":
+    """The schema, every field with a type.
+
+    Raises:
+        TopologyError: it is missing, or a field has no type.
+    """
+    if isinstance(schema, StructType) and schema.fields:
+        check_parts(schema, what)
+        return schema
+    if schema is None or not isinstance(schema, (str, StructType)):
+        raise TopologyError(
+            f"{what} needs a schema",
+            found=repr(schema),
+            expected="a StructType, or text such as 'word string, n long'",
+        )
+
+    fields = parse_outputs(schema)
+    untyped = [name for name, type in fields if type is None]
+    if untyped:
+        raise TopologyError(
+            f"the schema of {what} has fields without a type",
+            found=", ".join(untyped),
+            expected="a type after each name, as in 'word string, n long'",
+        )
+    return StructType([StructField(name, type, True) for name, type in fields if type is not None])
+
+
+def spout_schema(spout: Any) -> "StructType":
+    """The fields of a spout's batches, however it says them.
+
+    Raises:
+        TopologyError: as :func:`as_schema`.
+    """
+    return as_schema(spout.output_schema, type(spout).__name__)
+
+
+def table_schema(schema: Union[str, StructType, None], what: str) -> StructType:
+    """The columns of a table whose changes Debezium writes, each of a type that a value in JSON can become.
+
+    Raises:
+        TopologyError: they are missing, or one is of another type.
+    """
+    if schema is None:
+        raise TopologyError(f"{what} needs the columns of the table to read JSON", expected="'id long, name string'")
+    row = as_schema(schema, what)
+    for field in row.fields:
+        if not can_be_read(field.dataType):
+            raise TopologyError(
+                f"{what} cannot read column {field.name}",
+                found=field.dataType.simpleString(),
+                expected="text, numbers, booleans, binary, dates, times; arrays, structs, maps with text as keys",
+            )
+    return row

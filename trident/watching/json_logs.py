@@ -10,8 +10,8 @@ import traceback
 from datetime import datetime, timezone
 from typing import Any
 
-from trident.coordinators.causes import causes, text_of
-from trident.coordinators.log_context import facts
+from trident.coordinators.threads import facts
+from trident.coordinators.tracebacks import causes, text_of
 
 # Longer messages, errors and tracebacks are cut in their middle: a line that no collector takes tells nothing.
 _TEXT_MAX = 20_000

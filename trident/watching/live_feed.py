@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trident.coordinators.causes import causes, text_of
+from trident.coordinators.tracebacks import causes, text_of
 from trident.udf.signatures import UsersTraceback
 from trident.watching.events import Advanced, Event, Failed, LostLead, Terminated, TookOver, Waits
 

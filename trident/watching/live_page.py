@@ -29,12 +29,15 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from decimal import InvalidOperation
 from functools import partial
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+from pyspark.sql.types import StructField
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -42,10 +45,224 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trident.coordinators.errors import ConfigError, FieldError, TableError, TopologyError, TridentError, WrongArguments
-from trident.messages.letters import DeadLetter
+from trident.coordinators.errors import (
+    ConfigError,
+    FieldError,
+    ForeignTable,
+    TableError,
+    TopologyError,
+    TridentError,
+    WrongArguments,
+)
+from trident.drpc.values import converted
+from trident.messages.dead_letters import DeadLetter
+from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.place import Place
-from trident.watching.page_parts import Recent
+from trident.states.delta.delta_log import LogTables, SizedTables, TableMissing, TableTotals, totals_of
+from trident.states.keyed.tables import check_own, greatest_txid, merged_upto
+
+# Parts of the live page's answers: what is found again only every few moments, keys as texts, values as JSON.
+
+
+_WAIT_SECS = 1.0
+# A look that takes long is not made again at once: at most so large a share of the time goes to it, up to a bound.
+_SHARE, _RARE_SECS = 0.1, 60.0
+Found = TypeVar("Found")
+
+
+class Recent(Generic[Found]):
+    """The answer that was found a moment ago, or is found now.
+
+    One request looks, and may hang where the disk does; the others are told so, and keep no thread.
+
+    Args:
+        find: looks for it.
+        secs: how long it counts as found a moment ago. A look that took long counts longer: ten times its time, up to
+            ``rare_secs``.
+        rare_secs: a minute, where nothing else is said.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Found],
+        secs: float,
+        clock: Callable[[], float] = time.monotonic,
+        rare_secs: float = _RARE_SECS,
+    ) -> None:
+        self._find, self._secs, self._clock, self._rare_secs = find, secs, clock, rare_secs
+        self._lock = threading.Lock()
+        self._found: tuple[float, Found] | None = None  # until when it counts
+        self._forgotten = 0  # how often
+
+    def __call__(self) -> Found:
+        """Gives it.
+
+        Raises:
+            HTTPException: 503, an earlier request still looks for it.
+        """
+        if not self._lock.acquire(timeout=_WAIT_SECS):
+            raise HTTPException(503, "the answer to an earlier request is still being looked for; ask again")
+        try:
+            known = self._found
+            if known is None or self._clock() >= known[0]:
+                began, forgotten = self._clock(), self._forgotten
+                found, ended = self._find(), self._clock()
+                rests = min((ended - began) / _SHARE, self._rare_secs)
+                # An answer that is forgotten while it is looked for may have been found before the change.
+                until = max(began + self._secs, ended + rests) if forgotten == self._forgotten else ended
+                known = self._found = until, found
+            return known[1]
+        finally:
+            self._lock.release()
+
+    def forget(self) -> None:
+        """The next one who asks has it looked for again, also where a look is under way."""
+        self._forgotten += 1
+        self._found = None
+
+
+def key_of_texts(state: str, fields: Sequence[StructField], texts: Sequence[str]) -> tuple[Any, ...]:
+    """A key from what a person has typed, one text for each of its columns.
+
+    Raises:
+        WrongArguments: there are more or fewer, or one is not of its column's type.
+    """
+    if len(texts) != len(fields):
+        raise WrongArguments(
+            f"this is no key of state {state}",
+            found=f"{len(texts)} values",
+            expected=", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields) or "none",
+        )
+    return tuple(_value(state, field, text) for field, text in zip(fields, texts, strict=True))
+
+
+def _value(state: str, field: StructField, text: str) -> Any:
+    try:
+        return converted(text, field.dataType)
+    except (ValueError, TypeError, KeyError, OverflowError, OSError, InvalidOperation):
+        raise WrongArguments(
+            f"this is no value of key {field.name} of state {state}",
+            found=repr(text)[:100],
+            expected=field.dataType.simpleString(),
+        ) from None
+
+
+def shown_value(value: Any) -> Any:
+    """A value for a page: numbers, text, lists and objects as JSON has them; all else as text."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        # A page counts in doubles: a larger number would be shown as another.
+        return value if abs(value) < 2**53 else str(value)
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if isinstance(value, Mapping):
+        return {_as_name(name): shown_value(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shown_value(one) for one in value]
+    return str(value)
+
+
+def _as_name(key: Any) -> str:
+    return key if isinstance(key, str) else json.dumps(shown_value(key))
+
+
+# The states of a topology for a page: size, rows and lag of their tables, by the tables' logs alone, without Spark.
+
+
+class StateSizes:
+    """Looks at the tables of one topology. Keep one: of a log that was read only the newest entries are read again.
+
+    The files of logs are remembered, which a MERGE shortens; of all other tables, which may grow for ever, sums alone.
+    """
+
+    def __init__(self, warehouse: Place, topology: str) -> None:
+        self._warehouse, self._topology = warehouse, topology
+        self._logs, self._sized = LogTables(), SizedTables()
+
+    def look(self, advanced: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+        """A record for each state that has a descriptor, by name.
+
+        Args:
+            advanced: batch group → its last advanced transaction, where it is known; else the tables are asked.
+
+        Returns:
+            of each ``name``, ``kind``, ``group``, ``keys`` (``name`` and ``type``), ``has_keys`` (it can be looked up),
+            ``txid`` (the last transaction that it has), ``tables`` (``path``, ``version``, ``rows``, None where the log
+            does not say, ``files``, ``bytes``), of a keyed state ``merged`` (the last transaction that the plain table
+            has), ``lag`` (transactions that it is behind) and ``waiting_files`` (of the log, not merged yet);
+            ``trouble`` where its tables cannot be read.
+        """
+        try:
+            states = list_descriptors(self._warehouse, self._topology)
+        except TableError as error:
+            return [{"name": "(unreadable)", "trouble": str(error), "tables": [], "keys": [], "has_keys": False}]
+        found = [self._look(state) for state in states if state.ends_at is None]
+        newest = _newest(found) | dict(advanced or {})
+        for one in found:
+            if one.get("merged") is not None:
+                one["lag"] = max(newest.get(one["group"], 0) - one["merged"], 0)
+        return found
+
+    def _look(self, state: StateDescriptor) -> dict[str, Any]:
+        types = {field.name: field.dataType.simpleString() for field in state.schema.fields}
+        found: dict[str, Any] = {
+            "name": state.name,
+            "kind": state.kind,
+            "group": state.group,
+            "keys": [{"name": key, "type": types[key]} for key in state.keys],
+            "has_keys": state.state_kind.has_log and not state.history_by,
+            "txid": None,
+            "tables": [],
+            "trouble": "",
+        }
+        try:
+            self._add_tables(state, found)
+        except (TableError, ForeignTable) as error:
+            found["trouble"] = str(error)
+        return found
+
+    def _add_tables(self, state: StateDescriptor, found: dict[str, Any]) -> None:
+        keyed = state.state_kind.has_log
+        path = str(self._warehouse / state.published_path)
+        try:
+            log = self._logs.load(path) if keyed else None
+            published = self._sized.load(path) if log is None else totals_of(log)
+        except TableMissing:
+            return
+        found["tables"].append(_record(state.published_path, published))
+        control = decode_control(path, published.control(DOMAIN))
+        check_own(state, path, control)
+        found["txid"] = control.txid
+        if log is None:
+            return
+        found["merged"] = control.starts_at - 1
+        with suppress(TableMissing):
+            plain = self._sized.load(str(self._warehouse / state.plain_path))
+            found["tables"].append(_record(state.plain_path, plain))
+            found["merged"] = merged_upto(state, plain, control.starts_at)
+        found["waiting_files"] = sum(greatest_txid(file) > found["merged"] for file in log.files.values())
+
+
+def _record(path: str, table: TableTotals) -> dict[str, Any]:
+    return {
+        "path": path,
+        "version": table.version,
+        "rows": table.rows,
+        "files": table.files,
+        "bytes": table.bytes,
+    }
+
+
+def _newest(found: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Batch group → the last transaction that any of its tables has."""
+    newest: dict[str, int] = {}
+    for one in found:
+        if one["txid"] is not None:
+            newest[one["group"]] = max(newest.get(one["group"], 0), one["txid"])
+    return newest
+
 
 log = logging.getLogger("trident.watching")
 STREAMS = 8

@@ -1,9 +1,9 @@
 """The table of all metrics: name, kind, unit, labels, meaning, and where the value is from.
 
-Prometheus' instruments (``instruments.py``), OpenTelemetry's (``otel.py``) and docs/metrics.md are made from it. A
+Prometheus' instruments (``metrics.py``), OpenTelemetry's (``otel.py``) and docs/metrics.md are made from it. A
 metric without ``read`` is filled by the events of the topology, on the thread where they happen; one with ``read`` is
-read from facts that threads of the metrics' own have collected (``facts.py``). Every metric has the label ``topology``
-as well.
+read from facts that threads of the metrics' own have collected (``metric_facts.py``). Every metric has the label
+``topology`` as well.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 
-from trident.watching import metric_reads as reads
-from trident.watching.facts import Facts
+from trident.watching import metric_facts as reads
+from trident.watching.metric_facts import Facts
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 SECONDS, BYTES = "seconds", "bytes"

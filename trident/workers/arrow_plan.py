@@ -1,16 +1,503 @@
-"""Runs segments over Arrow in one process: on a worker, or in the driver where all steps are the framework's own."""
+"""Plans over Arrow in one process, on a worker or in the driver, and the steps of the framework's own in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from trident.workers.chain import Chain, Step
-from trident.workers.lifecycle import prepared
+from trident.workers.calls import prepared
+from trident.workers.chain import Chain, Frame, Meter, Step
+from trident.workers.failures import left_to_spark
+
+if TYPE_CHECKING:
+    from trident.states.keyed.copy_combine import Combine
+
+
+# Steps of the framework's own over Arrow: what Spark does to many rows, done to few of them without Spark.
+#
+# Each gives what the operation of Spark in whose place it stands would give. Where only Spark knows that, such as for a
+# sum that does not fit its type, it raises ``LeftToSpark``. Imported by workers: keep its imports light.
+
+
+# --- columns and rows --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Columns(Step):
+    """Some columns in an order."""
+
+    own = True
+
+    keep: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"select {', '.join(self.keep)}"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            yield Frame(frame.only(self.keep), frame.length, frame.meter)
+
+
+@dataclass(frozen=True)
+class Expanded(Step):
+    """Some columns in an order, and fields of one that holds structs beside them.
+
+    Attributes:
+        values: a new column → its field of the struct.
+    """
+
+    own = True
+
+    keep: tuple[str, ...]
+    struct: str
+    values: tuple[tuple[str, str], ...]
+
+    @property
+    def text(self) -> str:
+        return f"select {', '.join(self.keep)}"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        fields = dict(self.values)
+        for frame in frames:
+            columns = frame.only(tuple(name for name in self.keep if name not in fields))
+            if fields:
+                structs = frame.array(self.struct)
+                parts = dict(zip([field.name for field in structs.type], structs.flatten()))
+                columns = {**columns, **{name: parts[field] for name, field in fields.items()}}
+            yield Frame({name: columns[name] for name in self.keep}, frame.length, frame.meter)
+
+
+@dataclass(frozen=True)
+class AsTheyAre(Step):
+    """The rows, which are together already."""
+
+    own = True
+    needs_all = True
+    text = ""
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        return frames
+
+
+@dataclass(frozen=True)
+class WithConstant(Step):
+    """A column that has the same value in each row, behind the kept ones: of rows that are together already."""
+
+    own = True
+    needs_all = True
+    text = ""
+
+    keep: tuple[str, ...]
+    name: str
+    value: Any
+    kind: pa.DataType
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            constant = pa.repeat(pa.scalar(self.value, self.kind), frame.length)
+            yield Frame({**frame.only(self.keep), self.name: constant}, frame.length, frame.meter)
+
+
+@dataclass(frozen=True)
+class WithMarker(Step):
+    """The rows, marked 0, and behind them one of nulls that is none, marked 1."""
+
+    own = True
+    needs_all = True
+    text = ""
+
+    schema: pa.Schema
+    marker: str
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            yield self._marked({name: frame.array(name) for name in self.schema.names}, 0, frame.length, frame.meter)
+        yield self._marked({field.name: pa.nulls(1, field.type) for field in self.schema}, 1, 1, Meter())
+
+    def _marked(self, columns: dict[str, pa.Array], mark: int, length: int, meter: Meter) -> Frame:
+        return Frame({**columns, self.marker: pa.repeat(pa.scalar(mark, pa.int64()), length)}, length, meter)
+
+
+# --- filters and functions ---------------------------------------------------------------
+
+
+class Condition:
+    """A condition of the framework's own on each row."""
+
+    def holds(self, columns: Sequence[pa.Array], length: int) -> pa.BooleanArray:
+        """Tells of each row whether it holds; never null."""
+        raise AssertionError(f"{type(self).__name__} has no holds")
+
+
+@dataclass(frozen=True)
+class NoneIsNull(Condition):
+    """FilterNull: no value of the row is null."""
+
+    def holds(self, columns: Sequence[pa.Array], length: int) -> pa.BooleanArray:
+        found = pa.repeat(pa.scalar(True), length)
+        for column in columns:
+            found = pc.and_(found, pc.is_valid(column))
+        return found
+
+
+@dataclass(frozen=True)
+class Always(Condition):
+    """TrueFilter."""
+
+    def holds(self, columns: Sequence[pa.Array], length: int) -> pa.BooleanArray:
+        return pa.repeat(pa.scalar(True), length)
+
+
+@dataclass(frozen=True)
+class AllEqual(Condition):
+    """Equals: all values of the row are equal, as Spark's ``<=>`` compares them."""
+
+    def holds(self, columns: Sequence[pa.Array], length: int) -> pa.BooleanArray:
+        first, *others = map(_compared, columns)
+        found = pa.repeat(pa.scalar(True), length)
+        for other in others:
+            found = pc.and_(found, pc.equal(first, other))
+        return found
+
+
+def _compared(column: pa.Array) -> pa.LargeBinaryArray:
+    """Bytes that are equal where the values are; of integers of any width."""
+    # The time that an import takes: workers without such a step need none of it.
+    from trident.states.core.copy_rows import RowCodec
+
+    kind = pa.int64() if pa.types.is_integer(column.type) else column.type
+    schema = pa.schema([("value", kind)])
+    return RowCodec(schema, ["value"]).key_array(pa.record_batch([column.cast(kind)], schema=schema))
+
+
+@dataclass(frozen=True)
+class Not(Condition):
+    """Negate of another one."""
+
+    inner: Condition
+
+    def holds(self, columns: Sequence[pa.Array], length: int) -> pa.BooleanArray:
+        return pc.invert(self.inner.holds(columns, length))
+
+
+@dataclass(frozen=True)
+class KeepWhere(Step):
+    """The rows for which a condition holds."""
+
+    own = True
+
+    condition: Condition
+    inputs: tuple[str, ...]
+    keep: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"filter {', '.join(self.inputs)}"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            yield _filtered(
+                frame, self.condition.holds([frame.array(name) for name in self.inputs], frame.length), self
+            )
+
+
+@dataclass(frozen=True)
+class KeepTrue(Step):
+    """The rows where a boolean field is true; negated, those where it is false or null."""
+
+    own = True
+
+    condition: str
+    negated: bool
+    keep: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"filter {'not ' if self.negated else ''}{self.condition}"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            holds = pc.fill_null(frame.array(self.condition), False)
+            yield _filtered(frame, pc.invert(holds) if self.negated else holds, self)
+
+
+def _filtered(frame: Frame, holds: pa.BooleanArray, step: KeepWhere | KeepTrue) -> Frame:
+    columns = {name: frame.array(name).filter(holds) for name in step.keep}
+    return Frame(columns, holds.true_count, frame.meter)
+
+
+# Texts with more parts than this are not split here: 20 times the rows that the coordinator's process takes.
+_PARTS_MAX = 200_000
+
+
+@dataclass(frozen=True)
+class SplitText(Step):
+    """Split: a row for each part of a text; empty parts are left out, and a null text has none."""
+
+    own = True
+
+    input: str
+    output: str
+    separator: str
+    keep: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"split {self.input} -> {self.output}"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            found = pc.sum(pc.count_substring(frame.array(self.input), self.separator)).as_py() or 0
+            if found > _PARTS_MAX:
+                raise left_to_spark(f"{found + 1} parts")
+            lists = pc.split_pattern(frame.array(self.input), self.separator)
+            parts, rows = pc.list_flatten(lists), pc.list_parent_indices(lists)
+            full = pc.not_equal(parts, "")
+            parts, rows = parts.filter(full), rows.filter(full)
+            frame.meter.rows = max(frame.meter.rows, len(parts))
+            columns = {name: frame.array(name).take(rows) for name in self.keep}
+            yield Frame({**columns, self.output: parts}, len(parts), frame.meter)
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """A built-in function over some fields, without Spark.
+
+    Attributes:
+        does: a condition; or the separator of Split.
+    """
+
+    does: Condition | str
+    inputs: tuple[str, ...]
+
+    def kept(self, keep: tuple[str, ...]) -> Step:
+        """The step that keeps the rows for which it holds."""
+        assert isinstance(self.does, Condition), "only a condition filters"
+        return KeepWhere(self.does, self.inputs, keep)
+
+    def made(self, output: str, keep: tuple[str, ...]) -> Step:
+        """The step that makes a field of its result."""
+        if isinstance(self.does, Condition):
+            return WithCondition(self.does, self.inputs, output, keep)
+        (name,) = self.inputs
+        return SplitText(name, output, self.does, keep)
+
+
+@dataclass(frozen=True)
+class WithCondition(Step):
+    """A boolean field that says whether a condition holds."""
+
+    own = True
+
+    condition: Condition
+    inputs: tuple[str, ...]
+    output: str
+    keep: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"condition of {', '.join(self.inputs)} -> {self.output}"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            holds = self.condition.holds([frame.array(name) for name in self.inputs], frame.length)
+            yield Frame({**frame.only(self.keep), self.output: holds}, frame.length, frame.meter)
+
+
+# --- aggregates --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Aggregated(Step):
+    """A built-in aggregate of the rows, or of each group of them.
+
+    Attributes:
+        schema: the grouping fields and the result, in the order in which they leave.
+        keys: the grouping fields; none: one row, also for no input.
+        input: the field that is aggregated; "": of Count, which counts rows.
+        output: the result's name.
+        aggregator: the name under which states keep it.
+        merges: its input is partial values.
+    """
+
+    own = True
+    needs_all = True
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    input: str
+    output: str
+    aggregator: str
+    merges: bool
+
+    @property
+    def text(self) -> str:
+        verb = "merge" if self.merges else "aggregate"
+        return f"{verb} {self.aggregator}{' by ' if self.keys else ''}{', '.join(self.keys)} -> {self.output}"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        # The time that an import takes: workers without such a step need none of it.
+        from trident.states.core.copy_rows import RowCodec, array_of, as_bytes, key_column
+        from trident.states.keyed.copy_combine import Uncombinable
+
+        fields = [self.schema.field(name) for name in self.keys]
+        codec = RowCodec(pa.schema(fields), self.keys)
+        add, first = self._arithmetic()
+        values: dict[bytes, Any] = {} if self.keys else {b"": first}
+        keys: list[pa.RecordBatch] = []
+        try:
+            for frame in frames:
+                rows = pa.record_batch([key_column(frame.array(f.name), f.type) for f in fields], names=self.keys)
+                names = as_bytes(codec.key_array(rows)) if fields else [b""] * frame.length
+                new = []
+                for at, (name, value) in enumerate(zip(names, self._inputs(frame), strict=True)):
+                    if name not in values:
+                        new.append(at)
+                    values[name] = add(values.get(name, first), value)
+                keys.append(rows.take(pa.array(new, pa.int64())) if fields else rows)
+        except Uncombinable as error:
+            raise left_to_spark(error) from error
+        if values:
+            made = dict(zip(self.keys, pa.Table.from_batches(keys).combine_chunks().columns)) if fields else {}
+            columns = {name: column.combine_chunks() for name, column in made.items()}
+            columns[self.output] = array_of(list(values.values()), self._kind)
+            yield Frame(columns, len(values), Meter())
+
+    @property
+    def _kind(self) -> pa.DataType:
+        return self.schema.field(self.output).type
+
+    def _arithmetic(self) -> tuple[Combine, Any]:
+        """How a value is added, and the value of no row."""
+        # The time that an import takes: workers without such a step need none of it.
+        from trident.states.keyed.copy_combine import combine_of
+
+        kind = self._kind
+        combine = combine_of(self.aggregator, kind)
+        assert combine is not None, f"{self.aggregator} of {kind} is left to Spark"
+        if self.merges or self.aggregator in ("min", "max"):
+            return _from_zero(combine, kind) if self.aggregator == "sum" else combine, None
+        return combine, pa.scalar(Decimal(0), kind).as_py() if pa.types.is_decimal(kind) else pa.scalar(0, kind).as_py()
+
+    def _inputs(self, frame: Frame) -> Sequence[Any]:
+        # The time that an import takes: workers without such a step need none of it.
+        from trident.states.core.copy_rows import plain_values
+
+        if self.input:
+            return plain_values(frame.array(self.input), self._kind)
+        return [1] * frame.length
+
+
+@dataclass(frozen=True)
+class AggregatedBeside(Step):
+    """Several built-in aggregates of the same rows, by the same fields, side by side.
+
+    Attributes:
+        links: each alone; one or more.
+        keep: the grouping fields and the results, in the order in which they leave.
+    """
+
+    own = True
+    needs_all = True
+
+    links: tuple[Aggregated, ...]
+    keep: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "; ".join(link.text for link in self.links)
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        given = list(frames)
+        # Each gives the groups in the order in which they come.
+        for made in zip(*(link.run(iter(given)) for link in self.links), strict=True):
+            columns: dict[str, pa.Array] = {}
+            for link, one in zip(self.links, made):
+                columns |= one.only(link.schema.names)
+            yield Frame({name: columns[name] for name in self.keep}, made[0].length, made[0].meter)
+
+
+def _from_zero(combine: Combine, kind: pa.DataType) -> Combine:
+    """Sums of doubles begin at 0.0 in Spark, so that of -0.0 alone is 0.0."""
+    if not pa.types.is_floating(kind):
+        return combine
+    return lambda a, b: combine(0.0 if a is None and b is not None else a, b)
+
+
+@dataclass(frozen=True)
+class CombineStored(Step):
+    """A built-in aggregate's stored value and the batch's partial value of it become one.
+
+    Attributes:
+        value, stored: the partial and the stored value by name; the result has the first name.
+        found: the field that is true where the state has the key.
+        aggregator: the name under which states keep it.
+    """
+
+    own = True
+
+    keep: tuple[str, ...]
+    value: str
+    stored: str
+    found: str
+    aggregator: str
+    kind: pa.DataType
+
+    @property
+    def text(self) -> str:
+        return f"{self.aggregator} of the stored value and the batch's"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        # The time that an import takes: workers without such a step need none of it.
+        from trident.states.core.copy_rows import array_of, plain_values
+        from trident.states.keyed.copy_combine import Uncombinable, combine_of
+
+        combine = combine_of(self.aggregator, self.kind)
+        assert combine is not None, f"{self.aggregator} of {self.kind} is left to Spark"
+        for frame in frames:
+            rows = zip(
+                plain_values(frame.array(self.stored), self.kind),
+                frame.array(self.found).to_pylist(),
+                plain_values(frame.array(self.value), self.kind),
+                strict=True,
+            )
+            try:
+                values = [combine(old, new) if has else new for old, has, new in rows]
+            except Uncombinable as error:
+                raise left_to_spark(error) from error
+            columns = {**frame.only(self.keep), self.value: array_of(values, self.kind)}
+            yield Frame(columns, frame.length, frame.meter)
+
+
+@dataclass(frozen=True)
+class Gathered(Step):
+    """All values of one column as one row with one list of structs, also where there is none.
+
+    Attributes:
+        kind: of the list, whose items are structs of one field.
+    """
+
+    own = True
+    needs_all = True
+    text = ""
+
+    column: str
+    output: str
+    kind: pa.DataType
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        (field,) = self.kind.value_type
+        values = pa.concat_arrays([pa.array([], field.type), *(frame.array(self.column) for frame in frames)])
+        items = pa.StructArray.from_arrays([values], fields=[field])
+        yield Frame({self.output: pa.ListArray.from_arrays([0, len(items)], items, type=self.kind)}, 1, Meter())
+
 
 SIDE = "__trident_side"
 

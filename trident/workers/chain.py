@@ -19,12 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.states.core.place import Place
-from trident.workers.calls import Results, call_rows, output_arrays
-from trident.workers.failures import Label, fail
-from trident.workers.ledger import Ledger, ledger_place
-from trident.workers.lifecycle import prepared
-from trident.workers.reports import left_to_spark
-from trident.workers.values import Values, WrongValue, python_values, to_arrow
+from trident.states.core.typed_values import WrongValue, python_values, to_arrow
+from trident.workers.anchors import Ledger, ledger_place
+from trident.workers.calls import Results, call_rows, output_arrays, prepared
+from trident.workers.failures import Label, Values, fail, left_to_spark
 
 # A batch is worked on in pieces that are expected to give about this many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.

@@ -18,8 +18,8 @@ from trident.coordinators.errors import TridentError
 from trident.states.core import storage
 from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
+from trident.workers.failures import left_to_spark
 from trident.workers.look_up import wait_for_copy
-from trident.workers.reports import left_to_spark
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf

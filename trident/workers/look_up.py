@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from trident.coordinators.errors import TridentError
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
-from trident.states.keyed.sent_copy import SentCopy
+from trident.states.core.copyable import SentCopy
 from trident.workers.chain import Frame, Step
-from trident.workers.reports import STALE, left_to_spark, marked
+from trident.workers.failures import STALE, left_to_spark, marked
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf, Placed

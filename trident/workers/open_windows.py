@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.states.core.typed_values import WrongValue, to_arrow
+from trident.workers.calls import Several
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.failures import Label, fail
-from trident.workers.lifecycle import Several
+from trident.workers.failures import Label, fail, left_to_spark
 from trident.workers.look_up import check_due, copy_here, due_entries, entries_of, told
-from trident.workers.reports import left_to_spark
-from trident.workers.values import WrongValue, to_arrow
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec
@@ -170,7 +169,7 @@ class Store(Protocol):
 
 
 class Rules(Protocol):
-    """The arithmetic of one kind of windows: ``trident.operations.window_changes``."""
+    """The arithmetic of one kind of windows: ``trident.operations.window_spec``."""
 
     @property
     def delay(self) -> int: ...
@@ -230,7 +229,7 @@ class OpenWindows(Step):
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         from trident.states.core.copy_rows import RowCodec  # it needs numpy
-        from trident.states.core.stale_copy import StaleCopy
+        from trident.states.core.copyable import StaleCopy
 
         codec = RowCodec(self.schema, self.keys)
         table = _together(frames)

@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.arrow_plan import ArrowPlan
-from trident.workers.failures import UserCodeFailed
-from trident.workers.reports import STALE, find_report
+from trident.workers.failures import STALE, UserCodeFailed, find_report
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from trident.coordinators.errors import Halted
-from trident.states.core.plain_values import Row, frozen
-from trident.states.core.queries import TupleCollectionGet
-from trident.states.core.stored_values import dumps
-from trident.states.core.values import Semantics
+from trident.states.core.typed_values import Row, frozen
+from trident.states.core.values import Semantics, TupleCollectionGet, dumps
 from trident.states.maps.map_states import BufferedMap
 from trident.states.publishing.user_tasks import (
     KEY,

@@ -1,6 +1,6 @@
 """Keyed states with a time in their local copies: the rows of a transaction become those that a rule needs, over Arrow.
 
-Does to few rows that are all together what the operations of ``trident.operations.timed_ops`` do by Spark. Imported by
+Does to few rows that are all together what the operations of ``trident.operations.timed`` do by Spark. Imported by
 workers: keep its imports light.
 """
 

@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.states.core.typed_values import WrongValue, cut_repr, python_values, to_arrow
 from trident.workers.calls import Results, _gather_any, output_arrays
 from trident.workers.chain import Frame
-from trident.workers.failures import Label, fail
+from trident.workers.failures import Label, Values, fail
 from trident.workers.timed import ROWS, KeyRows, Rule, TurnRows
-from trident.workers.values import Values, WrongValue, cut_repr, python_values, to_arrow
 
 VALUE, TIMERS = "_value", "_timers"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

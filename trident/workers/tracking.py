@@ -1,7 +1,7 @@
 """Steps of tracked streams on a worker: rows that fail are told to the task's ledger, and the others go on.
 
 A step of a :class:`trident.workers.chain.Chain` whose rows have anchors is wrapped
-in :class:`TrackedStep`, which tells the :class:`trident.workers.ledger.Ledger` of the Spark
+in :class:`TrackedStep`, which tells the :class:`trident.workers.anchors.Ledger` of the Spark
 task. Imported by every worker: keep its imports light.
 """
 
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from trident.workers.anchors import ANCHORS, children_of, make_anchors, mixed, read_anchors
+from trident.workers.anchors import ANCHORS, Ledger, children_of, make_anchors, mixed, read_anchors, report_of
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, UserCodeFailed, fail
 from trident.workers.groups import _NOTHING, Groups, Held
-from trident.workers.ledger import Ledger, report_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,11 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trident.states.core.plain_values import in_utc
-from trident.states.core.typed_columns import typed
+from trident.states.core.typed_values import WrongValue, cut_repr, in_utc, typed
 from trident.workers.chain import Frame, Step
 from trident.workers.failures import Label, fail
-from trident.workers.values import WrongValue, cut_repr
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from trident.spouts.delta import log as delta_changes
 from trident.spouts.delta.coordinator import Range
 from trident.spouts.delta.log import DeltaChanges, differences
 from trident.spouts.delta.spout import DeltaSpout
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 start, warehouse = source_helpers.start, source_helpers.warehouse
 

@@ -12,9 +12,9 @@ import pytest
 from tests.spouts.files import test_file_spout as helpers
 from tests.spouts.files.test_file_spout import Run, put, starts_again
 from trident.coordinators.errors import SourceError
-from trident.spouts.files import changes
-from trident.spouts.files.cuts import Position, ranges
-from trident.spouts.files.source import numbered
+from trident.spouts.files import listing
+from trident.spouts.files.ledger import Position, ranges
+from trident.spouts.files.listing import numbered
 from trident.spouts.files.spout import FileSpout
 
 inputs, plan = helpers.inputs, helpers.plan
@@ -105,7 +105,7 @@ def test_a_change_that_leaves_size_and_time_as_they_were_is_said_once(inputs, pl
 
 
 def test_old_files_are_looked_at_again_in_their_turn(inputs, plan, monkeypatch):
-    monkeypatch.setattr(changes, "_AGAIN", 2)
+    monkeypatch.setattr(listing, "_AGAIN", 2)
     for number in range(9):
         put(inputs, f"f{number}", f"{number}\n")
     run = plan()

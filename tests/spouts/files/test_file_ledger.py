@@ -15,8 +15,19 @@ from hypothesis import strategies as st
 
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.spouts.files.cuts import MAX_FILES, START, Position, cut, length_after, ranges, read_position
-from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerBook, LedgerEntry
+from trident.spouts.files.ledger import (
+    MAX_FILES,
+    START,
+    FileLedger,
+    FoundFile,
+    LedgerBook,
+    LedgerEntry,
+    Position,
+    cut,
+    length_after,
+    ranges,
+    read_position,
+)
 from trident.spouts.files.listing import FileListing, as_paths
 
 ROOT = Path(__file__).resolve().parents[3]

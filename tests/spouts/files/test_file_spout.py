@@ -23,13 +23,12 @@ from hypothesis import strategies as st
 from tests.long_cases import sample
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, IdentityMismatch, SourceError, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.repair.file_ledger import look_at_ledger, write_ledger
-from trident.spark.slots import NamedRows
+from trident.coordinators.identities import TransactionAttempt
+from trident.repair.inspection import look_at_ledger, write_ledger
+from trident.spark.rows import NamedRows
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.files import reading as file_reading
-from trident.spouts.files.cuts import FileRange
-from trident.spouts.files.ledger import LedgerEntry
+from trident.spouts.files.ledger import FileRange, LedgerEntry
 from trident.spouts.files.parquet import is_exact
 from trident.spouts.files.reading import group, partitions_for, pieces, source_failure
 from trident.spouts.files.spout import FileSpout
@@ -531,7 +530,7 @@ def test_an_unreadable_file_is_named(tmp_path):
     program = f"""
 import os, sys, tempfile
 sys.path.insert(0, {str(ROOT)!r})
-from trident.spouts.files.changes import ChangePolicy
+from trident.spouts.files.listing import ChangePolicy
 from trident.spouts.files.ledger import FileLedger, FoundFile
 from pathlib import Path
 folder = Path(tempfile.mkdtemp())

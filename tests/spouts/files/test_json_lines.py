@@ -10,8 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from trident.spouts.files.format import RowFormat
-from trident.spouts.files.parsing import Parsing
-from trident.spouts.files.reading import source_failure
+from trident.spouts.files.reading import Parsing, source_failure
 
 SCHEMA = "id long, name string, at timestamp, price decimal(10,2), tags array<string>, inner struct<x: int, y: double>"
 BAD = "bad string"

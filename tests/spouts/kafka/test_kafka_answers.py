@@ -17,16 +17,14 @@ from tests.long_cases import sample
 from tests.spouts.kafka.kafka_mock import METADATA, MockCluster
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators.errors import BrokersAway, SourceError, TopicGone
-from trident.coordinators.transactions import TransactionAttempt
-from trident.kafka.settings import KafkaSettings
-from trident.kafka.watched import Watched
+from trident.coordinators.identities import TransactionAttempt
+from trident.kafka.client import KafkaSettings, Watched
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.kafka import cluster
-from trident.spouts.kafka.cluster import NO_MESSAGE, KafkaCluster
+from trident.spouts.kafka.cluster import NO_MESSAGE, KafkaCluster, Starts
 from trident.spouts.kafka.coordinator import KafkaCoordinator
 from trident.spouts.kafka.emitter import KafkaEmitter
 from trident.spouts.kafka.ranges import At, Batch, TopicLook, TopicRanges
-from trident.spouts.kafka.starts import Starts
 
 
 @pytest.fixture

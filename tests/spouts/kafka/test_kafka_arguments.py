@@ -10,9 +10,9 @@ import pytest
 
 from trident import KafkaSpout, OpaqueKafkaSpout, SpoutKind
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, TopologyError
-from trident.kafka.settings import Connection, is_secret
+from trident.kafka.client import Connection, is_secret
 from trident.spouts.contracts import SpoutContext
-from trident.states.core.host_bound import check_hosts
+from trident.states.core.addresses import check_hosts
 
 SECRET = "pass-of-a-kafka-user"
 

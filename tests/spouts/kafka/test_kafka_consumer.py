@@ -13,13 +13,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from tests.long_cases import sample
 from tests.spouts.kafka.kafka_mock import FIND_COORDINATOR, MockCluster
-from trident.kafka.settings import KafkaSettings
-from trident.kafka.watched import Watched
+from trident.kafka.client import KafkaSettings, Watched
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka import reader
 from trident.spouts.kafka.ranges import OffsetRange
 from trident.spouts.kafka.reader import Consumers, Reading, _Read
-from trident.workers.reports import SOURCE, find_report
+from trident.workers.failures import SOURCE, find_report
 
 
 class Message:

@@ -12,10 +12,10 @@ from tests.servers.kafka_fixtures import KafkaBroker
 from tests.spouts.kafka.test_kafka_reader import as_the_driver_reads_it, offsets, read, reading
 from trident.coordinators.errors import MessagesExpired
 from trident.spouts.files.tasks import SourceFailure
-from trident.spouts.kafka.formats import ValueFormat
 from trident.spouts.kafka.ranges import OffsetRange
 from trident.spouts.kafka.reader import Consumers
 from trident.spouts.kafka.rows import LETTER
+from trident.spouts.kafka.spout import ValueFormat
 
 MS_MAX = (2**63 - 1) // 1000
 HEADERS: list[list[tuple[str, bytes | None]]] = [

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.spouts.kafka.kafka_mock import MockCluster
-from trident.kafka.settings import KafkaSettings
+from trident.kafka.client import KafkaSettings
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.decoding import Decoder, JsonDecoder, TextDecoder
 from trident.spouts.kafka.ranges import OffsetRange
 from trident.spouts.kafka.reader import Consumers, Reading
 from trident.spouts.kafka.rows import COLUMNS, LETTER
-from trident.udf.schemas import as_schema
-from trident.workers.reports import SOURCE, find_report
+from trident.udf.types import as_schema
+from trident.workers.failures import SOURCE, find_report
 
 MS_MAX = (2**63 - 1) // 1000
 # Bytes of a value, its time in milliseconds, the key of a header → what the error says of it; "" of one that is good.

@@ -10,13 +10,13 @@ import pytest
 
 from tests.servers.kafka_fixtures import KafkaBroker
 from trident.coordinators.errors import LogCut, MessagesExpired, SourceError
-from trident.kafka.settings import KafkaSettings
+from trident.kafka.client import KafkaSettings
 from trident.spouts.files.tasks import SourceFailure, reported
 from trident.spouts.kafka import reader
 from trident.spouts.kafka.ranges import OffsetRange
 from trident.spouts.kafka.reader import Consumers, Reading, Stopped
 from trident.spouts.kafka.rows import COLUMNS as KINDS
-from trident.workers.reports import SOURCE, find_report
+from trident.workers.failures import SOURCE, find_report
 
 COLUMNS = tuple(KINDS)
 

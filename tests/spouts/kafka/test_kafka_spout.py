@@ -20,9 +20,9 @@ from tests.spouts import source_helpers
 from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, rows_read, run_to_end
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators import faults
-from trident.coordinators.causes import causes
 from trident.coordinators.errors import AttemptCapReached, MessagesExpired, SourceError, TopicGone
-from trident.coordinators.transactions import TransactionAttempt as At
+from trident.coordinators.identities import TransactionAttempt as At
+from trident.coordinators.tracebacks import causes
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.kafka import emitter
 

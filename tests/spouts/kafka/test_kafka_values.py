@@ -24,12 +24,12 @@ from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from trident import KafkaSpout
 from trident.coordinators.errors import EnvironmentProblem, TopologyError
-from trident.kafka.settings import KafkaSettings
+from trident.kafka.client import KafkaSettings
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka import decoding
 from trident.spouts.kafka.decoding import Decoded, JsonDecoder, RegistryDecoder, TextDecoder
-from trident.udf.schemas import as_schema
-from trident.workers.reports import SOURCE, find_report
+from trident.udf.types import as_schema
+from trident.workers.failures import SOURCE, find_report
 
 SECRET = "pass-of-the-registry"
 NEEDED = StructType([StructField("n", LongType(), nullable=False)])

@@ -19,13 +19,11 @@ from trident import DeltaAppend, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.faults import InjectedFault
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.spouts.contracts import Backlog, CommitterTridentSpout, Emitted, SpoutContext, SpoutKind
 from trident.spouts.files.reading import source_failure
-from trident.spouts.queues import directory as directory_queue
-from trident.spouts.queues import directory_spout
-from trident.spouts.queues.directory import HIDDEN
-from trident.spouts.queues.directory_spout import DirectoryQueueSpout
+from trident.spouts.queues import directory_queue
+from trident.spouts.queues.directory_queue import HIDDEN, DirectoryQueueSpout
 
 
 class LazyLines:
@@ -41,7 +39,7 @@ class LazyLines:
 @pytest.fixture
 def no_spark(monkeypatch) -> None:
     """The rules about files without a JVM; what Spark reads is tested below."""
-    monkeypatch.setattr(directory_spout, "FileReader", LazyLines)
+    monkeypatch.setattr(directory_queue, "FileReader", LazyLines)
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +199,7 @@ def test_a_file_that_changes_while_it_is_copied_is_left_out(folder: Path, no_spa
     parts = Parts(folder)
     first = parts.emit(1)
     monkeypatch.undo()
-    monkeypatch.setattr(directory_spout, "FileReader", LazyLines)
+    monkeypatch.setattr(directory_queue, "FileReader", LazyLines)
     assert list(first.data) == ["b"]
     parts.commit(1, first)
     left = ["2", "2"] if how != "taken back" else []

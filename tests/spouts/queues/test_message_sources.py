@@ -29,8 +29,7 @@ from trident.coordinators.errors import (
     TridentError,
 )
 from trident.spouts.queues.in_process import InProcessQueue, InProcessQueueSpout
-from trident.spouts.queues.redis import RedisListQueue, new_owner
-from trident.spouts.queues.redis_spout import RedisListSpout
+from trident.spouts.queues.redis_queue import RedisListQueue, RedisListSpout, new_owner
 from trident.spouts.rich import SpoutCollector, is_rich_spout
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -436,7 +435,7 @@ def test_close_gives_back_what_was_not_emitted_and_keeps_the_rest(queue):
 CHILD = """
 import pickle, sys, time
 from types import SimpleNamespace
-from trident.spouts.queues.redis_spout import RedisListSpout
+from trident.spouts.queues.redis_queue import RedisListSpout
 from trident.spouts.rich import SpoutCollector
 queue, secs = pickle.loads(bytes.fromhex(sys.argv[1]))
 spout = RedisListSpout(queue.url, queue.key, consumer="c", redeliver_after_secs=secs, prefetch=8)

@@ -24,7 +24,7 @@ from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, Deposed, ForeignTable, SourceError, TopologyError
 from trident.coordinators.faults import InjectedFault
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.spouts.contracts import CommitterTridentSpout, SpoutContext, SpoutKind
 from trident.spouts.queues import sqlite as sqlite_queue
 from trident.spouts.queues.receipts import QueueSpout
@@ -533,7 +533,7 @@ def test_nothing_is_acknowledged_before_its_tables_are_published(
 PROGRAM = """
 import json, sqlite3, sys
 from pathlib import Path
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.spouts.queues.receipts import QueueSpout
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.queues.sqlite import SqliteQueue

@@ -14,8 +14,8 @@ from trident.coordinators.errors import Halted, StagedFileMissing
 from trident.spouts.files.ledger import FileLedger, FoundFile
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.side_by_side import AT_ONCE, side_by_side
-from trident.states.core.staged import StagedFile
+from trident.states.core.storage import AT_ONCE, side_by_side
+from trident.states.core.tables import StagedFile
 from trident.states.delta.delta_log import DeltaLog, Watched, unchanged
 from trident.states.delta.manifest import ManifestStore
 from trident.states.delta.staging import verify_staged

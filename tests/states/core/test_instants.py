@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from tests.streams.stream_helpers import stream_of
 from tests.topology_helpers import starter
 from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, Max, TridentTopology, read
-from trident.states.core.plain_values import python_values
+from trident.states.core.typed_values import python_values
 from trident.testing import run_batch
 
 UTC = datetime.timezone.utc

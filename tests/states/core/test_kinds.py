@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from trident import DeltaAppend, DeltaMapState, MemoryMapState, non_transactional, opaque, transactional
 from trident.coordinators.errors import Halted, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.states.core.kinds import all_kinds, kind_of_state, stored_kind
 from trident.states.delta.manifest import Manifest, ManifestTable
 from trident.states.maps.backing_maps import MemoryBackingMap

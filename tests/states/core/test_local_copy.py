@@ -19,9 +19,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trident.coordinators import faults
-from trident.states.core import local_copy, sorted_run
+from trident.states.core import copy_rows, local_copy
+from trident.states.core.copy_rows import Rows
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, StaleCopy, in_order, look_up
-from trident.states.core.sorted_run import Rows
 
 ROOT = Path(__file__).resolve().parents[3]
 BYTES_MAX = 1 << 28
@@ -113,11 +113,11 @@ BATCHES = st.lists(st.tuples(st.lists(CHANGED, max_size=3), st.booleans()), min_
 def test_a_copy_gives_what_a_dict_gives(tmp_path_factory, batches, first, below, limit, sums, collide, small):
     """Deleted keys, parts that are added, keys of one hash, runs of few rows, merges and restarts in between."""
     folder = tmp_path_factory.mktemp("copies") / "copy"
-    real = sorted_run.hashes
+    real = copy_rows.hashes
     with pytest.MonkeyPatch.context() as patch:
-        for module in (sorted_run, local_copy) if collide else ():
+        for module in (copy_rows, local_copy) if collide else ():
             patch.setattr(module, "hashes", lambda keys: real(keys) % np.uint64(3))
-        patch.setattr(sorted_run, "BATCH_ROWS", 4)
+        patch.setattr(copy_rows, "BATCH_ROWS", 4)
         patch.setattr(local_copy, "_STEP_ROWS", 3)
         patch.setattr(local_copy, "_SMALL_ROWS", 8 if small else 0)
         patch.setattr(local_copy, "PART_BYTES", 1 if small else 1 << 20)
@@ -351,7 +351,7 @@ def test_a_key_that_is_deleted_stays_so_when_later_files_are_merged(copy, monkey
 
 def test_large_values_are_merged_a_few_at_a_time(copy, monkeypatch):
     monkeypatch.setattr(local_copy, "_SMALL_ROWS", 0)
-    monkeypatch.setattr(sorted_run, "_BATCH_BYTES", 10_000)
+    monkeypatch.setattr(copy_rows, "_BATCH_BYTES", 10_000)
     for txid in range(2):
         changed = rows(*((b"%d" % n, (txid, "x" * 1000)) for n in range(50)))
         copy.apply([changed], mark(txid - 1) if txid else None, mark(txid))

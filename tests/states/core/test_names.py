@@ -47,23 +47,23 @@ from trident.coordinators.errors import (
     TableError,
     TopologyError,
 )
-from trident.coordinators.opaque_metadata import partition_znode
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.records import RESERVED_NAMES, Decision, decode, encode
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.transactional_state import partition_znode
 from trident.coordinators.znodes import Create, Delete
 from trident.coordinators.znodes import check_name as check_znode_name
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.planning.groups import plan
-from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExecutor, _usable
+from trident.spouts.partitions import OpaquePartitionedTridentSpoutExecutor, _usable
 from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.names import check_inside, check_name
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable, groups_with_manifests
 from trident.states.delta.staging import staged_file
 from trident.states.maps.backed_map import opaque
-from trident.states.maps.redis_map import RedisMap
-from trident.states.maps.sqlite_map import SqliteMap
+from trident.states.maps.redis_store import RedisMap
+from trident.states.maps.sqlite_store import SqliteMap
 from trident.states.publishing.dead_letters import check_names_apart, tables_beside
 
 NASTY = [

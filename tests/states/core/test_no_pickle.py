@@ -32,12 +32,12 @@ from trident.coordinators.records import (
 from trident.coordinators.registration import Registration
 from trident.coordinators.znodes import Create
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.messages.replays import ReplayRequests
+from trident.messages.dead_letters import ReplayRequests
 from trident.running.status import read_status
 from trident.states.core.control import decode_control
 from trident.states.core.descriptor import load_descriptor
-from trident.states.core.staged import StagedFile
-from trident.states.core.stored_values import loads
+from trident.states.core.tables import StagedFile
+from trident.states.core.values import loads
 from trident.states.delta.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,7 +56,7 @@ FROM_ITS_OWN_TASK = "a driver reads what its own task answered, in the result of
 BY_A_PIPE = "a process and its own child, over the child's standard input and output"
 ALLOWED = {
     ("states/keyed/host_copy.py", "main"): BY_A_PIPE,
-    ("states/keyed/merge_process.py", "MergeProcess._asked"): BY_A_PIPE,
+    ("states/keyed/file_merge.py", "MergeProcess._asked"): BY_A_PIPE,
     ("states/keyed/merge_worker.py", "serve"): BY_A_PIPE,
     ("trident/watching/listeners.py", "_made"): "a class of the user's own, by the name that the user's settings give",
     ("trident/workers/chain.py", "SentChain.__call__"): FROM_ITS_OWN_DRIVER,
@@ -64,7 +64,7 @@ ALLOWED = {
     ("trident/workers/requests.py", "Answers.__call__"): FROM_ITS_OWN_DRIVER,
     ("trident/workers/requests.py", "Answers.outcomes"): FROM_ITS_OWN_DRIVER,
     ("trident/spouts/files/tasks.py", "read_lines"): FROM_ITS_OWN_DRIVER,
-    ("trident/spouts/row_tasks.py", "_read_one"): FROM_ITS_OWN_DRIVER,
+    ("trident/spouts/tasks.py", "_read_one"): FROM_ITS_OWN_DRIVER,
     ("trident/tuples/tasks.py", "BoltRun.__init__"): FROM_ITS_OWN_DRIVER,
     ("trident/tuples/tasks.py", "LevelTask._tuple"): "tuples between tasks of one round, in Spark's memory",
     ("trident/tuples/rounds.py", "RoundRunner._level"): FROM_ITS_OWN_TASK,
@@ -74,8 +74,8 @@ ALLOWED = {
     ): "the driver tries, in its own memory, whether a reader can be sent",
     ("trident/running/executor_look.py", "look"): "imports, on an executor, what its driver's code will import there",
     ("trident/commands/user_file.py", "_run"): "`trident run FILE` runs the user's file",
-    ("states/core/optional_clients.py", "client_module"): "imports a client; the callers name its modules",
-    ("trident/kafka/settings.py", "kafka_module"): "imports the Kafka client; the callers name its modules",
+    ("states/core/imports.py", "client_module"): "imports a client; the callers name its modules",
+    ("trident/kafka/client.py", "kafka_module"): "imports the Kafka client; the callers name its modules",
     ("trident/spouts/kafka/decoding.py", "RegistryDecoder._parse"): "imports the user's generated class, in tasks",
     ("states/core/kinds.py", "_known"): "modules of the framework: names of a constant table",
     ("trident/__init__.py", "__getattr__"): "imports of the lazy facade: names of a constant table",

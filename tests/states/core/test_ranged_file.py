@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trident.states.core.ranged_file import RangedFile
+from trident.states.core.remote_files import RangedFile
 
 
 @given(

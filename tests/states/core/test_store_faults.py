@@ -18,10 +18,10 @@ import pytest
 from tests.servers import store_servers
 from tests.servers.store_servers import CUT_ANSWER, CUT_BODY, LOSE_ANSWER, LOSE_REQUEST, Fault, Proxy
 from trident.coordinators.errors import CommitConflict, StoreProblem, StoreUnreachable, TableError
-from trident.spark.slots import FilesSlot
+from trident.spark.rows import FilesSlot
 from trident.states.core import object_storage, storage
-from trident.states.core.object_settings import store_settings
-from trident.states.core.store_problems import told_by_a_store
+from trident.states.core.remote_files import store_settings
+from trident.states.core.storage import told_by_a_store
 from trident.states.delta.log_commit import EntryMayBeLost, draft_of, publish_draft, remove_draft, write_draft
 
 DATA = bytes(range(256)) * 1000

@@ -24,7 +24,7 @@ import pytest
 from tests.servers import store_servers
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
-from trident.states.core.object_settings import store_settings
+from trident.states.core.remote_files import store_settings
 
 STORES = ["local", "s3", *(["hdfs"] if os.environ.get("TRIDENT_STORES") else [])]
 
@@ -254,7 +254,7 @@ def test_a_process_that_a_folder_keeps_out_is_told_that_the_store_refuses_it(on_
     asks = (
         "import json, sys\n"
         "from trident.states.core import storage\n"
-        "from trident.states.core.store_problems import store_problem\n"
+        "from trident.states.core.storage import store_problem\n"
         "folder, told = sys.argv[1], {}\n"
         "for name, call in {\n"
         "    'read': lambda: storage.read(f'{folder}/a'),\n"

@@ -18,9 +18,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.pandas.types import to_arrow_type
 
-from trident.states.core.plain_values import python_values
-from trident.states.core.typed_columns import batches_of, typed
-from trident.states.core.typed_values import PYSPARK, WrongValue, to_arrow
+from trident.states.core.typed_values import PYSPARK, WrongValue, batches_of, python_values, to_arrow, typed
 from trident.udf.types import parse_type
 
 UTC, BERLIN = dt.timezone.utc, ZoneInfo("Europe/Berlin")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trident.coordinators.errors import ConfigError
-from trident.states.core.host_bound import is_this_host
-from trident.states.core.urls import check_server_url, without_credentials
+from trident.states.core.addresses import check_server_url, is_this_host, without_credentials
 
 EXPECTED = "postgresql://host/database"
 

@@ -25,8 +25,8 @@ from tests.states.keyed_helpers import Group, append
 from tests.streams.stream_helpers import stream_of
 from trident import DeltaAppend
 from trident.coordinators.errors import FieldError, TableError
+from trident.states.delta.file_layout import partition_texts
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.partition_values import partition_texts
 
 NAN, INF, UTC = float("nan"), math.inf, dt.timezone.utc
 MICRO = dt.timedelta(microseconds=1)

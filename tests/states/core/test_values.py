@@ -14,8 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch, TridentError
-from trident.states.core.stored_values import OpaqueValue, TransactionalValue, dumps, loads
-from trident.states.core.values import UNCHANGED, Semantics, base_of, stored_after, undone, visible
+from trident.states.core.values import (
+    UNCHANGED,
+    OpaqueValue,
+    Semantics,
+    TransactionalValue,
+    base_of,
+    dumps,
+    loads,
+    stored_after,
+    undone,
+    visible,
+)
 
 NON, TX, OPAQUE = Semantics.NON_TRANSACTIONAL, Semantics.TRANSACTIONAL, Semantics.OPAQUE
 T, O = TransactionalValue, OpaqueValue  # noqa: E741

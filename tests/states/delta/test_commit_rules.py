@@ -11,14 +11,13 @@ import pyarrow as pa
 import pytest
 
 from trident.coordinators.errors import Halted, StagedFileMissing
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import AttemptStory, FailedAttempt
 from trident.coordinators.records import TableMark
-from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import ControlRecord
-from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.states.delta.manifest import Manifest, ManifestStore, Told
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import fsync_folders, staged_file, verify_staged
-from trident.states.delta.told import Told
 
 CONTROL = ControlRecord("top", "g", "inc", 7, 2, "digest", 1, 1)
 

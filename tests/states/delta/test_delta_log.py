@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import TableError
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.delta_log import DeltaLog, TableCommit
 from trident.states.delta.history import commits_since, find_version_by_control, find_version_by_txn, foreign
 from trident.states.delta.kernel import KernelEngine, TableSnapshot

@@ -13,15 +13,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 from tests.states import group_helpers
 from tests.states.keyed_helpers import Group, Native, append, keyed
 from trident.coordinators.errors import CommitConflict, Halted, SchemaMismatch
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.registration import Registration, identity_conflicts, identity_difference
-from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.delta.delta_log import TableCommit
 from trident.states.delta.evolution import add_columns, columns_only_added
-from trident.states.delta.history import commits_since, foreign
+from trident.states.delta.history import commits_since, foreign, harmful_change
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine
-from trident.states.delta.metadata_changes import harmful_change
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import read_state
 

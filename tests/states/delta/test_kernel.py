@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from tests.jvm.spark_fixtures import spark_confs
 from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta import kernel
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import (
@@ -472,7 +472,7 @@ WORKER = """
 import json, sys, time
 from trident.coordinators.errors import CommitConflict
 from trident.states.delta.kernel import KernelEngine
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.spark.session import make_session
 mode, path, confs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 engine = KernelEngine(make_session("race", confs))

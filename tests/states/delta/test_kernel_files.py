@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.servers.zk_fixtures import eventually
-from trident.states.delta import table_lock as table_locks
-from trident.states.delta.table_lock import table_lock
+from trident.states.delta import torn_entries as table_locks
+from trident.states.delta.torn_entries import table_lock
 
 HOLDER = """
 import sys
-from trident.states.delta.table_lock import table_lock
+from trident.states.delta.torn_entries import table_lock
 with table_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

@@ -24,7 +24,7 @@ from trident.states.core.local_storage import LocalFolder
 from trident.states.delta import log_commit
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.log_commit import EntryMayBeLost, Signature, publish_draft, remove_drafts
-from trident.states.delta.table_lock import table_lock
+from trident.states.delta.torn_entries import table_lock
 
 ROOT = Path(__file__).resolve().parents[3]
 ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0")) or 60

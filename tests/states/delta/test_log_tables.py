@@ -14,8 +14,7 @@ import pytest
 
 from trident.coordinators.errors import SourceError, TableError
 from trident.spouts.delta.log import DeltaChanges
-from trident.states.delta.delta_log import DeltaLog, Segment, TableMissing
-from trident.states.delta.log_tables import LogTables, SizedTables, totals_of
+from trident.states.delta.delta_log import DeltaLog, LogTables, Segment, SizedTables, TableMissing, totals_of
 
 FIELDS = [{"name": "n", "type": "long", "nullable": True, "metadata": {}}]
 METADATA = {

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trident.states.delta import key_order, parquet_files
+from trident.states.delta import file_layout, parquet_files
 from trident.states.delta.parquet_files import FileTarget, ParquetWriter, write_partition
 
 UTC = datetime.timezone.utc
@@ -114,7 +114,7 @@ def test_sort_keys_are_pairs_which_every_arrow_that_we_take_knows(monkeypatch: p
 
     monkeypatch.setattr(pc, "sort_indices", older)
     keys = [pa.array([2, None, 1, 1]), pa.array(["a", "b", None, "c"])]
-    assert key_order.positions_in_order(keys).to_pylist() == [3, 2, 0, 1]
+    assert file_layout.positions_in_order(keys).to_pylist() == [3, 2, 0, 1]
 
 
 @pytest.mark.parametrize("values", [[1.0, math.nan], [math.inf, 1.0]])

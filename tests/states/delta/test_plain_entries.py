@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from tests.jvm.spark_fixtures import calls_to_the_jvm
 from trident.coordinators.errors import CommitConflict, TableError
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied
 from trident.states.delta.kernel_files import add_action, is_plain

@@ -9,7 +9,7 @@ import deltalake
 import pytest
 from pyspark.sql import SparkSession
 
-from trident.states.core.staged import StagedFile
+from trident.states.core.tables import StagedFile
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.torn_entries import set_aside_torn_entry, set_torn_entries_aside
 

@@ -14,16 +14,14 @@ from tests.states.keyed_helpers import Group, Native, append, keyed
 from tests.topology_helpers import starter
 from trident import DeltaMapState, FixedBatchSpout, TridentTopology
 from trident.coordinators.errors import AttemptCapReached, SourceError, StagedFileMissing, TableError, TridentError
-from trident.spouts.delta.frames import DeltaFrames
-from trident.spouts.delta.log import DeltaChanges
+from trident.spouts.delta.log import DeltaChanges, DeltaFrames
 from trident.spouts.partitions import Emission, EmittedFile, PartitionEmission
 from trident.states.core import storage
-from trident.states.delta.delta_log import DeltaLog
+from trident.states.delta.data_files import require_whole, require_whole_log
+from trident.states.delta.delta_log import DeltaLog, LogTables
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.log_tables import LogTables
 from trident.states.delta.staging import verify_staged
-from trident.states.delta.whole_files import require_whole, require_whole_log
-from trident.states.history.transactions_table import is_damage
+from trident.states.history.recorder import is_damage
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.reading import base_of, read_state

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trident.coordinators.errors import TableError, TransactionNotKept
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest, ManifestStore, Retention

@@ -8,7 +8,7 @@ import pytest
 
 from tests.states.group_helpers import Group, append_binding
 from trident.coordinators.errors import TransactionNotKept
-from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.identities import TransactionAttempt
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import ALL_KEPT
 from trident.states.history.kept import KeptManifests

@@ -18,25 +18,28 @@ from tests.states.group_helpers import Group, append_binding, map_binding
 from trident.coordinators import faults
 from trident.coordinators.errors import Deposed, ForeignTable, TableError
 from trident.coordinators.faults import InjectedFault
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import AttemptStory, FailedAttempt, ProcessedBatch
 from trident.coordinators.records import Marker
-from trident.coordinators.transactions import TransactionAttempt
-from trident.running import led_before as led_before_module
-from trident.running.led_before import LedBefore
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import Manifest, ManifestStore, Retention
+from trident.states.history import recorded as led_before_module
 from trident.states.history import recorded as recorded_module
 from trident.states.history import recorder as recorder_module
-from trident.states.history import transactions_table
+from trident.states.history import recorder as transactions_table
 from trident.states.history.kept import KeptManifests
-from trident.states.history.lately import PublishedLately
-from trident.states.history.recorded import last_transactions, recorded_transactions
-from trident.states.history.recorded_mark import RecordedUpTo
-from trident.states.history.recorder import Published, TransactionRecorder
-from trident.states.history.transactions_table import OpenTransactions, TransactionsTable
+from trident.states.history.recorded import LedBefore, last_transactions, recorded_transactions
+from trident.states.history.recorder import (
+    OpenTransactions,
+    Published,
+    PublishedLately,
+    TransactionRecorder,
+    TransactionsTable,
+)
+from trident.states.history.transaction_rows import RecordedUpTo
 
 TABLE = "top__g__transactions"
 

@@ -18,7 +18,7 @@ from trident.states.core.place import Place
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.history import find_version_by_control, find_version_by_txn
 from trident.states.delta.kernel import KernelEngine
-from trident.states.history.versions import group_as_of, plain_as_of, published_as_of
+from trident.states.history.kept import group_as_of, plain_as_of, published_as_of
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.compactor import Compactor
 

@@ -28,11 +28,11 @@ from trident.states.core.control import DOMAIN
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.kernel import KernelEngine
-from trident.states.history.versions import published_as_of
+from trident.states.history.kept import published_as_of
 from trident.states.history.views import GroupView, ViewedTable, read_view, view_path, write_view
 from trident.states.keyed.background_compactor import BackgroundCompactor
+from trident.states.keyed.compaction import MergePoints, common_point
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.merge_points import MergePoints, common_point
 
 SEED = int(os.environ.get("TRIDENT_SEED") or random.randrange(10**6))
 
@@ -310,8 +310,8 @@ def test_a_record_that_failed_is_written_by_the_next_try(group, tmp_path, fault)
 
 @pytest.mark.long
 def test_old_views_leave_their_table(group, tmp_path, monkeypatch):
-    monkeypatch.setattr("trident.states.history.view_record._VIEWS_KEPT", 2)
-    monkeypatch.setattr("trident.states.history.view_record._VIEWS_MORE", 2)
+    monkeypatch.setattr("trident.states.history.views._VIEWS_KEPT", 2)
+    monkeypatch.setattr("trident.states.history.views._VIEWS_MORE", 2)
     made = compactors(group)
     views = recorded(group, made)
     for txid in range(1, 4):

@@ -16,7 +16,7 @@ from tests.states.group_helpers import foreign_row
 from tests.states.keyed_helpers import Concat, Group, Longest, compactor_of, keyed, plain
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, ConfigError, Halted, TableError
-from trident.states.core import pools
+from trident.states.core import spark_jobs
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed import compactor as compactor_module
@@ -388,7 +388,7 @@ class SeveralJobs:
 
 def test_jobs_of_a_merge_are_in_the_pool_behind_requests_and_batches(counts):
     with compactor_of(counts)._by_spark._jobs("a MERGE"):
-        assert counts.spark.sparkContext.getLocalProperty("spark.scheduler.pool") == pools.UPKEEP
+        assert counts.spark.sparkContext.getLocalProperty("spark.scheduler.pool") == spark_jobs.UPKEEP
 
 
 def test_stopping_without_a_merge_cancels_until_none_of_its_jobs_is_left():

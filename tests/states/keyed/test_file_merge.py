@@ -25,12 +25,11 @@ from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed import merge_files
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.file_merge import FileMerge, touched
+from trident.states.keyed.file_merge import MERGE_PROCESS, FileMerge, MergeProcess, touched
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.merge_files import FileMerger, MergeJob
-from trident.states.keyed.merge_process import MERGE_PROCESS, MergeProcess
-from trident.states.keyed.plain_watch import check_commits, is_our_merge
 from trident.states.keyed.reading import read_state
+from trident.states.keyed.table_watch import check_commits, is_our_merge
 
 
 def last(group: Group, name: str = "counts") -> dict:

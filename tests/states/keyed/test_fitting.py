@@ -18,10 +18,10 @@ from pyspark.sql.types import StructType
 from tests.states.group_helpers import Group
 from trident import get
 from trident.coordinators.errors import ValueDoesNotFit
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import ProcessedBatch
-from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import Sum
-from trident.operations.state_lookups import FOUND, CombineStoredOp
+from trident.operations.state_nodes import FOUND, CombineStoredOp
 from trident.planning.session_frames import Batch, SessionFrames
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import load_descriptor

@@ -24,12 +24,11 @@ from tests.states.keyed_helpers import Group, keyed
 from trident.coordinators import faults
 from trident.states.core import local_copy, storage
 from trident.states.core.copy_rows import RowCodec
+from trident.states.core.copyable import SentCopy
 from trident.states.core.local_copy import CopyAsOf, StaleCopy, look_up
 from trident.states.core.place import Place
 from trident.states.keyed import host_copy, state_copy
-from trident.states.keyed.copies import forget_copies, last_repair, own_folder
-from trident.states.keyed.host_copies import HostCopies
-from trident.states.keyed.sent_copy import SentCopy
+from trident.states.keyed.copies import HostCopies, forget_copies, last_repair, own_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 BYTES_MAX = 1 << 28

@@ -23,17 +23,15 @@ import trident
 from tests.states.keyed_helpers import Group, Native, append, compactor_of, comparable, keyed
 from trident.coordinators.errors import ConfigError, FieldError, TableError
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.plain_values import frozen
+from trident.states.core.typed_values import frozen
+from trident.states.delta.data_files import wanted_rows
 from trident.states.delta.delta_log import DeltaLog
-from trident.states.delta.file_rows import wanted_rows
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.parquet_files import FileTarget, write_partition
-from trident.states.keyed.asked_keys import AskedKeys
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.copies import StateCopies
-from trident.states.keyed.frames import values_by_spark
-from trident.states.keyed.key_reads import KeyReader, NotByKey, held_values
-from trident.states.keyed.reading import read_state
+from trident.states.keyed.key_reads import AskedKeys, KeyReader, NotByKey, held_values
+from trident.states.keyed.reading import read_state, values_by_spark
 
 NAN = float("nan")
 UTC = datetime.timezone.utc

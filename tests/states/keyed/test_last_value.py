@@ -14,8 +14,7 @@ from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, a
 from trident.coordinators.errors import CommitConflict, ConfigError, TableError
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta import table_files
-from trident.states.delta.delta_log import DeltaLog
-from trident.states.delta.log_tables import LogTables
+from trident.states.delta.delta_log import DeltaLog, LogTables
 from trident.states.keyed import log_merge
 from trident.states.keyed import snapshot as stored
 from trident.states.keyed.compaction import SnapshotUnavailable

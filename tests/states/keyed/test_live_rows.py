@@ -22,10 +22,8 @@ from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed import live_read, live_rows
 from trident.states.keyed.file_merge import ordered_folders
 from trident.states.keyed.live_rows import KeyRange, LivePart, key_ranges
-from trident.states.keyed.merge_files import MergedFiles
-from trident.states.keyed.merge_io import InFile
+from trident.states.keyed.merge_files import InFile, MergedFiles, Sizes
 from trident.states.keyed.merge_rows import RowMerge
-from trident.states.keyed.merge_sizes import Sizes
 from trident.states.keyed.snapshot import StoredFiles
 
 TEXT = pa.string()

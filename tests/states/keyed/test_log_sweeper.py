@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trident.states.keyed.log_sweeper import GRACE_SECS, LogSweeper
+from trident.states.keyed.compactor import GRACE_SECS, LogSweeper
 
 
 def test_what_was_dropped_goes_after_the_grace_and_what_was_not_stays(tmp_path: Path) -> None:

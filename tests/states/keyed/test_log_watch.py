@@ -12,9 +12,9 @@ import pytest
 from trident.coordinators.errors import Halted
 from trident.coordinators.records import TableMark
 from trident.maintenance.facts import APPEND, TableFacts
-from trident.repair.look import _Look
+from trident.repair.inspection import _Look
 from trident.states.core.control import ControlRecord
-from trident.states.keyed.log_watch import check_log, merged_log_version, repair_marker, start_of
+from trident.states.keyed.table_watch import check_log, merged_log_version, repair_marker, start_of
 
 STATE: Any = SimpleNamespace(topology="top", group="lines", incarnation="inc", name="counts", merge_app="merge")
 LEFT = "another writer changed the table"

@@ -22,7 +22,7 @@ from trident.coordinators.errors import CommitConflict
 from trident.states.core import storage
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.kernel import KernelEngine
-from trident.states.keyed.merge_process import MERGE_PROCESS
+from trident.states.keyed.file_merge import MERGE_PROCESS
 from trident.states.keyed.reading import read_state
 
 pytestmark = pytest.mark.skipif(store_servers.chosen() == "disk", reason="runs with TRIDENT_STORE=s3 or hdfs")

@@ -25,12 +25,20 @@ from tests.servers import store_servers
 from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.states.core.retention import Retention
-from trident.states.keyed import merge_files, merge_io
-from trident.states.keyed.merge_files import Abandoned, FileMerger, MergeFailed, MergeJob
-from trident.states.keyed.merge_io import FileUnreadable, InFile, written
-from trident.states.keyed.merge_process import MergeProcess
+from trident.states.keyed import merge_files
+from trident.states.keyed.file_merge import MergeProcess
+from trident.states.keyed.merge_files import (
+    Abandoned,
+    FileMerger,
+    FileUnreadable,
+    InFile,
+    MergeFailed,
+    MergeJob,
+    Sizes,
+    runs,
+    written,
+)
 from trident.states.keyed.merge_rows import MergedMeanwhile, NotMergeable, RowMerge, why_not
-from trident.states.keyed.merge_sizes import Sizes, runs
 from trident.states.keyed.merge_worker import serve
 
 NAN = float("nan")
@@ -396,7 +404,7 @@ def test_short_memory_and_gaps_of_arrow_are_no_fault_of_the_file(tmp_path, monke
     def failing(*args: Any) -> Any:
         raise error("the test says so")
 
-    monkeypatch.setattr(merge_io, "shaped", failing)
+    monkeypatch.setattr(merge_files, "shaped", failing)
     with pytest.raises(error, match="the test says so"):
         table.merged([table.log([(2, (10, 1))])], 2)
     answers = io.BytesIO()
@@ -518,13 +526,13 @@ def test_a_table_in_a_store_that_is_larger_than_memory_is_spilled_to_this_host(t
     (tmp_path / "spilled").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spilled"))
     spilled: list[list[str]] = []
-    append = merge_io.Spill.append
+    append = merge_files.Spill.append
 
     def looked(self: Any, parts: Any) -> None:
         append(self, parts)
         spilled.append([name for path in (tmp_path / "spilled").iterdir() for name in os.listdir(path)])
 
-    monkeypatch.setattr(merge_io.Spill, "append", looked)
+    monkeypatch.setattr(merge_files.Spill, "append", looked)
     done = FileMerger(Sizes(rows_min=100, rows_max=100, bytes_at_once=2000)).run(job)
     assert spilled and len(spilled[0]) > 1, "nothing was spilled"
     rows = [row for file in done.written for row in _rows(job.plain / file.path)]

@@ -18,9 +18,8 @@ from tests.jvm.unfit_jar import Unfit, unfit_jar
 from tests.states.group_helpers import foreign_row
 from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed
 from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
-from trident.states.core.plain_values import frozen
-from trident.states.delta.delta_log import DeltaLog
-from trident.states.delta.log_tables import LogTables
+from trident.states.core.typed_values import frozen
+from trident.states.delta.delta_log import DeltaLog, LogTables
 from trident.states.keyed import live_read, log_merge, snapshot
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.key_reads import KeyReader

@@ -23,7 +23,7 @@ from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.place import Place
 from trident.states.core.retention import Retention
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
-from trident.states.delta.log_tables import LogTables
+from trident.states.delta.delta_log import LogTables
 from trident.states.keyed import log_merge, snapshot
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.file_merge import CannotMerge, FileMerge

@@ -27,13 +27,12 @@ from trident.coordinators.errors import (
     TopologyError,
     TridentError,
 )
-from trident.states.core.stored_values import OpaqueValue
-from trident.states.core.values import Semantics
+from trident.states.core.values import OpaqueValue, Semantics
 from trident.states.maps.backed_map import BackedMapState, non_transactional, opaque, transactional
 from trident.states.maps.backing_maps import MemoryBackingMap
 from trident.states.maps.map_states import CachedMap, NonTransactionalMap, OpaqueMap, TransactionalMap
-from trident.states.maps.redis_map import RedisMap
-from trident.states.maps.sqlite_map import SqliteMap
+from trident.states.maps.redis_store import RedisMap
+from trident.states.maps.sqlite_store import SqliteMap
 
 ROOT = Path(__file__).resolve().parents[3]
 STORES = ["memory", "sqlite", "redis"]

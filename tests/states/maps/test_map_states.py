@@ -10,19 +10,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch, StaleEpoch, TridentError
-from trident.states.core.stored_values import OpaqueValue, TransactionalValue
+from trident.states.core.values import OpaqueValue, TransactionalValue
 from trident.states.maps.backing_maps import MemoryBackingMap, StaticMap
 from trident.states.maps.map_states import (
+    BackingMap,
     BufferedMap,
     CachedMap,
+    FencedBackingMap,
     NonTransactionalMap,
     OpaqueMap,
+    RemovableMapState,
+    Snapshottable,
     SnapshottableMap,
+    State,
     TransactionalMap,
     key_text,
 )
-from trident.states.maps.sqlite_map import SqliteMap
-from trident.states.maps.user_states import BackingMap, FencedBackingMap, RemovableMapState, Snapshottable, State
+from trident.states.maps.sqlite_store import SqliteMap
 
 MAPS = [NonTransactionalMap, TransactionalMap, OpaqueMap]
 NON, TX, OPAQUE = MAPS

@@ -56,12 +56,11 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.group_context import LeaderContext
 from trident.states.core.local_storage import LocalFolder
 from trident.states.core.place import Place
-from trident.states.outside import http_sender, http_state, outbox_log
+from trident.states.outside import http_sender, http_state, outbox
 from trident.states.outside.health import OutsideProgress
-from trident.states.outside.kind import OutsideKind
-from trident.states.outside.outbox_letters import RefusedBox, refused_requests
-from trident.states.outside.outbox_log import Begun, Letters, Outbox, OutboxLog, PartProgress
-from trident.states.publishing.outside_publish import OutsidePublisher
+from trident.states.outside.outbox import Begun, Letters, Outbox, OutboxLog, PartProgress, RefusedBox, refused_requests
+from trident.states.outside.port import OutsideKind
+from trident.states.publishing.other_stores import OutsidePublisher
 
 ALL = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
 ROWS = OutsideRows("top", StructType().add("id", "long").add("item", "string"))
@@ -744,9 +743,9 @@ def test_a_record_is_read_as_it_was_written_or_not_at_all() -> None:
 )
 def test_a_record_of_other_types_is_not_read(where: str, value: Any) -> None:
     fields = json.loads(full_record().encode("w"))["record"]
-    assert Outbox.decode(outbox_log.sealed(fields)) == (full_record(), "w")
+    assert Outbox.decode(outbox.sealed(fields)) == (full_record(), "w")
     with pytest.raises(Unreadable):
-        Outbox.decode(outbox_log.sealed({**fields, where: value}))
+        Outbox.decode(outbox.sealed({**fields, where: value}))
 
 
 def newest(folder: Place) -> Path:
@@ -819,7 +818,7 @@ def test_of_two_writers_of_one_number_one_wins_and_the_other_reads_it(folder) ->
 
 
 def test_a_number_that_is_free_again_is_not_the_next(folder, monkeypatch) -> None:
-    monkeypatch.setattr(outbox_log, "_KEPT", 3)
+    monkeypatch.setattr(outbox, "_KEPT", 3)
     late, others = OutboxLog(folder), OutboxLog(folder)
     late.make()
     others.update(lambda _: record(1))

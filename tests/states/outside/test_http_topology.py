@@ -19,7 +19,7 @@ from tests.topology_helpers import WAIT_SECS
 from trident import DeltaAppend, FixedBatchSpout, HttpState, OutsidePart, TridentTopology
 from trident.coordinators import faults
 from trident.running.status import format_status, read_status
-from trident.states.publishing import outside_publish
+from trident.states.publishing import other_stores
 
 BATCHES = [[("a", 1), ("b", 2)], [("a", 3)], [], [("a", 4), ("c", 5)]]
 ALL = [(word, n) for batch in BATCHES for word, n in batch]
@@ -55,7 +55,7 @@ def test_each_row_is_sent_behind_its_transaction_and_once_whatever_is_lost(
     start, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lost answer: it is published again. `make kills`: a coordinator is replaced amid that, and wakes up."""
-    monkeypatch.setattr(outside_publish, "_DRIVER_ROWS_MAX", 1)  # batches of more rows go by tasks
+    monkeypatch.setattr(other_stores, "_DRIVER_ROWS_MAX", 1)  # batches of more rows go by tasks
     here: set[int] = set()  # published in this process, which is no task's
     publish = HttpState.publish
 

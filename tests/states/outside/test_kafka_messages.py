@@ -13,9 +13,9 @@ from trident import FixedBatchSpout, KafkaState, TridentTopology
 from trident.coordinators.errors import TopologyError, TridentError
 from trident.spouts.kafka.decoding import JsonDecoder
 from trident.states.core.tables import DELETED_COLUMN
-from trident.states.outside.kafka_messages import Message, MessageForm
 from trident.states.outside.port import OutsideRows
-from trident.udf.schemas import as_schema
+from trident.states.outside.row_formats import Message, MessageForm
+from trident.udf.types import as_schema
 
 WHEN = datetime.datetime(2024, 2, 29, 23, 59, 59, 123456, datetime.timezone.utc)
 SCHEMA = (

@@ -35,8 +35,8 @@ from trident.coordinators.errors import (
     StateBehind,
     TridentError,
 )
-from trident.kafka.watched import Watched
-from trident.states.outside import kafka_producer, kafka_state, kafka_way
+from trident.kafka.client import Watched
+from trident.states.outside import kafka_producer, kafka_state
 from trident.states.outside.kafka_producer import PartProducer, PartProducers
 
 ALL = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
@@ -295,7 +295,7 @@ def test_what_a_topic_cannot_take_is_told_before_anything_starts(kafka, state, m
         replace(state, partitions=4).check_store(ROWS)
     with pytest.raises(SchemaMismatch, match="found: 3; expected: 5"):
         replace(state, topic_partitions=5).check_store(ROWS)
-    monkeypatch.setattr(kafka_way, "ASK_SECS", 0.3)
+    monkeypatch.setattr(kafka_producer, "ASK_SECS", 0.3)
     with pytest.raises(StateAway, match="no answer of the brokers at 127.0.0.1:1"):
         replace(state, bootstrap="127.0.0.1:1").check_store(ROWS)
 
@@ -373,7 +373,7 @@ def test_a_topic_that_is_made_anew_amid_a_run_gets_nothing_more(kafka, state, mo
 @pytest.mark.long
 def test_a_log_that_ends_before_what_it_had_gets_nothing_more(kafka, state, monkeypatch) -> None:
     """A late answer alone is waited for: of marks behind a commit, of ends behind an election."""
-    two, told = replace(state, partitions=2), kafka_way.Way.ends
+    two, told = replace(state, partitions=2), kafka_producer.Way.ends
     two.take_over("top", "inc", 1)
     for number in (0, 1):
         two.publish(part(1, number=number), rows("a1", "b1", "c1"))
@@ -382,14 +382,14 @@ def test_a_log_that_ends_before_what_it_had_gets_nothing_more(kafka, state, monk
     longest = ends.index(max(ends))
     cut = (*ends[:longest], ends[longest] - 1, *ends[longest + 1 :])
     late = [cut]
-    monkeypatch.setattr(kafka_way.Way, "ends", lambda *asked: late.pop() if late else told(*asked))
+    monkeypatch.setattr(kafka_producer.Way, "ends", lambda *asked: late.pop() if late else told(*asked))
     two.publish(part(2, known=(1, 0)), rows("a2"))
     assert not late
-    monkeypatch.setattr(kafka_way.Way, "ends", lambda *_: cut)
+    monkeypatch.setattr(kafka_producer.Way, "ends", lambda *_: cut)
     with monkeypatch.context() as soon, pytest.raises(StateBehind, match="messages of .*found: partition . ends at"):
         soon.setattr(kafka_producer, "_BEHIND_SECS", 0.2)
         two.publish(part(3, known=(2, 0)), rows("a3"))
-    monkeypatch.setattr(kafka_way.Way, "ends", lambda *_: ends)
+    monkeypatch.setattr(kafka_producer.Way, "ends", lambda *_: ends)
     two.publish(part(3), rows("a3"))  # as above: each mark says which ends count
     two.publish(part(4, known=(3, 0)), rows("a4"))
     assert values(kafka, state.topic) == sorted([b"a1", b"b1", b"c1"] * 2 + [b"a2", b"a3", b"a4"])

@@ -21,7 +21,7 @@ from tests.states.outside.kafka_reading import committed
 from tests.topology_helpers import WAIT_SECS, starter
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, KafkaState, OutsidePart, TridentTopology, Upsert
 from trident.running.status import read_status
-from trident.states.publishing import outside_publish
+from trident.states.publishing import other_stores
 
 ROOT = Path(__file__).resolve().parents[3]
 BATCHES = [[("a", 1), ("b", 2)], [("a", 3)], [], [("a", 4), ("c", 5)]]
@@ -43,7 +43,7 @@ def test_tables_a_log_and_a_changelog_have_each_row_once(
     spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, kafka, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make kills`: a coordinator loses its session amid a publication, and wakes up behind its successor."""
-    monkeypatch.setattr(outside_publish, "_DRIVER_ROWS_MAX", 1)  # batches of more rows go by tasks
+    monkeypatch.setattr(other_stores, "_DRIVER_ROWS_MAX", 1)  # batches of more rows go by tasks
     here: set[tuple[str, int]] = set()  # published in this process, which is no task's
     publish = KafkaState.publish
 

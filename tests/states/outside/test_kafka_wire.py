@@ -23,8 +23,8 @@ from tests.states.outside.test_kafka_state import ALL, another_process, own_prod
 from tests.wire.relay import Act, Fault, Relay
 from trident import KafkaState
 from trident.coordinators.errors import StateAway
-from trident.kafka import watched
-from trident.states.outside import kafka_producer, kafka_state, kafka_way
+from trident.kafka import client
+from trident.states.outside import kafka_producer, kafka_state
 from trident.states.outside.kafka_producer import PartProducers
 
 # The requests of a transaction, with those by which the next producer is made; and of a take-over. "name+" is the
@@ -88,13 +88,13 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
     The transaction is then tried again, by another producer, which no late request of the first can reach.
     """
-    monkeypatch.setattr(kafka_way, "_MESSAGE_MS", 4_000)
+    monkeypatch.setattr(kafka_producer, "_MESSAGE_MS", 4_000)
     for module, name, secs in (
-        (kafka_way, "ASK_SECS", 2.0),
+        (kafka_producer, "ASK_SECS", 2.0),
         (kafka_producer, "ASK_SECS", 2.0),
         (kafka_producer, "INIT_SECS", 4.0),
         (kafka_producer, "COMMIT_SECS", 4.0),
-        (watched, "WATCH_SECS", 1.0),
+        (client, "WATCH_SECS", 1.0),
         (kafka_producer, "WATCH_SECS", 1.0),
     ):
         monkeypatch.setattr(module, name, secs)

@@ -33,16 +33,16 @@ from trident.coordinators.errors import (
     TridentError,
 )
 from trident.coordinators.faults import InjectedFault
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.records import outside_id
 from trident.coordinators.registration import Registration
-from trident.coordinators.transactions import TransactionAttempt
 from trident.running.status import format_status, read_status
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place, warehouse_place
-from trident.states.outside.kind import OUTSIDE
+from trident.states.outside.port import OUTSIDE
 from trident.states.outside.tasks import Answer
-from trident.states.publishing import outside_publish
+from trident.states.publishing import other_stores
 
 BATCHES = [[("a",), ("b",)], [("c",)], [], [("a",), ("d",)]]
 ALL = ["a", "a", "b", "c", "d"]
@@ -167,7 +167,7 @@ def test_marks_that_a_store_forgets_are_written_again_also_without_rows(engine, 
     group = Group(engine, place(tmp_path / "w"), [append_binding(), bound(state)]).open()
     group.commit(1, ["a"])
     assert state.renewed() == [], "it was opened a moment ago"
-    monkeypatch.setattr(outside_publish, "_RENEWED_SECS", 0.0)
+    monkeypatch.setattr(other_stores, "_RENEWED_SECS", 0.0)
 
     def without_rows(txid: int) -> Any:
         attempt = TransactionAttempt(txid, 0)

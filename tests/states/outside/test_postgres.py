@@ -30,9 +30,9 @@ from trident import (
 from trident.coordinators import faults
 from trident.coordinators.errors import ForeignMarks, SchemaMismatch, StaleEpoch, StateAway, StateBehind, TridentError
 from trident.states.core.tables import DELETED_COLUMN
-from trident.states.maps import postgres_server
-from trident.states.maps.postgres_server import connection_to, durable_transaction
-from trident.udf.schemas import as_schema
+from trident.states.maps import postgres_store
+from trident.states.maps.postgres_store import connection_to, durable_transaction
+from trident.udf.types import as_schema
 
 WORDS = OutsideRows("t", StructType().add("word", "string").add("n", "long"))
 
@@ -48,8 +48,8 @@ def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
 @pytest.fixture
 def checks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that waits is looked after within a quarter of a second."""
-    monkeypatch.setattr(postgres_server, "_FIRST_CHECK_SECS", 0.2)
-    monkeypatch.setattr(postgres_server, "_NEXT_CHECK_SECS", 0.05)
+    monkeypatch.setattr(postgres_store, "_FIRST_CHECK_SECS", 0.2)
+    monkeypatch.setattr(postgres_store, "_NEXT_CHECK_SECS", 0.05)
 
 
 @pytest.fixture

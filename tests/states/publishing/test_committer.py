@@ -25,9 +25,9 @@ from tests.topology_helpers import WAIT_SECS
 from trident.coordinators import faults
 from trident.coordinators.errors import Deposed, ForeignTable, Halted, SchemaMismatch, TableError
 from trident.coordinators.faults import InjectedFault
+from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.records import TableMark
-from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
 from trident.states.delta.delta_log import DeltaLog
@@ -392,7 +392,7 @@ def test_leftovers_of_failed_attempts_go_only_when_their_txid_has_advanced(group
 def test_what_a_cancelled_task_writes_after_its_transaction_was_cleaned_goes_with_the_next(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trident.states.publishing.cleaning._STRAGGLER_SECS", 0.1)
+    monkeypatch.setattr("trident.states.publishing.committer._STRAGGLER_SECS", 0.1)
     group.commit(1, ["good"], attempt_id=1)
     group.committer.advanced(TransactionAttempt(1, 1), published=True)
     group.staged(TransactionAttempt(1, 0), ["straggler"])

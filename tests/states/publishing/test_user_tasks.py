@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from trident.coordinators.errors import StaleEpoch
-from trident.coordinators.transactions import TransactionAttempt
-from trident.states.core.stored_values import OpaqueValue, dumps
+from trident.coordinators.identities import TransactionAttempt
+from trident.states.core.values import OpaqueValue, dumps
 from trident.states.maps.backed_map import opaque
-from trident.states.maps.sqlite_map import SqliteMap
+from trident.states.maps.sqlite_store import SqliteMap
 from trident.states.publishing.user_tasks import KEY, PARTITION, STORED, BatchInfo, PublishTask
 
 

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trident.coordinators.errors import SourceError
 from trident.coordinators.stored_json import MAY_BE_MISSING
-from trident.spouts.arguments import is_whole, read_metadata
 from trident.spouts.checkpoint import SourceOffset
-from trident.spouts.contracts import Backlog, Json
+from trident.spouts.contracts import Backlog, Json, is_whole, read_metadata
 from trident.spouts.delta.log import AddedFile, Change, DeltaChanges, has_feed, schema_of
 from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from trident.spouts.delta.frames import DeltaFrames
+    from trident.spouts.delta.log import DeltaFrames
 
 # How many versions beyond the planned ones are looked at, so that a look stays quick.
 _AHEAD_VERSIONS = 1_000

@@ -1,7 +1,7 @@
 """A transactional source of the rows that are added to a Delta table (docs/semantics.md 3).
 
 `log.py` reads from the table's log what a version adds; `coordinator.py` decides
-what is in each batch; `frames.py` reads the files as Delta itself reads them.
+what is in each batch; `log.py` reads the files as Delta itself reads them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts import arguments as spout_arguments
+from trident.coordinators.identities import TransactionAttempt
+from trident.spouts import contracts as spout_arguments
 from trident.spouts.checkpoint import DELTA, SourceOffset
 from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same, range_behind
-from trident.spouts.delta.frames import (
+from trident.spouts.delta.log import (
     FEED_COLUMNS,
+    DeltaChanges,
     DeltaFrames,
     as_inserts,
+    differences,
     in_order,
     require_files,
     shown_schema,
     told,
 )
-from trident.spouts.delta.log import DeltaChanges, differences
 from trident.spouts.files.reading import partitions_for
 from trident.states.core.names import backquoted
 from trident.states.core.storage import local_path
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 
 class DeltaSpout:

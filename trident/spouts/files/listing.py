@@ -11,12 +11,14 @@ import glob
 import logging
 import os
 import stat
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from trident.coordinators.errors import SourceError, TopologyError
-from trident.spouts.files.ledger import FoundFile
-from trident.spouts.files.tasks import shown
+from trident.coordinators.errors import IdentityMismatch, SourceError, TopologyError
+from trident.spouts.checkpoint import SourceOffset, seen_files
+from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerEntry, moved_path
+from trident.spouts.files.tasks import describe_change, shown
 
 log = logging.getLogger(__name__)
 _NOWHERE = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -186,3 +188,250 @@ def _cannot_list(path: str, base: str, error: OSError) -> SourceError:
         expected="a folder, a file or a glob in a folder that exists",
         action="make the folder, or correct the path" if missing else "correct the path or its permissions",
     )
+
+
+# Handles a file that is no longer the one in the ledger: removed, replaced or grown.
+
+
+ON_CHANGED = ("fail", "skip")
+# At each look so many of the files that were read last are looked at once more, and as many of the others.
+_AGAIN = 200
+
+
+class ChangePolicy:
+    """Compares files with the ledger before their rows are used.
+
+    With "fail" a changed or missing file is an error. With "skip" the rest of it
+    is left out from then on, and that is written to the ledger first: every
+    replay after it, in any process, leaves out the same.
+
+    Args:
+        on_changed: "fail" or "skip".
+    """
+
+    def __init__(self, ledger: FileLedger, on_changed: str) -> None:
+        if on_changed not in ON_CHANGED:
+            raise TopologyError("on_changed is unknown", found=repr(on_changed), expected=" or ".join(ON_CHANGED))
+        self._ledger, self._on_changed = ledger, on_changed
+        self._looked_to = 0  # the number of the last file that was looked at once more
+        self._said: set[tuple[int, int, int]] = set()
+        self._identities: dict[str, tuple[int, int] | None] = {}  # of files as this process has first seen them
+
+    def discovered(self, found: Sequence[FoundFile]) -> None:
+        """Remembers which files those are that were just put into the ledger."""
+        self._identities.update((file.path, file.identity) for file in found)
+
+    def look_again(self, before: int) -> None:
+        """Looks whether files that were read to their end have changed since: rows that came later are in no batch.
+
+        At each look the files that were discovered last and some of the others, in their turn. A file that has
+        gone may go. With "skip", or where the size is what it was, a change is a warning; else an error,
+        until the file is moved away. Where the time is what it was, too, the inode tells.
+
+        Args:
+            before: files with a smaller number were read to their end.
+
+        Raises:
+            SourceError: a file has another size than when it was read, and on_changed is "fail".
+        """
+        book = self._ledger.book
+        newest = range(max(1, before - _AGAIN), before)
+        at = self._looked_to if self._looked_to + 1 < newest.start else 0
+        others = range(at + 1, min(at + 1 + _AGAIN, newest.start))
+        self._looked_to = others.stop - 1
+        touched = []
+        for number in (*others, *newest):
+            entry = book.entry(number)
+            if number in book.skipped or _is_imported(entry):
+                continue
+            found = look_at(entry.path)
+            if found is None:
+                continue
+            if (found.size, found.mtime_ns) != (entry.size, entry.mtime_ns):
+                self._changed_after(entry, found)
+            elif self._identities.setdefault(entry.path, found.identity) != found.identity:
+                self._identities[entry.path] = found.identity
+                touched.append(shown(entry.path))
+        if touched:
+            log.warning(
+                "the input file %s%s was replaced or written to after it was discovered, and has the same size and "
+                "modification time; rows that it did not have when it was read are in no batch (a change of owner or "
+                "permissions, or a new link to it, shows the same)",
+                touched[0],
+                f" (and {len(touched) - 1} others)" if len(touched) > 1 else "",
+            )
+
+    def _changed_after(self, entry: LedgerEntry, found: FoundFile) -> None:
+        what = f"the input file {shown(entry.path)} changed after it was read"
+        there = describe_change(found.size, found.mtime_ns)
+        was = describe_change(entry.size, entry.mtime_ns)
+        if self._on_changed == "fail" and found.size != entry.size:
+            raise SourceError(
+                f"{what}: rows that came since are in no batch",
+                found=there,
+                expected=was,
+                action="move it to a name that was not read yet, and it is read from its beginning; or take it out of "
+                "the folder; with on_changed='skip' this is a warning. Each file must appear whole, under a new name",
+            )
+        key = (entry.number, found.size, found.mtime_ns)
+        if key not in self._said:
+            self._said.add(key)
+            log.warning("%s, and is not read again (found: %s; was: %s)", what, there, was)
+
+    def intact(self, entry: LedgerEntry) -> bool:
+        """True when a file can be read and is as discovered, False when it is skipped (recorded by now)."""
+        if entry.number in self._ledger.book.skipped:
+            return False
+        found = _found(entry)
+        if found is None:
+            return True
+        expected = describe_change(entry.size, entry.mtime_ns)
+        if self._on_changed == "skip":
+            log.warning(
+                "the input file %s changed (found: %s; expected: %s) and is skipped", entry.path, found, expected
+            )
+            self._ledger.skip(entry.number, found)
+            return False
+        raise SourceError(
+            f"the input file {entry.path} changed after it was discovered",
+            found=found,
+            expected=expected,
+            action="restore it, or build the spout with on_changed='skip'; files must appear whole, by a rename",
+        )
+
+
+def _is_imported(entry: LedgerEntry) -> bool:
+    """A file that another program has read, and that had gone when this was written down: its size is not known."""
+    return entry.size == 0 and entry.mtime_ns % 1_000_000 == 0
+
+
+def _found(entry: LedgerEntry) -> str | None:
+    """Returns what is there instead of a file; None when it is the file itself."""
+    try:
+        descriptor = os.open(entry.path, os.O_RDONLY)  # opened, so that a file without permission is noticed here
+        try:
+            status = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    except (FileNotFoundError, NotADirectoryError):
+        return "no file"
+    except OSError as error:
+        raise unreadable(entry.path, error) from error
+    if (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns):
+        return None
+    return describe_change(status.st_size, status.st_mtime_ns)
+
+
+def unreadable(path: str, error: Exception) -> SourceError:
+    return SourceError(
+        f"the input file {path} cannot be read",
+        found=str(error),
+        expected="a file that this user may read",
+        action="correct its permissions or restore it; the batch is tried again up to max_attempts",
+    )
+
+
+# The files that a stream has read so far: in the paths of its FileSpout, or by a query of Structured Streaming.
+
+
+def accept_source(ledger: FileLedger, paths: Sequence[str], moved_from: str | None, topology: str, tx_id: str) -> None:
+    """Compares the paths with those that the ledger has last been used with.
+
+    They may grow, shrink, or become a glob in the same folder. Paths that
+    have nothing to do with the ones before are most often another program's
+    topology of the same name, and are refused. A ledger of a version before
+    does not say its paths: there it is a warning.
+
+    Raises:
+        IdentityMismatch: other paths, and no setting says that the folder was moved.
+        SourceError: the folder cannot be the one that was moved.
+    """
+    before = ledger.book.source
+    if moved_from is not None:
+        ledger.move(moved_from, folder_of(paths[0]))
+        before = before and tuple(moved_path(path, moved_from, folder_of(paths[0])) for path in before)
+    if not ledger.book.entries:
+        return
+    if before is None:
+        known = [entry.path for entry in ledger.book.entries]
+        if not any(_related(path, folder) for path in known[-1:] for folder in paths):
+            log.warning(
+                "stream %r of topology %r has read files such as %s, and now looks at %s: all files there are new",
+                tx_id,
+                topology,
+                known[-1],
+                ", ".join(paths),
+            )
+        return
+    if not any(_related(one, other) for one in paths for other in before):
+        raise IdentityMismatch(
+            f"stream {tx_id!r} of topology {topology!r} has read other files so far than it is to read now",
+            found=", ".join(paths),
+            expected=", ".join(before),
+            action="give the topology another name if it is another one; if the folder was moved, say so once with "
+            f"FileSpout(…, moved_from={folder_of(before[0])!r}); to go on with other files, name both paths in a list "
+            f"until a file of the new one was found; to begin again: `trident reset {topology}`",
+        )
+
+
+def _related(one: str, other: str) -> bool:
+    one, other = (folder_of(path).rstrip("/") for path in (one, other))
+    return one == other or one.startswith(other + "/") or other.startswith(one + "/")
+
+
+def local_files(source: SourceOffset) -> dict[str, int]:
+    """The files that the source had given: path on this host → modification time in ms.
+
+    Raises:
+        SourceError: they are elsewhere, or the source's log is torn.
+    """
+    found = {}
+    for url, moment in seen_files(source).items():
+        parts = urlsplit(url)
+        if parts.scheme not in ("", "file") or parts.netloc:
+            raise SourceError(
+                f"source {source.name} of the checkpoint has read files that a FileSpout cannot",
+                found=url,
+                expected="files that the driver and the workers see in their file systems",
+            )
+        found[unquote(parts.path)] = moment
+    return found
+
+
+def are_below(files: Mapping[str, int], paths: Sequence[str]) -> bool:
+    """Tells whether all files are in the folders, or globs, that a spout looks at."""
+    folders = [folder_of(path).rstrip("/") for path in paths]
+    return all(any(file == folder or file.startswith(folder + "/") for folder in folders) for file in files)
+
+
+def numbered(files: Mapping[str, int], ledger: FileLedger, counts_rows: bool, what: str) -> int:
+    """Gives numbers to the files that were read, durably, and returns how many there are.
+
+    A file that is there no more has a number too, so that one of its name is not read later, as Spark would not.
+
+    Raises:
+        SourceError: the ledger has files that were not read: the topology has begun, or another import has.
+    """
+    strange = [entry.path for entry in ledger.book.entries if entry.path not in files]
+    if strange:
+        raise SourceError(
+            f"{what} has a ledger already, with files that the checkpoint has not read",
+            found=f"{strange[0]} in {ledger.path}",
+            expected="a topology that has not begun",
+            action="begin again with `trident reset NAME`",
+        )
+    rows = 0 if counts_rows else None
+    found = []
+    for path in sorted(files, key=lambda path: (files[path], path)):
+        there = look_at(path)
+        found.append(FoundFile(path, 0, files[path] * 1_000_000, rows) if there is None else there._replace(rows=rows))
+    if found:
+        ledger.append(found)
+    return len(ledger.book)
+
+
+def position(number: int, ledger: FileLedger, counts_rows: bool) -> dict[str, Any]:
+    """The metadata of an empty batch behind this many files."""
+    place = [number + 1, 0]
+    last = {"file": ledger.pin(number)} if number else {}
+    return {"from": place, "to": place, "rows" if counts_rows else "rows_estimate": 0, **last}

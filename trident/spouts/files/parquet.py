@@ -22,8 +22,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from trident.coordinators.errors import SourceError
-from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape
+from trident.spouts.files.ledger import FileRange
 from trident.spouts.files.tasks import Piece, SourceFailure, check_unchanged
 from trident.states.core.names import backquoted
 

@@ -1,7 +1,7 @@
 """A transactional source of files: text, CSV, JSON lines or Parquet, in a folder that grows (docs/semantics.md 3).
 
 Discovered files get running numbers in a ledger (`ledger.py`); a batch is a
-range of positions over them (`cuts.py`), which is all its metadata holds; a
+range of positions over them (`ledger.py`), which is all its metadata holds; a
 range is turned into rows by `reading.py`; the skeleton of the coordinator is in `trident/spouts/ranged.py`.
 """
 
@@ -14,22 +14,40 @@ from typing import Any, NamedTuple, Union
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts import arguments as spout_arguments
+from trident.coordinators.identities import TransactionAttempt
+from trident.spouts import contracts as spout_arguments
 from trident.spouts.checkpoint import FILES, SourceOffset
 from trident.spouts.contracts import Backlog, Emitted, Emitter, Json, SpoutContext, SpoutKind
-from trident.spouts.files.changes import ON_CHANGED, ChangePolicy, unreadable
-from trident.spouts.files.cuts import START, FileRange, Position, cut, length_after, ranges, read_position
 from trident.spouts.files.format import FORMATS, RowFormat
-from trident.spouts.files.ledger import FileLedger, LedgerEntry
-from trident.spouts.files.listing import FileListing, as_paths
+from trident.spouts.files.ledger import (
+    START,
+    FileLedger,
+    FileRange,
+    LedgerEntry,
+    Position,
+    cut,
+    length_after,
+    ranges,
+    read_position,
+)
+from trident.spouts.files.listing import (
+    ON_CHANGED,
+    ChangePolicy,
+    FileListing,
+    accept_source,
+    are_below,
+    as_paths,
+    local_files,
+    numbered,
+    position,
+    unreadable,
+)
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
-from trident.spouts.files.source import accept_source, are_below, local_files, numbered, position
 from trident.spouts.files.tasks import is_packed
 from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
 from trident.states.core.place import Place
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 
 Path = Union[str, "PathLike[str]"]
 

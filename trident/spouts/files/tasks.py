@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.coordinators.errors import SourceError
-from trident.workers.reports import SOURCE, marked
+from trident.workers.failures import SOURCE, marked
 
 # A worker unpacks these itself; Hadoop knows them too, except for the last one.
 UNPACKED_HERE = (".gz", ".bz2", ".zst", ".zstd")
@@ -250,7 +250,7 @@ def _as_batch(blocks: list[tuple[str, bytes]], names: bool) -> "pyarrow.RecordBa
 
 
 _NEWLINE = 10
-_BLANKS = bytes(range(33))  # those of `parsing.py`
+_BLANKS = bytes(range(33))  # those of `reading.py`
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class LineRows:
 
     Attributes:
         all_lines: whether each line is a row, as those of text are; else blank lines and comments are none, as
-            `parsing.py` has them.
+            `reading.py` has them.
         comment: what a line that is none begins with; empty: there are no comments.
     """
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from trident.coordinators.errors import BrokersAway, LogCut, SourceError, TopicGone
 from trident.spouts.contracts import Backlog, Json
-from trident.spouts.kafka.cluster import GroupCommits, KafkaCluster
+from trident.spouts.kafka.cluster import GroupCommits, KafkaCluster, Starts
 from trident.spouts.kafka.ranges import (
     At,
     Batch,
@@ -22,7 +22,6 @@ from trident.spouts.kafka.ranges import (
     shrunk,
     waiting,
 )
-from trident.spouts.kafka.starts import Starts
 from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from trident.coordinators.causes import causes, first_line
 from trident.coordinators.errors import TopologyError
-from trident.kafka.settings import Connection, kafka_module
+from trident.coordinators.tracebacks import causes, first_line
+from trident.kafka.client import Connection, kafka_module
 from trident.spouts.files.tasks import SourceFailure
 from trident.workers.debezium import EnvelopeReader
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
-from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import BrokersAway, SourceError
-from trident.coordinators.transactions import TransactionAttempt
-from trident.spark.slots import ROWS_BYTES_MAX
+from trident.coordinators.identities import TransactionAttempt
+from trident.coordinators.retries import backoff_secs
+from trident.spark.rows import ROWS_BYTES_MAX
 from trident.spouts.contracts import Emitted, Emitter, Json
 from trident.spouts.files.tasks import reported
 from trident.spouts.kafka.cluster import KafkaCluster
@@ -22,8 +22,8 @@ from trident.spouts.kafka.coordinator import topic_is_another
 from trident.spouts.kafka.ranges import Batch, OffsetRange, groups, pieces
 from trident.spouts.kafka.reader import Consumers, Reading, Stopped, read_groups
 from trident.spouts.kafka.rows import LETTER
-from trident.spouts.row_tasks import TaskRows
-from trident.workers.reports import SOURCE, find_report
+from trident.spouts.tasks import TaskRows
+from trident.workers.failures import SOURCE, find_report
 
 log = logging.getLogger(__name__)
 

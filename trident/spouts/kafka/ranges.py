@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trident.coordinators.stored_json import MAY_BE_MISSING
-from trident.spouts.arguments import read_metadata
-from trident.spouts.contracts import Json
+from trident.spouts.contracts import Json, read_metadata
 
 
 class At(NamedTuple):

@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from trident.coordinators.errors import EnvironmentProblem, LogCut, MessagesExpired
-from trident.kafka.answers import error_text
-from trident.kafka.settings import Connection, kafka_module
-from trident.kafka.watched import Watched
+from trident.kafka.client import Connection, Watched, error_text, kafka_module
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.decoding import Decoder
 from trident.spouts.kafka.ranges import At, OffsetRange

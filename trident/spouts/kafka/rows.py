@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trident.coordinators.causes import causes, first_line
+from trident.coordinators.tracebacks import causes, first_line
 from trident.spouts.files.tasks import SourceFailure
 from trident.spouts.kafka.decoding import Decoder
 from trident.spouts.kafka.ranges import At

@@ -61,13 +61,12 @@ from typing import Any, Protocol, Union
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError, described
-from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts import arguments as spout_arguments
-from trident.spouts.arguments import read_commit_data
-from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.coordinators.identities import TransactionAttempt
+from trident.spouts import contracts as spout_arguments
+from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind, read_commit_data
 from trident.spouts.live_attempts import Intake, SharedIntake, TakingCoordinator, TakingEmitter, given_up, limit_of
 from trident.states.delta.append import DeltaAppend
-from trident.udf.schemas import as_schema
+from trident.udf.types import as_schema
 from trident.workers.failures import may_pass
 
 Row = tuple[Any, ...]

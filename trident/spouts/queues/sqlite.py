@@ -34,8 +34,8 @@ from trident.coordinators.errors import (
     TridentError,
     described,
 )
-from trident.spouts import arguments as spout_arguments
-from trident.states.maps.sqlite_file import USABLE, OpenFile, transaction
+from trident.spouts import contracts as spout_arguments
+from trident.states.maps.sqlite_store import USABLE, OpenFile, transaction
 
 PUT = faults.register("queue.put", "the SQLite transaction that puts messages into a queue")
 TAKE = faults.register("queue.take", "the SQLite transaction that takes messages from a queue")

@@ -1,4 +1,4 @@
-"""What the queries of Trident and tuple topologies share: names, listeners, the end and its error."""
+"""The base of queries of Trident and tuple topologies: names, listeners, the end and its error."""
 
 from __future__ import annotations
 

@@ -287,6 +287,8 @@ class Reporter:
 
     def _show_status(self) -> None:
         supervisor = self.supervisor
+        if supervisor.successor_leads:
+            self._writer.forget()  # what waits since before is older than the successor's
         self._writer.flush()
         self._note.renew()
         self.front.listen_again()

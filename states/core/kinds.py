@@ -8,23 +8,25 @@ import importlib
 from trident.coordinators.errors import Halted, TopologyError
 from trident.states.core.binding import StateKind
 
-# Module -> the kinds that it defines. A user's state is recognised in this order. The modules are loaded when a kind is
-# first asked for: workers and `trident status` read stored files without them.
-_HOMES = {
-    "delta.append": "APPEND DEAD_LETTERS MESSAGES",
-    "keyed.delta_map": "KEYED",
-    "maps.memory_map": "MEMORY",
-    "maps.backed_map": "MAP USER",
-    "outside.port": "OUTSIDE",
-}
+# A user's state is recognised in this order. The modules are loaded when a kind is first asked for: workers and
+# `trident status` read stored files without them.
+_HOMES = (
+    "delta.append.APPEND",
+    "keyed.delta_map.KEYED",
+    "maps.memory_map.MEMORY",
+    "maps.backed_map.MAP",
+    "maps.backed_map.USER",
+    "delta.append.DEAD_LETTERS",
+    "delta.append.MESSAGES",
+    "outside.port.OUTSIDE",
+)
 
 
 @functools.cache
 def _known() -> dict[str, StateKind]:
+    homes = (home.rsplit(".", 1) for home in _HOMES)
     kinds: list[StateKind] = [
-        getattr(importlib.import_module(f"trident.states.{home}"), name)
-        for home, names in _HOMES.items()
-        for name in names.split()
+        getattr(importlib.import_module(f"trident.states.{where}"), name) for where, name in homes
     ]
     return {kind.name: kind for kind in kinds}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import logging, sys
-from trident.running import last_resort
+from trident.running import process_defaults as last_resort
 last_resort.install(), last_resort.install()
 log = logging.getLogger("trident.coordinator")
 log.warning("attempt %s of %s failed", "1:0", "words/lines")

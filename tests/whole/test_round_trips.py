@@ -46,10 +46,10 @@ PROGRAM = (
     """
 import json, sys
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
-from trident.states.publishing import cleaning
+from trident.states.publishing import committer
 
 folder, warehouse, zookeeper, root, conf, clean_every = sys.argv[1:]
-cleaning.CLEAN_EVERY = int(clean_every)
+committer.CLEAN_EVERY = int(clean_every)
 """
     + TOPOLOGY
     + """query = topology.start(
@@ -87,10 +87,10 @@ HDFS_PROGRAM = (
 import sys
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
 from trident.states.delta import kernel
-from trident.states.publishing import cleaning
+from trident.states.publishing import committer
 
 folder, warehouse, zookeeper, root = sys.argv[1:]
-cleaning.CLEAN_EVERY = kernel.CHECKPOINT_EVERY_IN_A_STORE = 10**6
+committer.CLEAN_EVERY = kernel.CHECKPOINT_EVERY_IN_A_STORE = 10**6
 """
     + TOPOLOGY
     + """query = topology.start(

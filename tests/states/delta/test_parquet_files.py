@@ -69,7 +69,7 @@ def test_no_rows_no_file(tmp_path: Path) -> None:
 _WORKER = """
 import gc, sys
 import pyarrow as pa
-from trident.states.delta import key_order, parquet_files
+from trident.states.delta import file_layout, parquet_files
 parquet_files.attempt_of_job = lambda: '{"folder": "data/i/1-0-aa", "txid": 1}'
 write = parquet_files.writer_of(parquet_files.FileTarget("t", sys.argv[1]))
 list(write([pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64())], ["n"])]))

@@ -347,15 +347,15 @@ def test_bounds_of_files_are_read_once_though_tables_take_turns(tmp_path, monkey
     for name in ("a", "b"):
         tables.append(counted(tmp_path / name))
         tables[-1].merger = merger
-    opened: list[str] = []
-    read = merge_files.opened
-    monkeypatch.setattr(merge_files, "opened", lambda root, file: (opened.append(file.path), read(root, file))[1])
+    read: list[int] = []
+    bounds = merge_files._Bounds
+    monkeypatch.setattr(merge_files, "_Bounds", lambda *ends: (read.append(1), bounds(*ends))[1])
     for txid in (2, 3, 4):
         for table in tables:
-            opened.clear()
+            read.clear()
             replaced = table.merged([table.log([(txid, (10, 1))])], txid)
             # All ten at first; then those that the MERGE before has written.
-            assert len(opened) == 10 if txid == 2 else len(opened) <= 2
+            assert len(read) == 10 if txid == 2 else len(read) <= 2
             assert len(replaced) == 1
     monkeypatch.setattr(merge_files, "_BOUNDS_MAX", 5)
     for table in tables:

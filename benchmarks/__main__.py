@@ -52,7 +52,7 @@ NAMES = (
     "memory",
 )
 # Half an hour each, and processes of their own: only when they are asked for.
-WHEN_NAMED = ("before", "failover", "handover", "stores", "cluster")
+WHEN_NAMED = ("before", "failover", "handover", "stores", "cluster", "state-scale")
 JSON_SCHEMA = 1
 # The server of a run waits as long for the next benchmark that uses it.
 _IDLE_SECS = 6 * 3600.0

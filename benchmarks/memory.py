@@ -23,7 +23,7 @@ def run(bench: Bench, report: Report) -> None:
     found: dict[tuple[str, int], float] = {}
     for keys in sizes:
         bench.said(f"   {keys:,} keys")
-        for who, mb in _child(bench, keys).items():
+        for who, mb in child(bench, keys)["mb"].items():
             found[who, keys] = report.figure(f"{who}, {keys:,} keys", "MB", [mb])
     few, more, many = sizes
     for who in dict.fromkeys(who for who, _ in found):
@@ -43,13 +43,13 @@ def run(bench: Bench, report: Report) -> None:
     report.note("the JVM takes what driver_memory (1 GB here) lets it have, before it collects its garbage")
 
 
-def _child(bench: Bench, keys: int) -> dict[str, float]:
-    """Fills the state in one process, and measures in the next."""
+def child(bench: Bench, keys: int) -> dict[str, dict[str, float]]:
+    """Fills the state in one process, and measures in the next: ``mb`` by process, ``secs`` by step."""
     warehouse = bench.fresh("memory")
     rows, transactions = bench.size(1_000, 20), bench.size(120, 6)
     arguments = [bench.zookeeper, str(warehouse), str(keys), str(rows), str(transactions)]
     complaints = warehouse.with_suffix(".log")
-    found: dict[str, float] = {}
+    found: dict[str, dict[str, float]] = {"mb": {}, "secs": {}}
     for step in ("fill", "measure"):
         with complaints.open("w") as stderr:
             done = subprocess.run(
@@ -62,5 +62,6 @@ def _child(bench: Bench, keys: int) -> dict[str, float]:
             )
         if done.returncode:
             raise RuntimeError(f"the process ended with {done.returncode}\n{complaints.read_text()[-3000:]}")
-        found = json.loads(done.stdout.splitlines()[-1])
+        for what, values in json.loads(done.stdout.splitlines()[-1]).items():
+            found[what] |= values
     return found

@@ -1,4 +1,4 @@
-"""The process that `memory` starts for each size of state; tells the peaks on standard output, as JSON.
+"""The process that `memory` starts for each size of state; reports peaks and seconds on standard output, as JSON.
 
 python -m benchmarks.memory_child ZOOKEEPER WAREHOUSE KEYS ROWS TRANSACTIONS fill|measure
 """
@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -80,6 +81,7 @@ class _Total:
 
 
 def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: int, measures: bool) -> None:
+    began, secs = time.monotonic(), dict[str, float]()
     from benchmarks.beside import Running
     from benchmarks.keys import GatedKeys
     from trident import DeltaAppend, DeltaMapState, MapGet, TridentTopology
@@ -113,10 +115,12 @@ def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: in
     )
     peaks = Peaks()
     try:
-        spout.allow(loads)
+        spout.allow(loads + measures)  # one more, where the state is there
         query.process_all_available()
         if measures:
+            secs["a restart, to its first transaction"] = time.monotonic() - began
             running = Running(Sized(), query, spout, has_copies=True)  # type: ignore[arg-type]
+            secs["a restart, until the local copy follows"] = time.monotonic() - began
             peaks.start()
             try:
                 for number in range(transactions):
@@ -128,7 +132,9 @@ def main(zookeeper: str, warehouse: Path, keys: int, rows: int, transactions: in
         query.stop(compact=not measures)
     if (error := query.exception()) is not None:
         raise error
-    print(json.dumps(peaks.mb))
+    if not measures:
+        secs["filling the state, with its merges"] = time.monotonic() - began
+    print(json.dumps({"mb": peaks.mb, "secs": secs}))
 
 
 if __name__ == "__main__":

@@ -125,14 +125,19 @@ def start_stream(
     confs: Mapping[str, str] | None = None,
 ) -> "StreamingQuery":
     """A query over what a folder has now, one file a batch."""
-    session = spark.newSession()
-    session.conf.set(_CHECKPOINTS, _SAME_FILE_SYSTEM)
-    session.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
-    for name, value in (confs or {}).items():
-        session.conf.set(name, value)
+    session = session_of(spark, confs or {})
     source = session.readStream.format(format).schema(schema).option("maxFilesPerTrigger", 1).load(str(folder))
     writer = source.writeStream if query is None else query(source).writeStream.outputMode("update")
     return writer.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+
+
+def session_of(spark: "SparkSession", confs: Mapping[str, str]) -> "SparkSession":
+    """A session for streaming queries, which keep every progress record."""
+    session = spark.newSession()
+    wanted = {_CHECKPOINTS: _SAME_FILE_SYSTEM, "spark.sql.streaming.numRecentProgressUpdates": "1000", **confs}
+    for name, value in wanted.items():
+        session.conf.set(name, value)
+    return session
 
 
 def noop(frame: "DataFrame") -> None:

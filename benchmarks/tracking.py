@@ -1,9 +1,8 @@
-"""What tracking messages costs: the same topology with and without, and the memory of an acker."""
+"""What tracking messages costs: the same topology with and without, and adding up its ledgers."""
 
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,8 @@ from trident import RichSpout
 if TYPE_CHECKING:
     from trident import TridentTopology
 
+_TASKS = 8
 TITLE = "messages of one line of 10 words into exactly-once counts, tracked and not"
-_STORM_BYTES = 20
 
 
 class _Lines(RichSpout):
@@ -64,14 +63,14 @@ def _topology(count: int, behind: bool) -> "TridentTopology":
 
 
 def run(bench: Bench, report: Report) -> None:
-    """Small and large batches, one and several in flight; then an acker's bytes."""
+    """Small and large batches, one and several in flight; then ledgers alone."""
     small, large = bench.size(5_000, 50), bench.size(100_000, 100)
     for messages, batches in ((small, bench.size(24, 4)), (large, bench.size(6, 3))):
         for in_flight in (1, 4) if not bench.quick else (4,):
             _compare(bench, report, messages, batches, in_flight, False, Goal(at_most=1.2))
     _compare(bench, report, small, bench.size(16, 3), 1, True, None)
-    _ledger(bench, report, small)
-    _memory(bench, report)
+    for messages in (small, bench.size(1_000_000, 1_000)):
+        _ledger(bench, report, messages)
 
 
 def _compare(
@@ -103,37 +102,26 @@ def _run(bench: Bench, messages: int, batches: int, in_flight: int, behind: bool
 
 
 def _ledger(bench: Bench, report: Report, messages: int) -> None:
-    """A ledger of this many messages, added up on the driver and by a Spark job."""
+    """A ledger of this many messages, each with rows in half of eight tasks, added up on the driver."""
     import numpy as np
 
     from trident.messages.ledger import BatchLedger
+    from trident.workers.anchors import Ledger
 
-    ledger = BatchLedger(bench.spark, bench.fresh("ledgers"), 1)
+    ledger, pick = BatchLedger(bench.fresh("ledgers")), np.random.default_rng(1)
     roots = np.arange(1, messages + 1, dtype=np.uint64)
-    ledger.init(roots, roots)
-    ledger.init(roots, roots)  # as what the tasks tell: every sum is zero
-    for what, small_bytes in (("on the driver", 1 << 30), ("by Spark", 0)):
-        times = []
-        for _ in range(2 if bench.quick else 12):
-            started = time.perf_counter()
-            assert ledger.failures(small_bytes) == {}
-            times.append((time.perf_counter() - started) * 1000)
-        report.figure(f"a ledger of {messages:,} messages, added up {what}", "ms", times[1:])
-    ledger.drop()
-
-
-def _memory(bench: Bench, report: Report) -> None:
-    from trident.coordinators.acker import Acker
-
-    for pending in (10_000, bench.size(1_000_000, 20_000)):
-        acker, pick = Acker(), random.Random(2).getrandbits
+    ids = pick.integers(0, 1 << 64, messages, dtype=np.uint64)
+    ledger.init(roots, ids)
+    for task in range(_TASKS):
+        ended, own = Ledger(), pick.random(messages) < (0.5 if task < _TASKS - 1 else 1)
+        values = pick.integers(0, 1 << 64, messages, dtype=np.uint64) if task < _TASKS - 1 else ids
+        ended.add(roots[own], values[own])
+        ids = np.where(own, ids ^ values, ids)
+        ended.write(str(ledger._folder), f"pass1-{task}@1")
+    times = []
+    for _ in range(2 if bench.quick else 12):
         started = time.perf_counter()
-        for _ in range(pending):
-            acker.init(pick(64), pick(64), 1)
-        micros = (time.perf_counter() - started) / pending * 1e6
-        report.figure(f"an acker with {pending:,} pending roots", "bytes/root", [acker.nbytes / pending])
-        report.figure(f"an acker with {pending:,} pending roots: init", "µs", [micros])
-    entries = {pick(64): (pick(64), 1) for _ in range(10_000)}
-    objects = sum(sys.getsizeof(part) for key, value in entries.items() for part in (key, value, value[0]))
-    report.figure("a dict with 10,000", "bytes/root", [(sys.getsizeof(entries) + objects) / len(entries)])
-    report.note(f"Storm's figure is about {_STORM_BYTES} bytes a tree; here 20 a place, of which 53 to 80 % are in use")
+        assert ledger.failures() == {}
+        times.append((time.perf_counter() - started) * 1000)
+    report.figure(f"a ledger of {messages:,} messages and {_TASKS} tasks, added up", "ms", times[1:])
+    ledger.drop()

@@ -150,8 +150,8 @@ class TridentConfig:
     ackers: int = _setting(
         1,
         whole(0),
-        "In a stream of messages: Spark tasks that sum the ledger of a large batch. In a tuple topology: tables that"
-        " share the pending messages. 0: messages are not tracked; each is acknowledged when it is emitted.",
+        "0: messages are not tracked; each is acknowledged when it is emitted. From 1 on they are; the number itself,"
+        " Storm's acker tasks, changes nothing: one acker adds up a million messages in half a second.",
     )
     max_pending_messages: int = _setting(
         10_000,

@@ -14,7 +14,7 @@ def numbers(*values: int) -> np.ndarray:
 
 
 def test_a_message_of_which_a_row_is_missing_has_failed_and_no_other(tmp_path: Path) -> None:
-    ledger = BatchLedger(None, tmp_path, 1)  # type: ignore[arg-type]  # so little is added up without Spark
+    ledger = BatchLedger(tmp_path)
     # Roots 1 and 2 of one row each, root 3 of two; what ends is told with the same numbers.
     ledger.init(numbers(1, 2, 3, 3), numbers(5, 6, 8, 9))
     assert ledger.failures().keys() == {1, 2, 3}
@@ -27,7 +27,7 @@ def test_a_message_of_which_a_row_is_missing_has_failed_and_no_other(tmp_path: P
 
 
 def test_a_row_that_ends_twice_fails_its_message(tmp_path: Path) -> None:
-    ledger = BatchLedger(None, tmp_path, 1)  # type: ignore[arg-type]
+    ledger = BatchLedger(tmp_path)
     ledger.init(numbers(1), numbers(5))
     for _ in range(2):
         ledger.init(numbers(1), numbers(5))

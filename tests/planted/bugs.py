@@ -34,7 +34,7 @@ SUITES = {
     "windows": "window_parts",
     "requests": "together",
     "publishing": "commit_rules committer evolution log_commit recorder staging torn_entries",
-    "messages": "acker ledger message_executor settled_messages tracked_streams",
+    "messages": "acker ledger message_executor settled_messages tracked_streams tuple_bolts",
     "queues": "queue_spout",
     "spouts": "changed_files debezium_values file_formats file_spout json_lines spout_executors spout_host task_rows",
     "event time": "timed timed_rules",

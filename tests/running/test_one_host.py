@@ -29,7 +29,6 @@ from trident.running.cluster_checks import check_topology
 from trident.states.core.addresses import is_local_master, is_this_host
 from trident.states.maps.backing_maps import MemoryBackingMap
 from trident.states.maps.map_states import CachedMap
-from trident.tuples.query import check_tuple_topology
 
 pytestmark = pytest.mark.filterwarnings("ignore::trident.NotExactlyOnceWarning")
 CLUSTER = "spark://a:7077"
@@ -158,11 +157,11 @@ def test_spouts_and_bolts_of_a_tuple_topology():
     topology.set_spout("texts", RedisListSpout("redis://localhost", "k"))
     topology.set_bolt("end", Bolt()).shuffle_grouping("texts")
     with pytest.raises(TopologyError, match="spout 'texts' lives on one host"):
-        check_tuple_topology(topology, CLUSTER)
+        topology.check_master(CLUSTER)
     topology._spouts["texts"].user.queue = RedisListSpout("redis://there", "k").queue
     with pytest.raises(TopologyError, match="bolt 'end' lives on one host"):
-        check_tuple_topology(topology, CLUSTER)
-    check_tuple_topology(topology, "local[*]")
+        topology.check_master(CLUSTER)
+    topology.check_master("local[*]")
 
 
 def test_a_start_is_refused_before_a_session_or_a_folder_is_made(tmp_path, monkeypatch):

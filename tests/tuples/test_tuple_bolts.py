@@ -21,8 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tuples.tuple_helpers import Listed, Recorded, Write
-from trident.coordinators.acker import Ackers
+from tests.tuples.tuple_helpers import Listed, Write, recorded
 from trident.coordinators.errors import FieldError, SourceError, TopologyError
 from trident.tuples.bolts import (
     BasicBolt,
@@ -39,6 +38,7 @@ from trident.tuples.bolts import (
 from trident.tuples.spouts import Tracker, make_tasks
 from trident.tuples.tasks import ADDRESSED, LevelTask
 from trident.tuples.topology import TupleTopology
+from trident.workers.anchors import Ledger
 from trident.workers.failures import UserCodeFailed
 
 # --- groupings ---------------------------------------------------------------------------------
@@ -147,16 +147,15 @@ def test_fields_grouping_looks_at_its_fields_alone() -> None:
 
 
 class World:
-    """Random trees through the real collector and the real ackers; and who is open, counted by itself."""
+    """Random trees through the real collector and the real acker; and who is open, counted by itself."""
 
-    def __init__(self, seed: int, ackers: int) -> None:
+    def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.ackers = Ackers(ackers)
+        self.acker = Ledger()
         route = Route("next", 1, 0, 2, Grouping("all"))
         self.report = Report("bolt", 0)
         self.collector = OutputCollector(self.report, {"default": Output(0, ("roots",), (route,))})
         self.open: list[Tuple] = []
-        self.ended: dict[int, str] = {}
         self.failed: set[int] = set()
 
     def spout(self) -> None:
@@ -166,9 +165,7 @@ class World:
             value ^= own
             copies.append(Tuple((frozenset({root}),), ("roots",), "spout", ids={root: own}))
         self.open += copies
-        self.settle(self.ackers.init(root, value, 0))
-        if not copies:
-            assert self.ended[root] == "acked"
+        self.acker.add([root], [value])
 
     def emit(self) -> None:
         anchors = self.rng.choices(self.open, k=self.rng.randrange(4)) if self.open else []
@@ -194,49 +191,29 @@ class World:
             tuple = self.open.pop(self.rng.randrange(len(self.open)))
             self.collector.fail(tuple)
             self.collector.ack(tuple)
-            self.failed |= tuple["roots"] - self.ended.keys()
+            self.failed |= tuple["roots"]
 
-    def tell(self) -> None:
-        for root, value in self.report.acks.items():
-            if root not in self.ended:
-                self.settle(self.ackers.ack(root, value))
-        for root in self.report.failures:
-            if root not in self.ended:
-                self.settle(self.ackers.fail(root))
+    def check(self) -> None:
+        assert self.report.failures.keys() == self.failed
+        self.acker.add([*self.report.acks], [*self.report.acks.values()])
         self.report.acks.clear()
-        self.report.failures.clear()
-
-    def settle(self, ended: Any) -> None:
-        if ended is not None:
-            assert ended.root not in self.ended, "told twice"
-            self.ended[ended.root] = ended.verdict.value
-
-    def check(self, roots: set[int]) -> None:
         still_open = frozenset().union(*(tuple["roots"] for tuple in self.open))
-        for root in roots:
-            expected = "failed" if root in self.failed else None if root in still_open else "acked"
-            assert self.ended.get(root) == expected
+        assert set(self.acker.incomplete()[0].tolist()) - self.failed == still_open - self.failed
 
 
 steps_of_trees = st.lists(st.sampled_from(["spout", "emit", "emit", "ack", "ack", "fail"]), max_size=60)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 3), steps_of_trees)
-def test_a_message_is_acknowledged_exactly_when_all_that_was_made_of_it_is(
-    seed: int, ackers: int, steps: list[str]
-) -> None:
-    world, roots = World(seed, ackers), set()
+@given(st.integers(0, 2**32), steps_of_trees)
+def test_a_message_is_acknowledged_exactly_when_all_that_was_made_of_it_is(seed: int, steps: list[str]) -> None:
+    world = World(seed)
     for step in steps:
         getattr(world, step)()
-        world.tell()
-        roots |= {root for tuple in world.open for root in tuple["roots"]} | world.ended.keys()
-        world.check(roots)
+        world.check()
     while world.open:
         world.ack()
-    world.tell()
-    world.check(roots)
-    assert len(world.ackers) == 0
+    world.check()
 
 
 def collector(tasks: int = 1) -> OutputCollector:
@@ -435,11 +412,11 @@ def test_a_bolt_is_on_the_level_of_the_longest_way_to_it() -> None:
 class Rounds:
     """Runs a topology's rounds in this process: the levels' functions on Arrow batches, placed as Spark would."""
 
-    def __init__(self, topology: TupleTopology, ackers: Ackers, max_pending: int = 100) -> None:
+    def __init__(self, topology: TupleTopology, max_pending: int = 100, tracking: bool = True) -> None:
         self.now = 0.0
         self.plan = topology.plan()
         tasks = make_tasks(self.plan.spouts, lambda *_: None)
-        self.tracker = Tracker(tasks, ackers, max_pending, lambda: self.now)
+        self.tracker = Tracker(tasks, max_pending, 30.0, tracking, lambda: self.now)
 
     def step(self) -> bool:
         """One pass; False when there was nothing to do."""
@@ -457,6 +434,7 @@ class Rounds:
                             self.tracker.take(pickle.loads(content))
                         else:
                             waiting.setdefault(target, []).append((slot, content))
+        self.tracker.end_round(fetched.roots)
         return bool(self.tracker.notify_spouts()) or bool(fetched.messages)
 
     def run(self) -> None:
@@ -498,7 +476,7 @@ def chain(spout: Any, middle: RichBolt, last: RichBolt, parallelism: int = 1) ->
 
 def test_a_raise_fails_the_tuple_and_its_message_comes_again() -> None:
     spout = Listed([(1, ["a"]), (2, ["b"])], replays=2)
-    rounds = Rounds(chain(spout, Passes(), Fails(["b"])), Ackers())
+    rounds = Rounds(chain(spout, Passes(), Fails(["b"])))
     rounds.run()
     assert Counter(spout.told) == {("ack", 1): 1, ("fail", 2): 3}
     assert rounds.tracker.pending == 0
@@ -508,39 +486,39 @@ def test_a_raise_fails_the_tuple_and_its_message_comes_again() -> None:
 
 
 def test_what_is_acknowledged_after_its_message_has_failed_leaves_nothing_behind() -> None:
-    spout, ackers = Listed([(1, ["a"])], replays=0), Ackers()
+    spout = Listed([(1, ["a"])], replays=0)
     topology = chain(spout, Passes(), Fails([]))
     topology.set_bolt("early", Fails(["a"])).shuffle_grouping("texts")
-    Rounds(topology, ackers).run()  # "last" acknowledges on the next level
-    assert spout.told == [("fail", 1)] and len(ackers) == 0
+    rounds = Rounds(topology)
+    rounds.run()  # "last" acknowledges on the next level
+    assert spout.told == [("fail", 1)] and rounds.tracker.pending == 0
 
 
 def test_unanchored_children_that_fail_do_not_fail_the_message_but_are_shown() -> None:
     spout = Listed([(1, ["a"])])
-    rounds = Rounds(chain(spout, Passes("unanchored"), Fails(["a"])), Ackers())
+    rounds = Rounds(chain(spout, Passes("unanchored"), Fails(["a"])))
     rounds.run()
     assert spout.told == [("ack", 1)]
     assert [(one.message_id, one.bolt) for one in rounds.tracker.errors] == [(None, "last")]
 
 
-def test_a_message_without_an_id_is_not_tracked() -> None:
-    spout, ackers = Listed([(None, ["a", "b"])]), Recorded()
-    rounds = Rounds(chain(spout, Passes(), Fails(["b"])), ackers)
+def test_a_message_without_an_id_is_not_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    spout, added = Listed([(None, ["a", "b"])]), recorded(monkeypatch)
+    rounds = Rounds(chain(spout, Passes(), Fails(["b"])))
     rounds.run()
-    assert (spout.told, ackers.messages, rounds.tracker.emitted) == ([], [], 1)
+    assert (spout.told, added, rounds.tracker.emitted) == ([], [], 1)
 
 
-def test_without_ackers_a_message_is_acknowledged_when_it_is_emitted() -> None:
-    spout, ackers = Listed([(1, ["a"])]), Recorded(0)
-    rounds = Rounds(chain(spout, Passes(), Fails(["a"])), ackers)
+def test_without_ackers_a_message_is_acknowledged_when_it_is_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    spout, added = Listed([(1, ["a"])]), recorded(monkeypatch)
+    rounds = Rounds(chain(spout, Passes(), Fails(["a"])), tracking=False)
     rounds.run()
-    assert spout.told == [("ack", 1)]
-    assert [kind for kind, *_ in ackers.messages] == ["init"]
+    assert spout.told == [("ack", 1)] and added == []
 
 
 def test_without_ackers_tuples_carry_no_ids_that_bolts_would_have_to_add_up() -> None:
-    for ackers, tracked in ((0, False), (1, True)):
-        rounds = Rounds(chain(Listed([(1, ["a"])]), Passes(), Fails([])), Ackers(ackers))
+    for tracked in (False, True):
+        rounds = Rounds(chain(Listed([(1, ["a"])]), Passes(), Fails([])), tracking=tracked)
         ((_, content),) = rounds.tracker.fetch(10).copies[1]
         assert bool(pickle.loads(content)[2]) is tracked
 
@@ -551,21 +529,21 @@ def test_a_message_that_is_emitted_as_nothing_or_to_nobody_is_acknowledged_at_on
     topology.set_spout("texts", spout)
     topology.set_spout("others", Listed([]))
     topology.set_bolt("last", Fails([])).shuffle_grouping("others")
-    Rounds(topology, Ackers()).run()
+    Rounds(topology).run()
     assert spout.acked() == [1, 2]
 
 
 def test_a_forgotten_tuple_stays_pending_until_it_times_out() -> None:
     spout = Listed([(1, ["a"])], replays=0)
-    rounds = Rounds(chain(spout, Passes("forgets"), Fails([])), Ackers(1, 30.0))
+    rounds = Rounds(chain(spout, Passes("forgets"), Fails([])))
     rounds.run()
     assert (spout.told, rounds.tracker.pending) == ([], 1)
-    for now, told in ((29.0, []), (31.0, []), (61.0, [("fail", 1)])):
+    for now, told in ((29.0, []), (30.0, [("fail", 1)])):
         rounds.now = now
         rounds.tracker.advance()
         rounds.tracker.notify_spouts()
         assert spout.told == told
-    assert (rounds.tracker.timed_out, rounds.tracker.failed, rounds.tracker.pending) == (1, 0, 0)
+    assert rounds.tracker.settled == {"acked": 0, "failed": 0, "timed_out": 1} and rounds.tracker.pending == 0
     assert "timed out" in rounds.tracker.errors[-1].error
 
 
@@ -581,16 +559,16 @@ def test_reset_timeout_gives_a_message_its_time_again() -> None:
     topology.set_spout("other", other)
     topology.set_bolt("resets", Resets()).shuffle_grouping("held")
     topology.set_bolt("forgets", Passes("forgets")).shuffle_grouping("other")
-    rounds = Rounds(topology, Ackers(1, 30.0))
+    rounds = Rounds(topology)
     fetched = rounds.tracker.fetch(10)
-    rounds.now = 31.0
-    rounds.tracker.advance()  # both are in the older bucket now
-    report = Report("resets", 0, resets=set(fetched.roots[:1]))
-    rounds.tracker.take(report)
-    rounds.now = 61.0
-    rounds.tracker.advance()
-    rounds.tracker.notify_spouts()
-    assert (held.told, other.told) == ([], [("fail", 2)])
+    rounds.now = 29.0
+    rounds.tracker.take(Report("resets", 0, resets={next(iter(fetched.roots)), 77}))
+    told = []
+    for rounds.now in (30.0, 58.0, 59.0):
+        rounds.tracker.advance()
+        rounds.tracker.notify_spouts()
+        told.append((held.told.copy(), other.told.copy()))
+    assert told == [([], [("fail", 2)]), ([], [("fail", 2)]), ([("fail", 1)], [("fail", 2)])]
 
 
 def test_a_bolt_resets_the_timeout_of_its_roots() -> None:
@@ -609,7 +587,7 @@ def test_only_the_spout_task_that_made_a_message_is_told() -> None:
             self.waiting.extend([(10 * number + n, [str(n)]) for n in range(3)])
 
     topology = chain(Copied([]), Passes(), Fails([]), parallelism=3)
-    rounds = Rounds(topology, Ackers(2))
+    rounds = Rounds(topology)
     for task in rounds.tracker.tasks:
         task.call("open")
     rounds.run()
@@ -619,7 +597,7 @@ def test_only_the_spout_task_that_made_a_message_is_told() -> None:
 
 def test_a_spout_task_has_no_more_pending_than_it_may() -> None:
     spout = Listed([(number, ["a"]) for number in range(10)])
-    rounds = Rounds(chain(spout, Passes("forgets"), Fails([])), Ackers(), max_pending=4)
+    rounds = Rounds(chain(spout, Passes("forgets"), Fails([])), max_pending=4)
     for _ in range(5):
         rounds.step()
     assert rounds.tracker.pending == 4 and len(spout.waiting) == 6
@@ -635,7 +613,7 @@ def test_a_slow_spout_and_one_that_always_has_something_do_not_starve_the_others
     for number, spout in enumerate(spouts):
         topology.set_spout(f"s{number}", spout)
     topology.set_bolt("last", Fails([])).shuffle_grouping("s1")
-    rounds = Rounds(topology, Ackers())
+    rounds = Rounds(topology)
     for _ in range(6):
         assert rounds.tracker.fetch(1).messages == 1
     assert len(spouts[1].waiting) < 50 and len(spouts[2].waiting) < 50
@@ -647,9 +625,9 @@ def test_a_spout_that_cannot_be_copied_has_one_task() -> None:
             super().__init__([(1, ["a"])])
             self.lock = threading.Lock()
 
-    Rounds(chain(Opened(), Passes(), Fails([])), Ackers()).run()
+    Rounds(chain(Opened(), Passes(), Fails([]))).run()
     with pytest.raises(TopologyError, match="spout 'texts' cannot be copied for its 2 tasks.*lock"):
-        Rounds(chain(Opened(), Passes(), Fails([]), parallelism=2), Ackers())
+        Rounds(chain(Opened(), Passes(), Fails([]), parallelism=2))
 
 
 class Buffers(RichBolt):
@@ -673,7 +651,7 @@ class Buffers(RichBolt):
 @pytest.mark.parametrize("fails", [False, True])
 def test_cleanup_is_not_too_late_to_emit_and_acknowledge(fails: bool) -> None:
     spout = Listed([(number, [value]) for number, value in enumerate("abc")], replays=0)
-    Rounds(chain(spout, Buffers(), Fails(["abc"] if fails else [])), Ackers()).run()
+    Rounds(chain(spout, Buffers(), Fails(["abc"] if fails else []))).run()
     assert sorted(spout.told) == [("fail" if fails else "ack", number) for number in range(3)]
 
 
@@ -683,12 +661,12 @@ def test_what_cleanup_raises_fails_the_task() -> None:
             raise OSError("the disk is full")
 
     with pytest.raises(UserCodeFailed, match="bolt middle at .*test_tuple_bolts.py.* the disk is full"):
-        Rounds(chain(Listed([(1, ["a"])]), Unclean(), Fails([])), Ackers()).run()
+        Rounds(chain(Listed([(1, ["a"])]), Unclean(), Fails([]))).run()
 
 
 def test_a_message_that_cannot_travel_fails_and_no_other() -> None:
     spout = Listed([(0, ["a"]), (1, ["b", threading.Lock()]), (2, ["c"])], replays=0)
-    Rounds(chain(spout, Passes(), Fails([])), Ackers()).run()
+    Rounds(chain(spout, Passes(), Fails([]))).run()
     assert sorted(spout.told) == [("ack", 0), ("ack", 2), ("fail", 1)]
 
 
@@ -697,7 +675,7 @@ def test_a_spout_that_raises_ends_with_an_error_that_names_it() -> None:
         def next_tuple(self) -> None:
             raise OSError("the source is away")
 
-    rounds = Rounds(chain(Broken([]), Passes(), Fails([])), Ackers())
+    rounds = Rounds(chain(Broken([]), Passes(), Fails([])))
     with pytest.raises(SourceError, match="next_tuple of spout 'texts' raised.*the source is away"):
         rounds.step()
 
@@ -713,9 +691,9 @@ def test_the_ids_do_not_depend_on_a_seed_that_a_user_sets() -> None:
             self.collector.emit(tuple["value"], anchors=tuple)
             self.collector.ack(tuple)
 
-    spout, ackers = Listed([(1, ["a"])]), Recorded()
+    spout = Listed([(1, ["a"])])
     # Children with one id would cancel each other, and the message be acknowledged although one of them fails.
-    Rounds(chain(spout, Seeded(), Passes("forgets")), ackers).run()
+    Rounds(chain(spout, Seeded(), Passes("forgets"))).run()
     assert spout.told == []
 
 
@@ -739,8 +717,8 @@ class Join(RichBolt):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_child_of_two_messages_belongs_to_both(fails: bool) -> None:
-    spout, ackers = Listed([(1, ["a"]), (2, ["b"]), (3, ["c"])], replays=0), Recorded()
-    rounds = Rounds(chain(spout, Join(), Fails(["ab"] if fails else [])), ackers)
+    spout = Listed([(1, ["a"]), (2, ["b"]), (3, ["c"])], replays=0)
+    rounds = Rounds(chain(spout, Join(), Fails(["ab"] if fails else [])))
     rounds.run()
     kind = "fail" if fails else "ack"
     assert sorted(spout.told) == [(kind, 1), (kind, 2)]  # the third waits for a fourth, which does not come
@@ -823,9 +801,9 @@ def random_steps(draw: Any) -> list[dict[str, Any]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(random_steps(), st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 3))
+@given(random_steps(), st.integers(0, 2**32), st.integers(1, 4))
 def test_random_topologies_give_every_bolt_what_it_is_due_and_settle_every_attempt(
-    steps: list[dict[str, Any]], seed: int, messages: int, ackers: int
+    steps: list[dict[str, Any]], seed: int, messages: int
 ) -> None:
     _given.clear()
     spout, topology = Attempts([(message, []) for message in range(messages)], "path"), TupleTopology("random")
@@ -837,8 +815,8 @@ def test_random_topologies_give_every_bolt_what_it_is_due_and_settle_every_attem
                 declared.fields_grouping(source, "path")
             else:
                 getattr(declared, f"{kind}_grouping")(source)
-    tracked = Ackers(ackers)
-    Rounds(topology, tracked).run()
+    rounds = Rounds(topology)
+    rounds.run()
     expected, told = Counter(), Counter()
     for message in range(messages):
         attempt, wrong = 0, True
@@ -850,4 +828,4 @@ def test_random_topologies_give_every_bolt_what_it_is_due_and_settle_every_attem
             attempt += 1
     assert _given == expected
     assert Counter(spout.told) == told
-    assert len(tracked) == 0
+    assert rounds.tracker.pending == 0

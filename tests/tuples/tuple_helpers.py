@@ -1,4 +1,4 @@
-"""Spouts, bolts and ackers of the tests of tuple topologies: they record what they are told and given."""
+"""Spouts, bolts and an acker of the tests of tuple topologies: they record what they are told and given."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark import cloudpickle
 
-from trident.coordinators.acker import Ackers
 from trident.spouts.rich import RichSpout
 from trident.tuples.bolts import BasicBolt, RichBolt
+from trident.workers.anchors import Ledger
 
 # They travel whole, as those of a script do: a worker need not import the tests for them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -92,21 +93,14 @@ class Split(BasicBolt):
             collector.emit(name)
 
 
-class Recorded(Ackers):
-    """Ackers that keep the messages that come to them."""
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What is added to the ackers of the rounds from now on: (root, value)."""
+    added: list[tuple[int, int]] = []
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.messages: list[tuple[str, int, int]] = []
+    class Recorded(Ledger):
+        def add(self, roots: Any, values: Any) -> None:
+            added.extend(zip(roots, values))
+            super().add(roots, values)
 
-    def init(self, root, value, spout):
-        self.messages.append(("init", root, value))
-        return super().init(root, value, spout)
-
-    def ack(self, root, value):
-        self.messages.append(("ack", root, value))
-        return super().ack(root, value)
-
-    def fail(self, root):
-        self.messages.append(("fail", root, 0))
-        return super().fail(root)
+    monkeypatch.setattr("trident.tuples.spouts.Ledger", Recorded)
+    return added

@@ -148,7 +148,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/running/executor_look.py:ask": (1, _PROBE),
     "trident/running/executor_look.py:look": (1, _PROBE),
     "trident/running/cluster_checks.py:look_at_cluster": (2, _PROBE),
-    "trident/workers/anchors.py:write_table": (2, _TASK),
+    "trident/workers/anchors.py:Ledger.write": (2, _TASK),
     "trident/spouts/delta/log.py:DeltaFrames.sizes": (
         1,
         "reads a source's table while a batch is planned: not pinned yet",
@@ -173,7 +173,6 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/drpc/request_jobs.py:RequestJobs.run": (1, "requests that read; no batch"),
     "trident/workers/requests.py:told": (1, "into memory"),
     "trident/spouts/files/ledger.py:FileLedger._append_behind": (1, "opens the file that spout.ledger appends to"),
-    "trident/messages/ledger.py:BatchLedger._by_spark": (1, _INSIDE + ": ledger.sum"),
     "trident/messages/ledger.py:BatchLedger.drop": (1, _SPACE),
     "trident/messages/ledger.py:drop_old": (1, _SPACE),
     "trident/messages/ledger.py:settled_messages": (1, "reads once, before a stream of messages begins"),

@@ -69,14 +69,13 @@ class Batch:
         stream: Stream,
         messages: dict[int, str],
         lose: int = 0,
-        by_spark: bool = False,
     ) -> None:
         result = result_of(stream._node)
         nodes = [*nodes_above([stream._node], stream._graph.nodes), result]
         sources = [node for node in nodes if isinstance(node, SourceNode)]
         lowered = lower(nodes, [result], sources)
         plan = GroupPlan(name="g", nodes=nodes, lowered=lowered)
-        ledger = BatchLedger(spark, folder, 1)
+        ledger = BatchLedger(folder)
         roots = np.array([1000 + number for number in messages], np.uint64)
         ids = np.random.default_rng(7).integers(0, 2**64, len(roots), dtype=np.uint64)
         texts = pa.array(list(messages.values()), pa.string())
@@ -88,12 +87,10 @@ class Batch:
         frame = spark.createDataFrame(pa.table(columns)).repartition(2).limit(len(roots) - lose)
         built = None
         try:
-            with ledger.given_to_tasks():
+            with ledger.given_to_tasks(spark):
                 built = plan.build({node.tx_id: frame for node in sources}, ATTEMPT)
                 self.rows = sorted(tuple(row) for row in built[RESULT].collect())
             self.failures = ledger.failures() if self.anchored else {}
-            if self.anchored and by_spark:
-                assert ledger.failures(small_bytes=0).keys() == self.failures.keys()
         finally:
             if built is not None:
                 built.release()
@@ -277,7 +274,7 @@ OFTEN = ("each", "flat_map", "branches that meet")
 def test_exactly_the_messages_that_fail_are_found(spark: SparkSession, tmp_path: Path, name: str) -> None:
     operation, bad = OPERATIONS[name]
     stream = stream_of(operation)
-    first = Batch(spark, tmp_path, stream, MESSAGES, by_spark=name in ("each", "complete"))
+    first = Batch(spark, tmp_path, stream, MESSAGES)
     assert first.anchored and first.failed == bad, first.failures
     good = {number: text for number, text in MESSAGES.items() if number not in bad}
     if not good or name in ALIKE:
@@ -299,7 +296,7 @@ def plain(spark: SparkSession, stream: Stream, messages: dict[int, str]) -> list
 )
 def test_a_row_that_is_lost_on_its_way_fails_its_message(spark: SparkSession, tmp_path: Path, name: str) -> None:
     good = {number: f"{'abcdefgh'[number]}{number}" for number in range(8)}
-    batch = Batch(spark, tmp_path, stream_of(OPERATIONS[name][0]), good, lose=1, by_spark=True)
+    batch = Batch(spark, tmp_path, stream_of(OPERATIONS[name][0]), good, lose=1)
     assert len(batch.failed) == 1
     (failure,) = batch.failures.values()
     assert "lost or doubled" in str(failure)
@@ -318,26 +315,23 @@ def test_nothing_is_tracked_where_nothing_can_fail(spark: SparkSession, tmp_path
 
 def told(ledger: BatchLedger, name: str, sums: dict[int, int], failed: tuple[int, ...] = ()) -> None:
     own = Ledger()
-    own.ack_pairs(np.array(list(sums), np.uint64), np.array(list(sums.values()), np.uint64))
+    own.add(np.array(list(sums), np.uint64), np.array(list(sums.values()), np.uint64))
     row = {"value": 0, "failed": True, "operation": "each(f)", "location": "f:1", "error": "E"}
     own.failures = [{"root": root, **row} for root in failed]
     own.write(str(ledger._folder), name)
 
 
-@pytest.mark.parametrize("small_bytes", [1 << 20, 0])
-def test_of_several_tries_of_a_task_the_last_counts_and_the_failures_of_all(
-    spark: SparkSession, tmp_path: Path, small_bytes: int
-) -> None:
+def test_of_several_tries_of_a_task_the_last_counts_and_the_failures_of_all(tmp_path: Path) -> None:
     """A try that was given up for lost may end late, and a flaky function fails in one of them only."""
-    ledger = BatchLedger(spark, tmp_path, 2)
+    ledger = BatchLedger(tmp_path)
     ledger.init(np.array([1, 2, 3, 3], np.uint64), np.array([10, 20, 30, 5], np.uint64))
     told(ledger, "pass1-0@00000000000000000007", {1: 10, 2: 99}, failed=(3,))
     told(ledger, "pass1-0@00000000000000000012", {1: 10, 2: 20, 3: 30})
     told(ledger, "pass1-1@00000000000000000008", {3: 5})
-    found = ledger.failures(small_bytes)
+    found = ledger.failures()
     assert found.keys() == {3} and found[3].operation == "each(f)"
     told(ledger, "pass1-1@00000000000000000013", {})  # run again, it has nothing to tell
     told(ledger, "pass2-0@00000000000000000014", {1: 4})
-    assert ledger.failures(small_bytes).keys() == {1, 3}
+    assert ledger.failures().keys() == {1, 3}
     ledger.drop()
     assert not list(tmp_path.iterdir())

@@ -57,7 +57,6 @@ class TrackedBatches:
         to_input: what an executor emitted, with or without anchors, as the runner takes it.
         targets: where results are staged; the streams' tables among them.
         tables: stream → the name of its table of messages; "" → that of the dead letters.
-        ackers: Spark tasks that add up a ledger.
     """
 
     def __init__(
@@ -69,12 +68,11 @@ class TrackedBatches:
         targets: Sequence[StagingTarget],
         tables: Mapping[str, str],
         folder: Place,
-        ackers: int,
         incarnation: str,
     ) -> None:
         self._spark, self._executors, self._anchored, self._to_input = spark, executors, anchored, to_input
         self._roots = {target.name: target.root for target in targets}
-        self._tables, self._ackers, self._incarnation = tables, ackers, incarnation
+        self._tables, self._incarnation = tables, incarnation
         self._ledgers = folder / "ledgers"
         drop_old(self._ledgers)
 
@@ -144,10 +142,10 @@ class TrackedBatches:
     ) -> tuple[Staged, dict[int, Failure]]:
         """Returns what was staged without some messages, and which others have failed."""
         watch.begin_run()
-        ledger = BatchLedger(self._spark, self._ledgers, self._ackers)
+        ledger = BatchLedger(self._ledgers)
         try:
             batches = {**inputs, **self._batches(attempt, frozenset(without), ledger)}
-            with ledger.given_to_tasks():
+            with ledger.given_to_tasks(self._spark):
                 staged = run(batches)
             return staged, ledger.failures() if self._anchored else {}
         finally:

@@ -82,7 +82,6 @@ class SparkBatchRunner:
         folder: of the group, for rows that wait for the transaction's turn.
         reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
         batch_partitions: Spark partitions of every batch; None = as its spout says.
-        ackers: Spark tasks that add up the ledger of a tracked batch.
         copies: the local copies of the states that the group looks up; None: there are none here.
         host_copies: those on the hosts of a cluster's executors; None: tasks use none, or find those of this host.
         keep_plans: whether the plan of a batch may serve those after it.
@@ -100,7 +99,6 @@ class SparkBatchRunner:
         incarnation: str,
         epoch: int,
         batch_partitions: int | None = None,
-        ackers: int = 1,
         copies: StateCopies | None = None,
         keep_plans: bool = True,
         host_copies: HostCopies | None = None,
@@ -125,7 +123,6 @@ class SparkBatchRunner:
                 [*targets, *self._boundaries],
                 plan.message_tables,
                 folder,
-                ackers,
                 incarnation,
             )
         self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}

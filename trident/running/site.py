@@ -184,7 +184,6 @@ class SparkOpening:
             self._term.incarnation,
             self._of.epoch,
             site.config.batch_partitions,
-            site.config.ackers,
             self._copies(),
             site.config.keep_plans,
             self._host_copies(),

@@ -6,37 +6,31 @@ Every call to a spout is made by that thread, from ``open`` to ``close``.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 from pyspark.sql import SparkSession
 
-from trident.config import TridentConfig, as_config
-from trident.coordinators.acker import Ackers
+from trident.config import TridentConfig
 from trident.coordinators.errors import BatchError, SourceError, TridentError
 from trident.coordinators.retries import backoff_secs
-from trident.running import interrupts, process_defaults
-from trident.running.cluster_checks import master_of, prepare_cluster
+from trident.running import interrupts
 from trident.running.failures import session_end
-from trident.running.interrupts import add, stuck_calls
+from trident.running.interrupts import stuck_calls
 from trident.running.query_base import QueryBase
 from trident.running.shown import short
-from trident.spark import stores
-from trident.spark.cluster_files import renew_workers
-from trident.spark.session import check_kind, check_session, make_session, spark_settings
 from trident.spouts.contracts import SpoutContext
 from trident.states.core import storage
-from trident.states.core.addresses import check_hosts
-from trident.states.core.storage import stores_told
 from trident.streams.shown import Facts
 from trident.tuples.plan import TuplePlan
 from trident.tuples.rounds import RoundRunner, RoundStopped
 from trident.tuples.spouts import Fetched, Tracker, TupleFailure, make_tasks
 from trident.watching.events import Event, MessageFailed, RoundEnded, Started, Terminated, Watchers
-from trident.watching.listeners import Listeners, TopologyListener, checked_listeners, made_listeners
+from trident.watching.listeners import Listeners, TopologyListener
 
 log = logging.getLogger("trident.tuples")
 # How often spouts that have nothing are asked.
@@ -47,70 +41,6 @@ _SMALLER, _LARGER = 8, 2
 _BACKOFF_SECS = (0.2, 30.0)
 # How long ``stop`` waits for the round that runs before it cancels it.
 _GRACE_SECS = 5.0
-_NEVER_SECS = 1e12
-
-
-class Startable(Protocol):
-    """A ``TupleTopology`` as a start reads it, which stands above: ``topology.start()`` calls down to here."""
-
-    name: str
-
-    def plan(self) -> TuplePlan: ...
-
-    def users(self) -> Iterator[tuple[Any, str]]: ...
-
-
-@stores_told()
-def start_tuple_topology(
-    topology: Startable,
-    spark: "SparkSession | None" = None,
-    config: TridentConfig | None = None,
-    *,
-    listeners: Iterable[TopologyListener] = (),
-    acker_double: Ackers | None = None,
-    **settings: Any,
-) -> "TupleQuery":
-    """Starts a topology of spouts and bolts and returns at once; see ``TupleTopology.start``.
-
-    Args:
-        acker_double: instead of those that the setting ``ackers`` says; for tests, which look at the messages.
-        settings: single settings by name; they win over config.
-    """
-    process_defaults.install()
-    if spark is not None:
-        check_kind(spark)
-    config = as_config(config).replace(**settings)
-    told = [*made_listeners(config.listener_classes), *checked_listeners(listeners)]
-    plan = topology.plan()
-    check_tuple_topology(topology, master_of(spark, config))
-    warehouse = config.warehouse_place()
-    # Two of one name do not meet there: one writer or several, it is all the same.
-    stores.prepare_store(warehouse, spark, dict(config.spark_conf), single_writer=True)
-    with interrupts.while_starting():
-        if spark is None:
-            spark = make_session(f"trident {topology.name}", spark_settings(config))
-        check_session(spark)
-        interrupts.prepare()
-        interrupts.check()
-        stores.configure_by_session(warehouse, spark)
-        renew_workers(spark.sparkContext)
-        prepare_cluster(spark, None, config.python_archive)
-        ackers = acker_double
-        if ackers is None:
-            timeout_secs = config.message_timeout_secs or _NEVER_SECS
-            ackers = Ackers(config.ackers, timeout_secs, now=time.monotonic())
-        query = TupleQuery(plan, spark, config, ackers, told)
-        query._notify(Started)
-        query._thread.start()
-        # Two of one name both work, each on what its own spouts give it: none is in the other's place.
-        add((topology.name, "tuples", query.run_id), query)
-    return query
-
-
-def check_tuple_topology(topology: Startable, master: str) -> None:
-    """Raises TopologyError where a spout or bolt lives on one host and the master is a cluster's."""
-    for users, what in topology.users():
-        check_hosts(users, what, master)
 
 
 class TupleQuery(QueryBase):
@@ -125,10 +55,9 @@ class TupleQuery(QueryBase):
         plan: TuplePlan,
         spark: "SparkSession",
         config: TridentConfig,
-        ackers: Ackers,
         listeners: Iterable[TopologyListener],
     ) -> None:
-        self._plan, self._spark, self._config, self._ackers = plan, spark, config, ackers
+        self._plan, self._spark, self._config = plan, spark, config
         self._watchers = Watchers()
         super().__init__(plan.topology, uuid.uuid4().hex, Listeners(self._watchers), threading.Event())
         for listener in listeners:
@@ -139,8 +68,9 @@ class TupleQuery(QueryBase):
         self._runner = RoundRunner(spark, plan, config.message_timeout_secs, resets)
         self._tracker = Tracker(
             make_tasks(plan.spouts, self._spout_context),
-            ackers,
             config.max_pending_messages,
+            config.message_timeout_secs or math.inf,
+            tracking=config.ackers > 0,
             failed=self._message_failed,
         )
         self._rounds = 0
@@ -151,6 +81,13 @@ class TupleQuery(QueryBase):
         self._changed = threading.Condition()
         self._passes = self._idle_pass = 0
         self._thread = threading.Thread(target=self._run, name=f"trident-{plan.topology}", daemon=True)
+
+    def _started(self) -> "TupleQuery":
+        self._notify(Started)
+        self._thread.start()
+        # Two of one name both work, each on what its own spouts give it: none is in the other's place.
+        interrupts.add((self.name, "tuples", self.run_id), self)
+        return self
 
     # --- what a user asks ---------------------------------------------------------------------
 
@@ -175,17 +112,15 @@ class TupleQuery(QueryBase):
         """Numbers of messages, and what they cost.
 
         ``pending``: now. ``emitted`` (those without an id, too), ``acked``,
-        ``failed``, ``timed_out``: since the start. ``acker_bytes``: the memory of
+        ``failed``, ``timed_out``: since the start. ``acker_bytes``: about the memory of
         what is pending. ``rounds``: so far, those that failed included.
         """
         tracker = self._tracker
         return {
             "pending": tracker.pending,
             "emitted": tracker.emitted,
-            "acked": tracker.acked,
-            "failed": tracker.failed,
-            "timed_out": tracker.timed_out,
-            "acker_bytes": self._ackers.nbytes,
+            **tracker.settled,
+            "acker_bytes": tracker.nbytes,
             "rounds": self._rounds,
         }
 
@@ -318,6 +253,8 @@ class TupleQuery(QueryBase):
         fetched = self._tracker.fetch(self._messages_max)
         if fetched.copies:
             self._round(fetched)
+        else:
+            self._tracker.end_round(fetched.roots)
         self._tracker.advance()
         settled = self._tracker.notify_spouts()
         if fetched.messages or settled:
@@ -345,10 +282,11 @@ class TupleQuery(QueryBase):
             for report in self._runner.run(self._rounds, fetched.copies):
                 self._tracker.take(report)
         except RoundStopped:  # by stop(): messages that are not settled stay with their source, which is told nothing
-            return
+            self._tracker.end_round(fetched.roots)
         except Exception as error:
             self._failed(fetched, error)
         else:
+            self._tracker.end_round(fetched.roots)
             self._round_ended(fetched.messages, time.monotonic() - began)
             self._failures = 0
             self._messages_max = min(_ROUND_MESSAGES, self._messages_max * _LARGER)
@@ -356,13 +294,13 @@ class TupleQuery(QueryBase):
     def _failed(self, fetched: Fetched, error: Exception) -> None:
         gone = session_end(self._spark, ask=True)
         if gone is not None:
-            self._tracker.fail_round(fetched.roots, str(gone))
+            self._tracker.end_round(fetched.roots, str(gone))
             raise gone from error
         self._failures += 1
         self._notify_failure("round", error)
         text = f"round {self._rounds} failed, and with it its messages ({fetched.messages} at most): {_short(error)}"
         log.info("%s: %s", self.name, text)
-        self._tracker.fail_round(fetched.roots, text)
+        self._tracker.end_round(fetched.roots, text)
         self._tracker.notify_spouts()
         self._messages_max = max(1, fetched.messages // _SMALLER)
         if self._failures >= self._config.max_attempts:

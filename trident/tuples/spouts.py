@@ -1,28 +1,30 @@
 """The spouts of a tuple topology on the driver, and what is pending of their messages.
 
-Everything here is called by one thread, and knows neither Spark nor rounds:
-messages become roots and copies of tuples, reports of bolts become messages to
-the ackers, and the spout task that made a root is notified when the ackers
-settle it.
+Everything here is called by one thread, and does not know Spark: messages become
+roots and copies of tuples, reports of bolts are added to the round's ledger, and
+the spout task that made a root is notified when its tree is complete, has
+failed or has timed out.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
 import pickle
 import random
+import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trident.coordinators.acker import Ackers, Ended, Verdict
 from trident.coordinators.errors import SourceError, TopologyError, TridentError
 from trident.spouts.rich import Message, SpoutCollector
 from trident.tuples.bolts import Copy, Report, Router, describe_error, pickled
 from trident.tuples.plan import PlannedSpout
+from trident.workers.anchors import Ledger
 
 log = logging.getLogger("trident.tuples")
 _ERRORS_KEPT = 100
@@ -51,13 +53,13 @@ class Fetched:
 
     Attributes:
         copies: level → tuples, as (slot, content).
-        roots: those that are tracked.
+        roots: of those that are tracked: root → the XOR of the ids of its tuples.
         blocked: a spout task was not asked, or not for all it has.
     """
 
     copies: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
     messages: int = 0
-    roots: list[int] = field(default_factory=list)
+    roots: dict[int, int] = field(default_factory=dict)
     blocked: bool = False
     nbytes: int = 0
 
@@ -153,41 +155,67 @@ def _copied(planned: PlannedSpout) -> Any:
         ) from error
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A message that is not settled: which spout task emitted it, its id, and when it times out."""
+
+    task: int
+    message_id: Any
+    until: float
+
+
+# Of a pending message, beside its id and its place in a dict.
+_PENDING_BYTES = sum(map(sys.getsizeof, (_Pending(0, 0, 0.0), 1 << 63, 0.0)))
+
+
 class Tracker:
-    """The pending messages, and the ackers that know when each ends.
+    """The pending messages, in rounds, one at a time: ``fetch``, ``take`` of each report, ``end_round``.
+
+    All tuples of a message are of the round that it was fetched for. So what is not complete when the round ends
+    never will be, and fails when its time is up.
 
     Args:
-        tasks: the spout tasks; the ackers know them by their place.
+        tasks: the spout tasks.
         max_pending: messages of one spout task that may be pending at once.
+        timeout_secs: after which a message fails that is neither complete nor has failed.
+        tracking: False: a message is acknowledged when it is emitted.
         clock: seconds.
         failed: is told each of ``errors`` but those of whole rounds.
 
     Attributes:
-        emitted, acked, failed, timed_out: messages so far; ``emitted`` with those that are not tracked.
+        emitted: messages so far, with those that are not tracked.
+        settled: how many of them were "acked", "failed" and "timed_out".
         errors: the last of them.
     """
 
     def __init__(
         self,
         tasks: Sequence[SpoutTask],
-        ackers: Ackers,
         max_pending: int,
+        timeout_secs: float = math.inf,
+        tracking: bool = True,
         clock: Callable[[], float] = time.monotonic,
         failed: Callable[[TupleFailure], object] = lambda failure: None,
     ) -> None:
-        self.tasks, self.ackers, self._max_pending, self._clock = tasks, ackers, max_pending, clock
-        self._tell_failure = failed
-        self.emitted = self.acked = self.failed = self.timed_out = 0
+        self.tasks, self._max_pending, self._timeout_secs = tasks, max_pending, timeout_secs
+        self._tracking, self._clock, self._notify_failure = tracking, clock, failed
+        self.emitted, self.settled = 0, Counter(dict.fromkeys(("acked", "failed", "timed_out"), 0))
         self.errors: deque[TupleFailure] = deque(maxlen=_ERRORS_KEPT)
-        self._message_ids: dict[int, Any] = {}
-        self._pending = [0] * len(tasks)
+        self._pending: dict[int, _Pending] = {}  # by root, the first to time out first
+        self._pending_of = [0] * len(tasks)
+        self._ledger = Ledger()
         self._first = -1
-        self._ended: deque[tuple[Ended, Any]] = deque()
+        self._ended: deque[tuple[int, str, Any]] = deque()  # task, "ack" or "fail", message id
 
     @property
     def pending(self) -> int:
         """Messages that are not settled."""
-        return len(self._message_ids)
+        return len(self._pending)
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory the pending messages take, without their ids."""
+        return sys.getsizeof(self._pending) + _PENDING_BYTES * len(self._pending)
 
     def fetch(self, messages_max: int) -> Fetched:
         """Asks the spouts in turn until they have nothing, may not have more pending, or a round is full.
@@ -196,6 +224,7 @@ class Tracker:
         up: neither a spout that always has something nor a slow one starves the others.
         """
         fetched, numbers = Fetched(), range(len(self.tasks))
+        self._ledger = Ledger()
         self._first = (self._first + 1) % len(self.tasks)
         ask = [*numbers[self._first :], *numbers[: self._first]]
         until, late = self._clock() + _FETCH_SECS, False
@@ -205,14 +234,14 @@ class Tracker:
                     fetched.blocked = True
                     return fetched
                 messages = []
-                if self._pending[number] < self._max_pending:
+                if self._pending_of[number] < self._max_pending:
                     try:
                         messages = self.tasks[number].next_messages()
                     except SourceError:
                         if not fetched.messages:
                             raise
                         fetched.blocked = True
-                        return fetched  # what there is makes a round; the spout is asked again behind it
+                        return fetched  # what there is makes a round; the spout is asked again after it
                 else:
                     fetched.blocked = True
                 for message in messages:
@@ -224,88 +253,86 @@ class Tracker:
 
     def _begin(self, number: int, message: Message, fetched: Fetched) -> None:
         """A message becomes a root and copies."""
-        task = self.tasks[number]
+        task, message_id = self.tasks[number], message.message_id
         self.emitted += 1
         fetched.messages += 1
-        tracked = message.message_id is not None
         root, value = task.rng.getrandbits(64), 0
 
         def keep(own: int) -> Mapping[int, int]:
             nonlocal value
-            if not (tracked and self.ackers.tracking):
+            if message_id is None or not self._tracking:
                 return {}
             value ^= own
             return {root: own}
 
+        end = "" if self._tracking else "acked"
         try:
             fetched.add(task.copies_of(message, keep))
         except SourceError as error:  # a value that cannot travel: this message fails, and no other
-            self._note(TupleFailure(message.message_id, None, str(error)))
-            if tracked:
-                self._ended.append((Ended(root, number, Verdict.FAILED), message.message_id))
-                self.failed += 1
+            self._note(TupleFailure(message_id, None, str(error)))
+            end = "failed"
+        if message_id is None:
             return
-        if tracked:
-            self._message_ids[root] = message.message_id
-            self._pending[number] += 1
-            fetched.roots.append(root)
-            self._settle(self.ackers.init(root, value, number))
+        self._pending[root] = _Pending(number, message_id, self._clock() + self._timeout_secs)
+        self._pending_of[number] += 1
+        if end:
+            self._settle(root, end)
+        else:
+            fetched.roots[root] = value
 
     def take(self, report: Report) -> None:
-        """Passes a bolt task's report on to the ackers."""
+        """Adds a bolt task's report to the round's ledger; what it says has failed is settled at once."""
         for root in report.resets:
-            self.ackers.reset_timeout(root)
+            if (one := self._pending.pop(root, None)) is not None:
+                one.until = self._clock() + self._timeout_secs
+                self._pending[root] = one
         for root, error in report.failures.items():
-            if root in self._message_ids:
-                self._note(TupleFailure(self._message_ids[root], report.bolt, error))
-                self._settle(self.ackers.fail(root))
-        for root, value in report.acks.items():
-            # A root that has ended is not told any more: the ackers would keep it for one that may yet begin.
-            if root in self._message_ids:
-                self._settle(self.ackers.ack(root, value))
+            if (one := self._pending.get(root)) is not None:
+                self._note(TupleFailure(one.message_id, report.bolt, error))
+                self._settle(root, "failed")
+        self._ledger.add([*report.acks], [*report.acks.values()])
         for error in report.untracked:
             self._note(TupleFailure(None, report.bolt, error))
 
     def _note(self, failure: TupleFailure) -> None:
         self.errors.append(failure)
-        self._tell_failure(failure)
+        self._notify_failure(failure)
 
-    def fail_round(self, roots: Iterable[int], error: str) -> None:
-        """The round has failed, and with it what it has not settled."""
-        self.errors.append(TupleFailure(None, None, error))
+    def end_round(self, roots: Mapping[int, int], error: str = "") -> None:
+        """Acknowledges the messages whose trees are complete; where the round failed the others have failed."""
+        if error:
+            self.errors.append(TupleFailure(None, None, error))
+        self._ledger.add([*roots], [*roots.values()])
+        incomplete = set(self._ledger.incomplete()[0].tolist())
         for root in roots:
-            if root in self._message_ids:
-                self._settle(self.ackers.fail(root))
+            if root in self._pending and (error or root not in incomplete):
+                self._settle(root, "failed" if root in incomplete else "acked")
 
     def advance(self) -> None:
         """Messages that were pending for too long fail."""
-        for ended in self.ackers.advance(self._clock()):
-            if ended.root in self._message_ids:
-                error = "timed out: a tuple of its tree was neither acknowledged nor failed"
-                self._note(TupleFailure(self._message_ids[ended.root], None, error))
-                self._settle(ended)
+        now = self._clock()
+        for root, one in list(self._pending.items()):
+            if one.until > now:
+                return
+            text = "timed out: a tuple of its tree was neither acknowledged nor failed"
+            self._note(TupleFailure(one.message_id, None, text))
+            self._settle(root, "timed_out")
 
     def notify_spouts(self) -> int:
         """Calls ack or fail for each message that was settled since the last call; returns how many these are."""
         count = 0
         while self._ended:
-            ended, message_id = self._ended[0]
-            self.tasks[ended.spout].call("ack" if ended.verdict is Verdict.ACKED else "fail", message_id)
+            task, call, message_id = self._ended[0]
+            self.tasks[task].call(call, message_id)
             self._ended.popleft()  # not before: it is called again where the spout raised
             count += 1
         return count
 
-    def _settle(self, ended: Ended | None) -> None:
-        if ended is None:
-            return
-        self._ended.append((ended, self._message_ids.pop(ended.root)))
-        self._pending[ended.spout] -= 1
-        if ended.verdict is Verdict.ACKED:
-            self.acked += 1
-        elif ended.verdict is Verdict.FAILED:
-            self.failed += 1
-        else:
-            self.timed_out += 1
+    def _settle(self, root: int, end: str) -> None:
+        one = self._pending.pop(root)
+        self._pending_of[one.task] -= 1
+        self.settled[end] += 1
+        self._ended.append((one.task, "ack" if end == "acked" else "fail", one.message_id))
 
     def close(self) -> None:
         """Closes the spouts; an exception of one is logged, so that the others are closed too."""

@@ -9,7 +9,7 @@ Python worker and one instance of the bolt per unit of parallelism.
 Losses (docs/semantics.md 6.3): a Python worker that dies is tried again by
 Spark, as often as its settings allow; after that the round's messages that are
 not settled fail, their spouts hand them out again, and the topology goes on.
-The ackers and the spouts live in the driver's process: when it dies they die
+The acker and the spouts live in the driver's process: when it dies they die
 with it, and the next start's spouts hand out all that was not acknowledged.
 Nothing is kept in ZooKeeper or on disk: two processes that run one topology
 both work, each on what its own spouts give it.
@@ -22,22 +22,29 @@ tuple instead of its worker; and a round that takes longer than
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from trident.config import TridentConfig
+from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError
+from trident.running import interrupts, process_defaults
+from trident.running.cluster_checks import master_of, prepare_cluster
+from trident.spark import stores
+from trident.spark.cluster_files import renew_workers
+from trident.spark.session import check_kind, check_session, make_session, spark_settings
 from trident.spouts.rich import DEFAULT_STREAM, is_rich_spout
+from trident.states.core.addresses import check_hosts
 from trident.states.core.names import check_name
+from trident.states.core.storage import stores_told
 from trident.streams.other_names import BOLT_NAMES, TUPLE_TOPOLOGY_NAMES, OtherNames
 from trident.tuples.bolts import Grouping
 from trident.tuples.plan import Declared, Edge, TuplePlan, is_basic, plan_tuples, streams_of
-from trident.tuples.query import TupleQuery, start_tuple_topology
+from trident.tuples.query import TupleQuery
 from trident.udf.signatures import call_site, check_serialisable
 from trident.udf.types import parse_outputs
-from trident.watching.listeners import TopologyListener
+from trident.watching.listeners import TopologyListener, checked_listeners, made_listeners
 
 
 class TupleTopology(OtherNames):
@@ -142,11 +149,6 @@ class TupleTopology(OtherNames):
         """
         return plan_tuples(self.name, self._spouts, self._bolts)
 
-    def users(self) -> Iterator[tuple[Any, str]]:
-        """Each spout and bolt of the user's, and its name in errors; for the framework."""
-        for kind, declared in (("spout", self._spouts), ("bolt", self._bolts)):
-            yield from ((one.user, f"{kind} {name!r}") for name, one in declared.items())
-
     def explain(self) -> str:
         """The spouts, and the levels of bolts: one Spark job each and round, with as many tasks as is said.
 
@@ -164,6 +166,7 @@ class TupleTopology(OtherNames):
                 lines.append(f"    {code.name} x{code.tasks} by {taken}: {_streams(own)}")
         return "\n".join(lines)
 
+    @stores_told()
     def start(
         self,
         spark: "SparkSession | None" = None,
@@ -187,7 +190,31 @@ class TupleTopology(OtherNames):
             ConfigError: a listener is none, or a setting cannot be used.
             SparkSessionProblem, JavaProblem: the session or the machine lacks something.
         """
-        return start_tuple_topology(self, spark, config, listeners=listeners, **overrides)
+        process_defaults.install()
+        if spark is not None:
+            check_kind(spark)
+        config = as_config(config).replace(**overrides)
+        plan, notified = self.plan(), [*made_listeners(config.listener_classes), *checked_listeners(listeners)]
+        self.check_master(master_of(spark, config))
+        warehouse = config.warehouse_place()
+        # Two of one name do not meet there: one writer or several, it is all the same.
+        stores.prepare_store(warehouse, spark, dict(config.spark_conf), single_writer=True)
+        with interrupts.while_starting():
+            if spark is None:
+                spark = make_session(f"trident {self.name}", spark_settings(config))
+            check_session(spark)
+            interrupts.prepare()
+            interrupts.check()
+            stores.configure_by_session(warehouse, spark)
+            renew_workers(spark.sparkContext)
+            prepare_cluster(spark, None, config.python_archive)
+            return TupleQuery(plan, spark, config, notified)._started()
+
+    def check_master(self, master: str) -> None:
+        """Raises TopologyError where a spout or bolt lives on one host and the Spark master is a cluster's."""
+        for kind, declared in (("spout", self._spouts), ("bolt", self._bolts)):
+            for name, one in declared.items():
+                check_hosts(one.user, f"{kind} {name!r}", master)
 
 
 class BoltDeclarer(OtherNames):

@@ -128,18 +128,11 @@ def sums_by_root(roots: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.
 # imports light.
 
 
-LEDGER_FIELDS = [
-    ("root", pa.int64()),
-    ("value", pa.int64()),
-    ("failed", pa.bool_()),
-    ("operation", pa.string()),
-    ("location", pa.string()),
-    ("error", pa.string()),
-    ("traceback", pa.string()),
-    ("place", pa.string()),
-]
-LEDGER_SCHEMA = pa.schema(LEDGER_FIELDS)
+_REPORT = [(name, pa.string()) for name in ("operation", "location", "error", "traceback", "place")]
+LEDGER_SCHEMA = pa.schema([("root", pa.int64()), ("value", pa.int64()), ("failed", pa.bool_()), *_REPORT])
 _TRACEBACK_CHARS = 8_000
+# So many are added before they are summed by root.
+_ADDED_AT_ONCE = 1 << 20
 
 
 # The local property of Spark under which tasks are told where their ledger is: so a pass is the same for every batch,
@@ -161,21 +154,45 @@ def ledger_place(passed: str) -> tuple[str, str]:
 
 @dataclass
 class Ledger:
-    """A task's account of the trees: ids of rows that ended, and rows that failed."""
+    """The acker: adds up the ids of trees by root, and keeps what is known of rows that failed.
+
+    Each id is added twice, once when its tuple is made and once when it ends. So the XOR of a root's ids is zero when
+    its tree is complete, however large the tree is and in whatever order they came; by chance it is zero earlier
+    with a probability of about 2⁻⁶⁴. Source: Storm's "Guaranteeing message processing".
+    """
 
     roots: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    _added: int = 0
 
     def ack(self, anchors: Any) -> None:
         """These rows have ended."""
         _, roots, ids = read_anchors(anchors)
-        self.ack_pairs(roots, ids)
+        self.add(roots, ids)
 
-    def ack_pairs(self, roots: np.ndarray, ids: np.ndarray) -> None:
-        if len(roots):
-            self.roots.append(roots)
-            self.values.append(ids)
+    def add(self, roots: Any, values: Any) -> None:
+        """Adds to each root a value: an id, or the XOR of several."""
+        if not len(roots):
+            return
+        self.roots.append(np.asarray(roots, np.uint64))
+        self.values.append(np.asarray(values, np.uint64))
+        self._added += len(roots)
+        # So memory is that of the roots, not of all that was added. The first array has one number a root already.
+        if self._added >= max(_ADDED_AT_ONCE, 2 * len(self.roots[0])):
+            self._fold()
+
+    def incomplete(self) -> tuple[np.ndarray, np.ndarray]:
+        """The roots whose sum is not zero, and the sums."""
+        if not self.roots:
+            return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+        self._fold()
+        open_ = self.values[0] != 0
+        return self.roots[0][open_], self.values[0][open_]
+
+    def _fold(self) -> None:
+        roots, sums = sums_by_root(np.concatenate(self.roots), np.concatenate(self.values))
+        self.roots, self.values, self._added = [roots], [sums], 0
 
     def fail(self, roots: Sequence[int], error: UserCodeFailed) -> None:
         """A row of these roots has failed. No spout would replay a row without any: it fails the batch."""
@@ -187,36 +204,24 @@ class Ledger:
 
     def table(self) -> pa.Table:
         """A row per root whose sum is not zero, and one per failure."""
-        tables = []
-        if self.roots:
-            roots, sums = sums_by_root(np.concatenate(self.roots), np.concatenate(self.values))
-            told = sums != 0
-            tables.append(sums_table(roots[told], sums[told]))
-        if self.failures:
-            tables.append(pa.Table.from_pylist(self.failures, schema=LEDGER_SCHEMA))
-        return pa.concat_tables(tables) if tables else LEDGER_SCHEMA.empty_table()
+        roots, sums = self.incomplete()
+        columns: list[Any] = [pa.array(roots.view(np.int64)), pa.array(sums.view(np.int64))]
+        columns += [pa.repeat(pa.scalar(False), len(roots)), *(pa.nulls(len(roots), kind) for _, kind in _REPORT)]
+        return pa.concat_tables(
+            [pa.table(columns, schema=LEDGER_SCHEMA), pa.Table.from_pylist(self.failures, schema=LEDGER_SCHEMA)]
+        )
 
     def write(self, folder: str, name: str) -> None:
-        """Writes what there is to tell: also nothing, since a task that ran before may have told something."""
-        write_table(self.table(), storage.join(folder, f"{name}.parquet"))
+        """Writes its table into a file, also an empty one, which replaces that of an earlier try of the task.
 
+        The file is whole, and not durable, since a batch whose ledger is lost is tried again.
+        """
+        import pyarrow.parquet as pq  # 20 ms that only the workers of tracked streams need
 
-def sums_table(roots: np.ndarray, sums: np.ndarray) -> pa.Table:
-    """Sums of roots as a ledger's file has them, without a failure."""
-    columns: list[Any] = [pa.array(roots.view(np.int64)), pa.array(sums.view(np.int64))]
-    columns.append(pa.repeat(pa.scalar(False), len(roots)))
-    columns += [pa.nulls(len(roots), kind) for _, kind in LEDGER_FIELDS[3:]]
-    return pa.table(columns, schema=LEDGER_SCHEMA)
-
-
-def write_table(table: pa.Table, path: storage.AnyPath) -> None:
-    """A ledger's file: whole, and not durable, since a batch whose ledger is lost is tried again."""
-    import pyarrow.parquet as pq  # 20 ms that only the workers of tracked streams need
-
-    data = io.BytesIO()
-    # Roots and sums are all different: dictionaries and bounds of them would only cost.
-    pq.write_table(table, data, compression="none", use_dictionary=False, write_statistics=False)
-    storage.write(path, data.getvalue(), durable=False)
+        data = io.BytesIO()
+        # Roots and sums are all different: dictionaries and bounds of them would only cost.
+        pq.write_table(self.table(), data, compression="none", use_dictionary=False, write_statistics=False)
+        storage.write(storage.join(folder, f"{name}.parquet"), data.getvalue(), durable=False)
 
 
 def report_of(error: UserCodeFailed) -> dict[str, str]:

@@ -142,7 +142,7 @@ class BeginTrees(_TellsLedger):
             counts, roots, ids = read_anchors(frame.array(ANCHORS))
             new = mixed(ids ^ mixed(np.arange(seen, seen + len(ids), dtype=np.uint64)))
             seen += len(ids)
-            self.of_task.ack_pairs(roots, new)
+            self.of_task.add(roots, new)
             columns = {**frame._columns, ANCHORS: make_anchors(counts, roots, new)}
             yield Frame(columns, frame.length, frame.meter, dict(frame._values))
 

@@ -42,6 +42,7 @@ NAMES = (
     "get",
     "drpc",
     "kafka",
+    "latency",
     "kafka-out",
     "postgres-out",
     "cdc",

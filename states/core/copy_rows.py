@@ -115,6 +115,11 @@ def hashes(keys: pa.LargeBinaryArray) -> np.ndarray:
     return found
 
 
+def shards_of(keys: pa.LargeBinaryArray, count: int) -> pa.Array:
+    """The shard of each key, from 0: each has a range of hashes, which is a part of each run."""
+    return pa.array((hashes(keys) >> _HALF_WORD) * np.uint64(count) >> _HALF_WORD)
+
+
 def _mixed(numbers: np.ndarray) -> np.ndarray:
     numbers = (numbers ^ (numbers >> _HALF_WORD)) * _MIX
     numbers = (numbers ^ (numbers >> _HALF_WORD)) * _MIX

@@ -135,13 +135,14 @@ def test_of_several_in_flight_only_the_next_one_is(start, tmp_path, forms, monke
 
 
 @pytest.mark.long
-def test_a_batch_too_large_for_the_one_job_goes_to_the_tables_and_so_do_some_after_it(
+def test_a_batch_too_large_for_the_one_job_is_staged_between_the_parts_and_so_are_some_after_it(
     start,  # noqa: F811
     tmp_path,
     forms,
     monkeypatch,
 ):
     monkeypatch.setattr("trident.running.late_part._BYTES_MAX", 0)
+    monkeypatch.setattr("trident.running.late_part.TASK_ROWS", 0)
     lines = [line for line in LINES if line.strip()] + ["a b", "c d longword"]
     jobs = {OneJob: Counter[int](), KeptPlans: Counter[int]()}
     for form, staged in jobs.items():
@@ -156,8 +157,9 @@ def test_a_batch_too_large_for_the_one_job_goes_to_the_tables_and_so_do_some_aft
     assert found(query, tmp_path / "warehouse") == expected(lines)
     tried = {1, 2, 4, 8}
     assert jobs[OneJob] == dict.fromkeys(tried, 1)
-    assert jobs[KeptPlans] == {txid: 1 + (txid in tried) for txid in range(1, len(lines) + 1)}
-    assert forms == ["tables"] * len(lines)
+    # The early part and the late one; before them the one job, in vain.
+    assert jobs[KeptPlans] == {txid: 2 + (txid in tried) for txid in range(1, len(lines) + 1)}
+    assert forms == ["pass"] * len(lines)
 
 
 LONG = "x" * 1000

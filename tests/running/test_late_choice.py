@@ -8,14 +8,15 @@ import pytest
 
 from trident.running.late_part import DRIVER_ROWS_MAX, SMALL_BYTES, Able, Breaker, Form, Rows, choose
 
-ALL = Able(one_job=True, driver=True, one_partition=True)
+ALL = Able(one_job=True, driver=True, one_partition=True, shards=True)
 FEW = Rows(idle=False, rows=10, size=1_000)
+LARGE = Rows(idle=False, rows=1_000_000, size=SMALL_BYTES + 1)
 
 
 @pytest.mark.parametrize(("is_next", "is_open"), list(itertools.product([False, True], repeat=2)))
 @pytest.mark.parametrize("one_job", [False, True])
 def test_before_the_early_part_only_the_next_transaction_is_one_job(one_job, is_next, is_open) -> None:
-    able = Able(one_job=one_job, driver=True, one_partition=True)
+    able = Able(one_job=one_job, driver=True, one_partition=True, shards=False)
     assert choose(able, None, is_next, is_open) is (Form.ONE_JOB if one_job and is_next and not is_open else None)
 
 
@@ -27,10 +28,12 @@ def test_before_the_early_part_only_the_next_transaction_is_one_job(one_job, is_
         (ALL, FEW, True, Form.TABLES),
         (ALL, Rows(False, DRIVER_ROWS_MAX, SMALL_BYTES), False, Form.DRIVER),
         (ALL, Rows(False, DRIVER_ROWS_MAX + 1, 1_000), False, Form.PASS),
-        (ALL, Rows(False, 10, SMALL_BYTES + 1), False, Form.TABLES),
-        (Able(False, True, False), Rows(False, DRIVER_ROWS_MAX + 1, 1_000), False, Form.TABLES),
-        (Able(False, False, True), FEW, False, Form.PASS),
-        (Able(False, False, False), FEW, False, Form.TABLES),
+        (ALL, LARGE, False, Form.PASS),
+        (ALL, LARGE, True, Form.TABLES),
+        (Able(True, True, True, shards=False), LARGE, False, Form.TABLES),
+        (Able(False, True, False, False), Rows(False, DRIVER_ROWS_MAX + 1, 1_000), False, Form.TABLES),
+        (Able(False, False, True, False), FEW, False, Form.PASS),
+        (Able(False, False, False, False), FEW, False, Form.TABLES),
     ],
 )
 def test_the_form_of_what_is_staged(able: Able, staged: Rows, is_open: bool, form: Form) -> None:

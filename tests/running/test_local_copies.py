@@ -171,10 +171,21 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("rows_max", "form", "keep_plans"),
-    [(1000, "driver", True), (0, "pass", True), (0, "pass", False)],
+    ("rows_max", "form", "keep_plans", "small"),
+    [(1000, "driver", True, 1000), (0, "pass", True, 1000), (0, "pass", False, 1000), (0, "pass", True, 0)],
+    ids=["driver", "one task", "no kept plan", "shards"],
 )
-def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypatch, rows_max, form, keep_plans):  # noqa: F811
+def test_the_driver_gives_what_a_spark_job_gives(  # noqa: PLR0913
+    start,  # noqa: F811
+    tmp_path,
+    uses,
+    monkeypatch,
+    rows_max,
+    form,
+    keep_plans,
+    small,
+):
+    monkeypatch.setattr("trident.running.late_part.TASK_ROWS", small)
     forms: list[set[str]] = []
     kept, stage = [], WorkerPass.stage
     monkeypatch.setattr(WorkerPass, "stage", lambda *args: (kept.append(True), stage(*args))[1])
@@ -382,7 +393,7 @@ def _late_part(copies: Any, on_copies: Callable[..., Any]) -> LatePart:
     """A late part in one Spark partition that looks states up in copies: without Spark."""
     made: Any = object.__new__(LatePart)
     made._plan, made._states, made._copies, made._is_local = SimpleNamespace(name="lines"), ["counts"], copies, True
-    made._able, made._breaker = Able(one_job=False, driver=False, one_partition=True), Breaker()
+    made._able, made._breaker = Able(False, False, one_partition=True, shards=False), Breaker()
     made._size, made._by_spark, made._in_one_partition = lambda staged: Rows(False, 1, 1), lambda *_: {}, on_copies
     return made
 

@@ -188,6 +188,10 @@ class AggregateNode(Node):
     def gathers(self) -> bool:
         return not self.aggregation.keys
 
+    @property
+    def together(self) -> tuple[str, ...] | None:
+        return self.aggregation.keys or None
+
     def carried(self, side: int, field: str) -> str | None:
         return field if field in self.aggregation.keys else None
 

@@ -279,6 +279,12 @@ class PersistNode(Node):
     def gathers(self) -> bool:
         return self.aggregation is not None and not self.aggregation.keys
 
+    @property
+    def together(self) -> tuple[str, ...] | None:
+        if self._updates_map or self.binding.state_kind.updated_when_published:
+            return None
+        return () if self.mode is None and self.aggregation is None else self.binding.keys or None
+
     def carried(self, side: int, field: str) -> str | None:
         return super().carried(side, field) if self.aggregation is None or field in self.aggregation.keys else None
 
@@ -405,6 +411,10 @@ class NewValuesNode(Node):
     @property
     def late(self) -> bool:
         return not self._of_upsert
+
+    @property
+    def together(self) -> tuple[str, ...] | None:
+        return self.persisted.binding.keys or None
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset(parent.names)

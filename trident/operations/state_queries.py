@@ -60,6 +60,10 @@ class StateQueryNode(OutputsNode):
         return self.writer is None
 
     @property
+    def together(self) -> tuple[str, ...] | None:
+        return (self.inputs or None) if self.late else ()
+
+    @property
     def calls_user(self) -> bool:
         return hasattr(self.query, "execute")
 

@@ -378,6 +378,8 @@ class TimedNode(PersistNode):
         user_code: whether the rule calls a function of the user's.
     """
 
+    together = None
+
     compared: tuple[tuple[str, ...], ...]
     spec: TimedSpec
     given: StructType

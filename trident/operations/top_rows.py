@@ -38,6 +38,7 @@ class ExtremeNode(Node):
     """
 
     repeatable = False
+    together = None
 
     by: tuple[str, ...]
     greatest: bool

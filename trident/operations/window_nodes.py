@@ -287,6 +287,7 @@ class WindowNode(PersistNode):
     """
 
     ends_watermark = True
+    together = None
 
     spec: Union[WindowSpec, SessionSpec]
     graph: TopologyGraph

@@ -34,7 +34,7 @@ from pyspark.sql import DataFrame
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.identities import TransactionAttempt
 from trident.planning.compiled import BuiltBatch, LoweredPlan, arrow_plan
-from trident.planning.lowering import lower
+from trident.planning.lowering import late_nodes, lower, shard_keys
 from trident.planning.nodes import Node, TopologyGraph, above, result_of, sources
 from trident.planning.operation import Operation, arrow_types, names_of
 from trident.planning.session_frames import Batch, compute_and_count
@@ -121,6 +121,12 @@ class GroupPlan(LoweredPlan):
         if not self.lowered.copied_states:
             return None
         return arrow_plan(self.lowered.late_segments, self._boundary_names)
+
+    @cached_property
+    def shard_keys(self) -> Mapping[str, tuple[str, ...]] | None:
+        """See ``lowering.shard_keys``."""
+        late = late_nodes(self.nodes)
+        return shard_keys([node for node in self.nodes if node in late], self.lowered.boundaries)
 
     @property
     def _boundary_names(self) -> dict[Node, str]:

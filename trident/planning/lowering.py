@@ -248,6 +248,43 @@ def lower(nodes: Sequence[Node], targets: Collection[Node], tracked: Collection[
     return _lower_late(lowered, [node for node in nodes if node in late], targets, live) if late else lowered
 
 
+def shard_keys(nodes: Sequence[Node], boundaries: Mapping[Node, Boundary]) -> dict[str, tuple[str, ...]] | None:
+    """The fields by whose values a late part's rows may go to several tasks, which have nothing to do with each other.
+
+    Args:
+        nodes: those of the late part.
+
+    Returns:
+        boundary name → its fields, none where any task may have its rows; None: all rows go to one task.
+    """
+    found: dict[str, tuple[str, ...]] = {boundary.name: () for boundary in boundaries.values()}
+    for node in nodes:
+        if node.together is None or len(node.parents) > 1:
+            return None
+        if not node.together:
+            continue
+        begin, names = _traced(node, boundaries)
+        if names is None or found[boundaries[begin].name] not in ((), names):
+            return None
+        found[boundaries[begin].name] = names
+    several = {len(names) for names in found.values()}
+    return found if len(several - {0}) == 1 else None
+
+
+def _traced(node: Node, boundaries: Mapping[Node, Boundary]) -> tuple[Node, tuple[str, ...] | None]:
+    """The boundary that a node's rows come from, and its names of the fields that they are brought together by."""
+    (begin,), names = node.parents, node.together or ()
+    while begin not in boundaries:
+        if len(begin.parents) != 1:
+            return begin, None
+        (above_it,) = begin.parents
+        given = {begin.carried(0, name): name for name in above_it.names}
+        if any(name not in given for name in names):
+            return begin, None
+        begin, names = above_it, tuple(given[name] for name in names)
+    return begin, names
+
+
 def late_nodes(nodes: Sequence[Node]) -> frozenset[Node]:
     """The nodes that read a state of the group, and everything behind them."""
     late: set[Node] = set()

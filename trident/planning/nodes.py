@@ -145,6 +145,14 @@ class Node:
         return False
 
     @property
+    def together(self) -> tuple[str, ...] | None:
+        """The fields of its parents' rows: rows with equal values of them must be in one task; (): any; None: all rows.
+
+        That of a node which runs in the transaction's turn, where that can be several tasks.
+        """
+        return () if self.row_by_row and not self.per_partition else None
+
+    @property
     def places_rows(self) -> bool:
         """Tells whether it follows a hint about Spark partitions by itself."""
         return False
@@ -278,6 +286,10 @@ class GroupingNode(Node):
     @property
     def gathers(self) -> bool:
         return not self.keys
+
+    @property
+    def together(self) -> tuple[str, ...] | None:
+        return self.keys or None
 
     def carried(self, side: int, field: str) -> str | None:
         return field if field in self.keys else None

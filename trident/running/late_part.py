@@ -8,12 +8,13 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
@@ -36,7 +37,7 @@ from trident.states.delta.data_files import require_whole
 from trident.states.delta.staging import StagingTarget, file_target, reports_by, reports_of, stage, stage_tables
 from trident.states.keyed.copies import HostCopies, StateCopies
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers.failures import SPARKS, STALE, find_report, left_to_spark
+from trident.workers.failures import LARGE, SPARKS, STALE, find_report, left_to_spark
 from trident.workers.late_pass import LATE, LateAtOncePass, LateBatch, LatePass, rows_of
 from trident.workers.look_up import CopyOfState
 
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 DRIVER_ROWS_MAX = 10_000
 # Rows in so few bytes are worth one Spark partition.
 SMALL_BYTES = 8 << 20
+# So few rows are one task's; more are cut into shards, one for each core.
+TASK_ROWS = 20_000
 # So many transactions at most read the tables before another form is tried again.
 _PAUSE_MAX = 10
 
@@ -75,11 +78,13 @@ class Able:
         one_job: early and late part as one Spark job.
         driver: in the coordinator's process.
         one_partition: in one Spark partition, with copies where tasks run.
+        shards: in several tasks, each with the rows of some keys.
     """
 
     one_job: bool
     driver: bool
     one_partition: bool
+    shards: bool
 
 
 @dataclass(frozen=True)
@@ -111,19 +116,19 @@ def choose(able: Able, staged: Rows | None, is_next: bool, is_open: bool) -> For
         return Form.ONE_JOB if able.one_job and is_next and not is_open else None
     if staged.idle:
         return Form.NOTHING
-    if is_open or staged.size > SMALL_BYTES:
+    if is_open or (staged.size > SMALL_BYTES and not able.shards):
         return Form.TABLES
-    if able.driver and staged.rows <= DRIVER_ROWS_MAX:
+    if able.driver and staged.rows <= DRIVER_ROWS_MAX and staged.size <= SMALL_BYTES:
         return Form.DRIVER
     return Form.PASS if able.one_partition else Form.TABLES
 
 
 class Breaker:
-    """Open for batches that read the tables, after one for which another form has worked in vain.
+    """Open for batches that a form is not tried for, after one for which it has worked in vain.
 
-    Another attempt at such a batch reads the tables. The next transaction tries another form again: often one alone
-    fires many windows, and those after it none. Where it fails as well, one transaction after it reads the tables
-    without a try; then three, seven, and ten each time.
+    Another attempt at such a batch does not try it. The next transaction does: often one alone fires many windows, and
+    those after it none. Where it fails as well, one transaction after it goes without a try; then three, seven, and ten
+    each time.
     """
 
     def __init__(self) -> None:
@@ -135,7 +140,7 @@ class Breaker:
         self._since, self._until = txid, txid + min(2 ** (self._times - 1), _PAUSE_MAX + 1)
 
     def worked(self) -> None:
-        """A batch was computed in another form than on the tables."""
+        """A batch was computed in the form."""
         self._times = self._since = self._until = 0
 
     def is_open(self, txid: int) -> bool:
@@ -277,13 +282,29 @@ class OneJob:
 
 
 class WorkerPass:
-    """The late part in one pass of a Python worker, from the files that the early part has staged."""
+    """The late part in a pass of a Python worker for each shard, from the files that the early part has staged.
 
-    def __init__(self, spark: "SparkSession", group: str, late: LatePass, staging: Staging) -> None:
-        self._pass, self._staging = late, staging
-        # One row for the one task; what it does is sent with the job.
+    Args:
+        late: of one shard.
+        keys: see ``lowering.shard_keys``.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        group: str,
+        late: LatePass,
+        staging: Staging,
+        keys: Mapping[str, tuple[str, ...]] | None,
+    ) -> None:
+        self._late, self._staging, self._keys = late, staging, keys
+        # One row for the tasks; what they do is sent with the job.
         self._one = RowsSlot(spark, pa.table({"one": [True]}), StructType([StructField("one", BooleanType())]))
-        self._plans = KeptPlans(spark, group, staging.late, None, self._reports)
+        self._shards = spark.sparkContext.defaultParallelism
+        counts = (1,) if keys is None else (1, self._shards)
+        self._plans = {
+            count: KeptPlans(spark, group, staging.late, None, partial(self._reports, count)) for count in counts
+        }
 
     def stage(
         self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Mapping[str, CopyAsOf]
@@ -295,11 +316,15 @@ class WorkerPass:
         """
         files = {one.name: one.paths(staged[one.name]) for one in self._staging.boundaries}
         batch = _sent(LateBatch(info, dict(copies), files))
-        return self._plans.stage({"one": self._one}, self._staging.incarnation, attempt, batch)
+        rows = sum(file.num_records for one in self._staging.boundaries for file in staged[one.name])
+        plans = self._plans[1 if self._keys is None or rows <= TASK_ROWS else self._shards]
+        return plans.stage({"one": self._one}, self._staging.incarnation, attempt, batch)
 
     @contextmanager
-    def _reports(self, inputs: Mapping[str, "DataFrame"]) -> Iterator["DataFrame"]:
-        yield reports_by(inputs["one"], self._pass)
+    def _reports(self, shards: int, inputs: Mapping[str, "DataFrame"]) -> Iterator["DataFrame"]:
+        numbers = [inputs["one"].select(F.lit(shard).alias("shard")) for shard in range(shards)]
+        late = replace(self._late, keys=self._keys, shards=shards)
+        yield reports_by(reduce(lambda a, b: a.union(b), numbers), late)
 
 
 def _sent(batch: LateBatch) -> dict[str, str]:
@@ -340,7 +365,8 @@ class LatePart:
         self._copies, self._states = copies, plan.lowered.copied_states
         self._is_local = is_local_master(spark.sparkContext.master)
         self._host_copies = None if self._is_local else host_copies
-        self._breaker, self._always = Breaker(), _works_on_nothing(plan)
+        self._breaker, self._large = Breaker(), Breaker()  # of all forms on copies; of the one job, by its size
+        self._always = _works_on_nothing(plan)
         self._advanced = self._followed = -1  # the last transaction; the last one that copies were to follow
         self._follower = DaemonPool(1, "trident-copies")
         self._one_job: OneJob | None = None
@@ -349,7 +375,7 @@ class LatePart:
             assert plan.late_on_arrow is not None
             targets = [(file_target(one, staging.codec), one.txid_column) for one in staging.late]
             late = LatePass(plan.late_on_arrow, {one.name: one.schema for one in staging.boundaries}, targets)
-            self._worker = WorkerPass(spark, plan.name, late, staging)
+            self._worker = WorkerPass(spark, plan.name, late, staging, plan.shard_keys)
             if is_one_job(plan):
                 self._one_job = OneJob(spark, plan, late, self._always, staging)
         where_tasks_run = copies if self._is_local else host_copies
@@ -357,6 +383,7 @@ class LatePart:
             one_job=self._one_job is not None,
             driver=copies is not None and plan.late_in_driver is not None,
             one_partition=bool(self._states) and where_tasks_run is not None,
+            shards=self._worker is not None and plan.shard_keys is not None,
         )
 
     def advanced(self, txid: int) -> None:
@@ -387,7 +414,8 @@ class LatePart:
             target → its files, without the boundaries; None: nothing is staged, and the early part runs first.
         """
         before = attempt.txid - 1
-        if choose(self._able, None, self._advanced == before, self._breaker.is_open(attempt.txid)) is None:
+        is_open = self._breaker.is_open(attempt.txid) or self._large.is_open(attempt.txid)
+        if choose(self._able, None, self._advanced == before, is_open) is None:
             return None
         assert self._copies is not None and self._one_job is not None
         copies = self._copies.promised(self._states, before)
@@ -403,15 +431,19 @@ class LatePart:
             with faults.fault_point(RESOLVE):
                 staged = self._one_job.stage(attempt, slots, info, copies)
         except Exception as error:
-            report = find_report(error, STALE, SPARKS)
+            report = find_report(error, STALE, SPARKS, LARGE)
             if report is None:
                 raise
-            self._failed(report, attempt.txid, self._copies, copies)
+            if report["kind"] == LARGE:
+                self._large.failed(attempt.txid)
+            else:
+                self._failed(report, attempt.txid, self._copies, copies)
         if staged is None:
             watch.parts = 1
             watch.begin_run()
             return None
         self._breaker.worked()
+        self._large.worked()
         self._copies.served(copies)
         return staged
 
@@ -501,7 +533,8 @@ class LatePart:
                 found = self._worker.stage(attempt, staged, info, copies)
             if found is not None:
                 return found
-        return self._by_spark(attempt, staged, info, copies)
+        small = self._size(staged).size <= SMALL_BYTES
+        return self._by_spark(attempt, staged, info, copies if small else None)
 
     def _by_spark(
         self,

@@ -40,8 +40,9 @@ Values = Union[list[Any], tuple[Any, ...], Sequence[Any]]
 MARK = "trident-failure"
 _REPORT = re.compile(rf"<<{MARK}:([A-Za-z0-9+/=\s]+)>>")
 # The kinds of report: a user's function raised FailedException, or anything else; a source's data is at fault; the
-# local copy of a state cannot be used; a value is one of which only Spark knows what becomes of it.
-FAILED, ERROR, SOURCE, STALE, SPARKS = "failed", "error", "source", "stale", "sparks"
+# local copy of a state cannot be used; a value is one of which only Spark knows what becomes of it; the rows of a batch
+# are too many for one worker.
+FAILED, ERROR, SOURCE, STALE, SPARKS, LARGE = "failed", "error", "source", "stale", "sparks", "large"
 
 
 def marked(report: Mapping[str, Any]) -> str:

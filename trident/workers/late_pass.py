@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from trident.coordinators.errors import TridentError
 from trident.states.core import storage
 from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
-from trident.workers.failures import left_to_spark
+from trident.workers.failures import LARGE, left_to_spark, marked
 from trident.workers.look_up import wait_for_copy
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 # The local property of a job that runs early and late part at once: a LateBatch, pickled, in base 64.
 LATE = "trident.late"
+_ROWS_AT_ONCE = 1 << 17
+
+
+class TooLarge(TridentError):
+    """The rows between the two parts of a batch are too many for one worker. The text has a report for the driver."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +50,20 @@ class LateBatch:
 
 @dataclass(frozen=True)
 class LatePass:
-    """The function for mapInArrow: any one row in, reports on staged files out. It is the same for each batch.
+    """The function for mapInArrow: the number of a shard in, reports on files out. It is the same for each batch.
 
     Attributes:
         boundaries: name → the schema of its rows.
         targets: where rows are staged, each with its txid column.
+        keys: boundary → the fields by whose values its rows are cut into shards; None: there is one shard.
+        shards: how many there are; each task has the rows of one.
     """
 
     plan: ArrowPlan
     boundaries: Mapping[str, pa.Schema]
     targets: Sequence[tuple[FileTarget, str | None]]
+    keys: Mapping[str, tuple[str, ...]] | None = None
+    shards: int = 1
 
     def staged(self, inputs: Mapping[str, pa.Table], batch: LateBatch, attempt: str) -> Iterator[dict[str, Any]]:
         """The reports on the files of one batch."""
@@ -75,12 +84,28 @@ class LatePass:
             raise
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            yield from report_batches(self._reports(_batch_of_job()))
+        for numbers in batches:
+            for shard in numbers.column(0).to_pylist():
+                yield from report_batches(self._reports(_batch_of_job(), shard))
 
-    def _reports(self, batch: LateBatch) -> Iterator[dict[str, Any]]:
-        inputs = {name: rows_of(batch.files[name], schema) for name, schema in self.boundaries.items()}
+    def _reports(self, batch: LateBatch, shard: int) -> Iterator[dict[str, Any]]:
+        inputs = {
+            name: rows_of(batch.files[name], schema, self._in_shard(name, schema, shard))
+            for name, schema in self.boundaries.items()
+        }
         yield from self.staged(inputs, batch, attempt_of_job())
+
+    def _in_shard(self, boundary: str, schema: pa.Schema, shard: int) -> Callable[[pa.Table], pa.Table] | None:
+        """Keeps the rows of a shard; None: all rows of the boundary are its."""
+        if self.keys is None or self.shards == 1:
+            return None
+        keys = self.keys[boundary]
+        if not keys:
+            return None if shard == 0 else lambda rows: rows.slice(0, 0)
+        from trident.states.core.copy_rows import RowCodec, shards_of  # hosts of a cluster may lack what copies need
+
+        codec = RowCodec(schema, keys)
+        return lambda rows: rows.filter(pc.equal(shards_of(codec.key_array(rows), self.shards), shard))
 
 
 @dataclass(frozen=True)
@@ -112,7 +137,7 @@ class LateAtOncePass:
             held.append(_as(table.filter(pc.equal(table[self.marker], 0)) if self.marker else table, schema))
             size += held[-1].nbytes
             if size > self.bytes_max:
-                raise left_to_spark(f"the rows between the halves of a batch are more than {self.bytes_max >> 20} MB")
+                raise TooLarge(f"more than {self.bytes_max >> 20} MB of rows {marked({'kind': LARGE})}")
         rows = pa.concat_tables(held)
         if self.state is not None:
             target, txid_column = self.state
@@ -127,10 +152,19 @@ def _batch_of_job() -> LateBatch:
     return batch
 
 
-def rows_of(files: Iterable[Any], schema: pa.Schema) -> pa.Table:
-    """The rows of staged files, in the order of the batch."""
-    read = [pq.ParquetFile(io.BytesIO(storage.read(path))).read(schema.names, use_threads=False) for path in files]
-    return pa.concat_tables([_as(table, schema) for table in read] or [schema.empty_table()])
+def rows_of(files: Iterable[Any], schema: pa.Schema, kept: Callable[[pa.Table], pa.Table] | None = None) -> pa.Table:
+    """The rows of staged files, in the order of the batch.
+
+    Args:
+        kept: chooses some rows of each piece; None: all are given.
+    """
+    found = [schema.empty_table()]
+    for path in files:
+        file = pq.ParquetFile(io.BytesIO(storage.read(path)))
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=schema.names, use_threads=False):
+            rows = _as(pa.Table.from_batches([batch]), schema)
+            found.append(rows if kept is None else kept(rows))
+    return pa.concat_tables(found).combine_chunks()
 
 
 def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:

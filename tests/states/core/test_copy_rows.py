@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from trident.states.core.copy_rows import RowCodec, plain_values
+from trident.states.core.copy_rows import RowCodec, hashes, plain_values, shards_of
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, look_up
 from trident.states.core.native import NATIVE
@@ -186,3 +187,13 @@ def test_two_values_become_the_one_that_spark_gives(spark, aggregator, kind):
 def test_what_python_cannot_combine_as_spark_does_is_left_to_spark():
     for aggregator, kind in [("sum", pa.float32()), ("min", pa.list_(pa.int64())), ("another", pa.int64())]:
         assert combine_of(aggregator, kind) is None
+
+
+@given(st.lists(st.text(), max_size=200), st.integers(1, 100))
+def test_a_shard_is_a_range_of_hashes_that_a_key_alone_decides(words: list[str], count: int) -> None:
+    keys = RowCodec(arrow_schema("word string"), ["word"]).key_array(table("word string", words))
+    hashed, shards = hashes(keys), shards_of(keys, count).to_numpy()
+    assert len(shards) == len(words) and all(0 <= shard < count for shard in shards)
+    assert (np.diff(shards[np.argsort(hashed)].astype(np.int64)) >= 0).all(), "so it is one part of each run"
+    for at in range(len(words)):
+        assert shards_of(keys.slice(at, 1), count)[0].as_py() == shards[at]

@@ -1,0 +1,92 @@
+"""The fields by whose values the late part of a large batch goes to several tasks; None: it is one task's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.streams.stream_helpers import RowsSpout
+from trident.operations.aggregators import Count
+from trident.planning.groups import plan
+from trident.states.core.values import MapGet, SnapshotGet
+from trident.states.delta.append import DeltaAppend
+from trident.states.keyed.delta_map import DeltaMapState
+from trident.topology import TridentTopology
+
+
+class Longest:
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, longest: str, word: str) -> str:
+        return max(longest, word, key=len)
+
+
+def reduced(stream: Any, *keys: str) -> Any:
+    return stream.group_by(*keys).persistent_aggregate(DeltaMapState("longest"), "word", Longest(), "text")
+
+
+def counted(stream: Any, *keys: str) -> Any:
+    return stream.group_by(*keys).persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+
+
+def queried(stream: Any, asked: str) -> None:
+    stream.state_query(counted(stream, "word"), asked, MapGet(), "before").partition_persist(DeltaAppend("asked"))
+
+
+def by_another_name(stream: Any) -> None:
+    """The field of the key has another name when it is read the second time."""
+    counts = counted(stream, "word")
+    news = counts.new_values_stream().rename({"word": "w"})
+    news.state_query(counts, "w", MapGet(), "before").partition_persist(DeltaAppend("asked"))
+
+
+def made_again(stream: Any) -> None:
+    """The second key has the first one's name, and another value."""
+    counts = counted(stream, "word")
+    news = counts.new_values_stream().project("n").each("n", str, "word")
+    news.state_query(counts, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
+
+
+def grouped_again(stream: Any) -> None:
+    news = counted(stream, "word").new_values_stream()
+    news.group_by("n").aggregate(Count(), "words").partition_persist(DeltaAppend("histogram"))
+
+
+def whole(stream: Any) -> None:
+    total = stream.persistent_aggregate(DeltaMapState("total"), Count(), "n")
+    stream.state_query(total, None, SnapshotGet(), "n").partition_persist(DeltaAppend("asked"))
+
+
+def windowed(stream: Any) -> None:
+    windows = stream.with_watermark("at", "1 second").tumbling_window("1 minute")
+    windows.group_by("word").aggregate(Count(), "n").partition_persist(DeltaAppend("out"))
+
+
+@pytest.mark.parametrize(
+    ("made", "keys"),
+    [
+        (lambda stream: reduced(stream, "word"), {"boundary0": ("word",)}),
+        (lambda stream: reduced(stream, "word", "user"), {"boundary0": ("word", "user")}),
+        (
+            lambda stream: counted(stream, "word").new_values_stream().partition_persist(DeltaAppend("news")),
+            {"counts": ("word",)},
+        ),
+        (lambda stream: queried(stream, "word"), {"boundary0": ("word",)}),
+        (lambda stream: (reduced(stream, "word"), queried(stream, "word")), {"boundary0": ("word",)}),
+        (by_another_name, {"counts": ("word",)}),
+        # Rows of one key of the reducer may be of several that are looked up.
+        (lambda stream: (reduced(stream, "word"), queried(stream, "user")), None),
+        (made_again, None),
+        (grouped_again, None),
+        (whole, None),
+        (windowed, None),
+    ],
+)
+def test_what_a_late_part_is_cut_by(made: Callable[[Any], Any], keys: dict[str, tuple[str, ...]] | None) -> None:
+    topology = TridentTopology("cut")
+    made(topology.new_stream("rows", RowsSpout("word string, user string, at timestamp")))
+    (group,) = plan(topology.graph)
+    assert group.is_late and group.shard_keys == keys

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.streams.stream_helpers import RowsSpout
+from trident import functions as F
 from trident.operations.aggregators import Count
 from trident.planning.groups import plan
 from trident.states.core.values import MapGet, SnapshotGet
@@ -46,7 +47,7 @@ def by_another_name(stream: Any) -> None:
 def made_again(stream: Any) -> None:
     """The second key has the first one's name, and another value."""
     counts = counted(stream, "word")
-    news = counts.new_values_stream().project("n").each("n", str, "word")
+    news = counts.new_values_stream().with_column("word", F.upper(F.col("word")))
     news.state_query(counts, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
 
 

@@ -640,7 +640,7 @@ def _packed(column: pa.Array, kind: pa.DataType, values: list[Any] | None = None
 
 def _unpacked(packed: list[bytes | None], kind: pa.DataType) -> pa.Array:
     if _is_text(kind):
-        return pa.array(packed, BYTES).cast(kind)
+        return pa.array(packed, BYTES).cast(kind, safe=False)  # to Spark a text is bytes, UTF-8 or not
     import msgspec  # optional: as above
 
     decode = msgspec.msgpack.Decoder(_python_type(kind)).decode

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -23,6 +25,7 @@ from pyspark.sql.types import (
 )
 
 from trident.coordinators.errors import TridentError
+from trident.states.core.binding import LAST
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
 
@@ -44,6 +47,38 @@ _PLAIN = (
     TimestampNTZType,
     TimestampType,
 )
+
+
+def why_no_copy(schema: StructType, keys: Sequence[str], merging: str, aggregator: str | None) -> str | None:
+    """Tells why a keyed state has no local copy, in a few words; None when it has one.
+
+    Args:
+        schema: of keys and values.
+        keys: the key columns.
+        merging, aggregator: as in the state's descriptor.
+    """
+    reason = why_not_copied(schema, keys)
+    if reason is None and merging != LAST:
+        kinds = [field.type for field in arrow_schema(schema) if field.name not in keys]
+        if len(kinds) != 1 or not is_folded(aggregator or "", kinds[0]):
+            return f"its values are combined by {aggregator}"
+    return reason
+
+
+def is_folded(aggregator: str, kind: pa.DataType) -> bool:
+    """Tells whether ``folds`` has the built-in aggregate of values of a type.
+
+    Args:
+        aggregator: the name under which states keep it.
+    """
+    if aggregator in ("count", "sum"):
+        return bool(pa.types.is_integer(kind) or pa.types.is_float64(kind) or pa.types.is_decimal(kind))
+    return aggregator in ("min", "max")
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema of a state's rows in Arrow's types, instants in UTC."""
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 def why_not_copied(schema: StructType, keys: Sequence[str]) -> str | None:

@@ -57,9 +57,9 @@ _PAUSE_SECS = 60.0
 # Positions are read in such steps at least.
 _STEP_ROWS = 1024
 
-# (values before, null where the key is new; whether it is not; the parts of all keys, those of a key side by side; how
-# many each key has) → the values then, and their positions; None: each key keeps that of its parts.
-Combining = Callable[[pa.Table, "np.ndarray", pa.Table, "np.ndarray"], tuple[pa.Table, "pa.Array | None"]]
+# (values before, null where the key is new; the parts of all keys; of each part the place of its key) → the values
+# then, and their positions; None: each key keeps that of its parts.
+Combining = Callable[[pa.Table, pa.Table, "np.ndarray"], tuple[pa.Table, "pa.Array | None"]]
 
 
 class CopyMark(msgspec.Struct, frozen=True):
@@ -219,9 +219,9 @@ class LocalCopy:
         order, begins = by_key(hashes(rows.keys), rows.keys)
         starts = np.flatnonzero(begins)
         keys = rows.keys.take(pa.array(order[starts]))
-        values, found = _look_up(runs, keys, self._values)
+        values, _ = _look_up(runs, keys, self._values)
         parts = rows.values.take(pa.array(order))
-        made, positions = combine(values, found, parts, np.diff(np.append(starts, len(order))))
+        made, positions = combine(values, parts, np.cumsum(begins) - 1)
         if positions is None:
             positions = rows.positions.take(pa.array(order[starts]))
         return Rows.of(keys, made, None, positions)

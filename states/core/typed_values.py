@@ -34,7 +34,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -87,6 +87,64 @@ def frozen(value: Any) -> Any:
         return tuple(frozen(item) for item in value)
     # NaN is not equal to itself, but Python takes one object for equal to itself within tuples and as a dict's key.
     return _NAN if value != value else value
+
+
+def less(a: Any, b: Any) -> bool:
+    """Tells whether a comes before b to Spark: NaN above every number, a null part of a value below all others.
+
+    Args:
+        a, b: numbers, texts, times, booleans, and structs and arrays of such.
+    """
+    if a is None or b is None:
+        return a is None and b is not None
+    if isinstance(a, dict):
+        a, b = tuple(a.values()), tuple(b.values())
+    if isinstance(a, (tuple, list)):
+        for one, other in zip(a, b):
+            if less(one, other):
+                return True
+            if less(other, one):
+                return False
+        return len(a) < len(b)
+    if isinstance(a, float) and a != a:
+        return False
+    if isinstance(b, float) and b != b:
+        return True
+    return bool(a < b)
+
+
+def two_values(aggregator: str) -> Callable[[Any, Any], Any]:
+    """A built-in aggregate of two Python values, of which null gives the other one.
+
+    A sum is exact: whether it fits its type is seen when it becomes a column again.
+
+    Args:
+        aggregator: the name under which states keep it.
+    """
+    return _TWO[aggregator]
+
+
+def _added(a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return b if a is None else a
+    return _EXACT.add(a, b) if isinstance(a, Decimal) and isinstance(b, Decimal) else a + b
+
+
+def _least(a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return b if a is None else a
+    return b if less(b, a) else a
+
+
+def _greatest(a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return b if a is None else a
+    return b if less(a, b) else a
+
+
+# Wider than two decimals of Spark's; Python's own context rounds to 28 digits.
+_EXACT = Context(prec=80)
+_TWO: dict[str, Callable[[Any, Any], Any]] = {"count": _added, "sum": _added, "min": _least, "max": _greatest}
 
 
 @lru_cache(maxsize=1024)

@@ -22,6 +22,7 @@ from trident.coordinators.errors import TableError
 from trident.coordinators.identities import same_start
 from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
+from trident.states.core.copyable import arrow_schema
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
@@ -31,7 +32,6 @@ from trident.states.delta.file_layout import partition_texts
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.history.kept import plain_as_of
 from trident.states.keyed.compaction import SnapshotUnavailable
-from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.key_reads import AskedKeys, asked_keys
 from trident.states.keyed.tables import own_control
 

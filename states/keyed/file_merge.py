@@ -25,7 +25,7 @@ from trident.coordinators.identities import up_to
 from trident.states.core import storage
 from trident.states.core.binding import WHOLE_VALUES, kept_schema
 from trident.states.core.control import DOMAIN
-from trident.states.core.copyable import why_not_copied
+from trident.states.core.copyable import arrow_schema, why_not_copied
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.imports import import_path
 from trident.states.core.place import Place
@@ -36,7 +36,6 @@ from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyA
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.staging import fsync_folders
 from trident.states.keyed.compaction import MergePlan
-from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.merge_files import CHANGES_FOLDER as CHANGES
 from trident.states.keyed.merge_files import FOLDER, InFile, MergedFiles, MergeJob
 from trident.states.keyed.merge_rows import MergedMeanwhile, RowMerge, why_not

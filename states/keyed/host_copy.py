@@ -27,13 +27,12 @@ import pyarrow as pa
 from trident.coordinators import faults
 from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.copyable import SentCopy
+from trident.states.core.copyable import SentCopy, arrow_schema
 from trident.states.core.imports import import_path
 from trident.states.core.local_copy import CopyAsOf, CopyMark, StaleCopy, copies_in, look_up
 from trident.states.core.place import Place
 from trident.states.core.storage import LockHeld
 from trident.states.keyed.copies import copies_folder, own_folder
-from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.state_copy import LogIsPast, NotNow, StateCopy, digest_of
 
 log = logging.getLogger(__name__)

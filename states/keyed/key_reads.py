@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from trident.coordinators.errors import FieldError, TableError
 from trident.states.core.copy_rows import RowCodec, as_bytes
-from trident.states.core.copyable import why_not_exact
+from trident.states.core.copyable import arrow_schema, why_not_exact
 from trident.states.core.descriptor import StateDescriptor, descriptor_signature
 from trident.states.core.local_copy import StaleCopy, look_up
 from trident.states.core.place import Place
@@ -33,7 +33,6 @@ from trident.states.delta.data_files import rows_of, wanted_rows
 from trident.states.delta.delta_log import LogSnapshot, LogTables
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.copies import StateCopies
-from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.log_merge import combiner_of, doubled, fold_of, keeps_last
 from trident.states.keyed.merge_rows import NotMergeable, RowMerge, between, why_not
 from trident.states.keyed.pinning import Pinned, load_state, pin

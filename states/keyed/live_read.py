@@ -18,10 +18,9 @@ from pyspark.sql.types import StructField, StructType
 from trident.states.core import spark_jobs
 from trident.states.core.addresses import is_local_master
 from trident.states.core.binding import WHOLE_VALUES
-from trident.states.core.copyable import why_not_copied
+from trident.states.core.copyable import arrow_schema, why_not_copied
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
-from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.file_merge import LOG_BYTES_MAX, LOG_ROWS_MAX, ordered_folders
 from trident.states.keyed.live_rows import KeyRange, LivePart, key_ranges
 from trident.states.keyed.merge_rows import RowMerge, why_not

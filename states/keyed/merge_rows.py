@@ -6,7 +6,7 @@ Equal keys are those of Arrow: null is a key, and no key column has two values t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.states.core.copyable import is_folded
+from trident.states.core.folds import DoesNotFit as Overflow
+from trident.states.core.folds import folded, onto
 from trident.states.core.retention import FOR_GOOD, Retention
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.file_layout import positions_in_order
-
-# So many partial values of half a bigint have a sum that is a bigint.
-_HALF_BITS = 32
-_ROWS_MAX = 1 << 30
 
 
 class NotMergeable(ArithmeticError):
@@ -259,9 +258,9 @@ class RowMerge:
             rows = _by_txid(rows).drop_columns([TXID_COLUMN])
         if not self.keys:
             return rows.slice(rows.num_rows - 1)
-        keys = {f"k{n}": rows.column(name) for n, name in enumerate(self.keys)}
-        numbered = pa.table({**keys, "row": np.arange(rows.num_rows)})
-        return rows.take(_grouped(numbered, len(keys), row=("row", "max")).column("row"))
+        return rows.take(
+            folded("max", [rows.column(name) for name in self.keys], pa.array(np.arange(rows.num_rows)))[1]
+        )
 
     def _stays(self, old: pa.Table, new: pa.Table) -> Any:
         """Tells of rows of the table which are later than the log's of the same key, by (sequence, txid)."""
@@ -274,17 +273,14 @@ class RowMerge:
         assert self.aggregator is not None
         rows = _by_txid(rows)  # for sums of doubles, which have an order
         keys = [rows.column(name) for name in self.keys]
-        columns = dict(zip(self.keys, keys, strict=True))
         found: dict[str, Any] = {}
         for name in self.values:
-            fold = _FOLDS[self.aggregator]
-            grouped = fold(
-                pa.table({**{f"k{n}": key for n, key in enumerate(keys)}, "v": rows.column(name)}), len(keys)
-            )
-            found[name] = _fitted(grouped.column("v"), self.schema.field(name).type, name)
-            columns = {key: grouped.column(f"k{n}") for n, key in enumerate(self.keys)}
-        columns.update(found)
-        return pa.table([columns[field.name] for field in self.schema], schema=self.schema)
+            try:
+                groups, found[name] = folded(self.aggregator, keys, rows.column(name))
+            except Overflow as error:
+                raise DoesNotFit(f"{error} of column {name!r}; key: {error.key}") from error
+            found.update(zip(self.keys, groups, strict=True))
+        return pa.table([found[field.name] for field in self.schema], schema=self.schema)
 
     def _pairs(self, base: pa.Table, new: pa.Table, old_rows: pa.Array, new_rows: pa.Array) -> pa.Table:
         """Rows of the table and of the log with the same keys, together."""
@@ -293,13 +289,11 @@ class RowMerge:
         columns = {name: keys.column(name) for name in self.keys}
         for name in self.values:
             a, b = base.column(name).take(old_rows), new.column(name).take(new_rows)
-            kind = self.schema.field(name).type
             try:
-                columns[name] = _fitted(_COMBINED[self.aggregator](a, b), kind, name)
-            except DoesNotFit as error:
-                fold, rows = _COMBINED[self.aggregator], range(len(keys))
-                at = next((at for at in rows if not _fits(fold, a.slice(at, 1), b.slice(at, 1), kind)), 0)
-                raise DoesNotFit(f"{error}; key: {keys.slice(at, 1).to_pylist()}") from error
+                columns[name] = onto(self.aggregator, a, b)
+            except Overflow as error:
+                key = keys.slice(error.key[0], 1).to_pylist()
+                raise DoesNotFit(f"{error} of column {name!r}; key: {key}") from error
         return pa.table([columns[field.name] for field in self.schema], schema=self.schema)
 
 
@@ -317,16 +311,9 @@ def why_not(schema: pa.Schema, keys: Sequence[str], aggregator: str | None) -> s
         kind = schema.field(name).type
         if pa.types.is_nested(kind) or pa.types.is_floating(kind):
             return f"its key {name!r} is of type {kind}"
-    if aggregator is None:
-        return None
-    if aggregator not in _FOLDS:
-        return f"its values are combined by {aggregator}"
-    for name in schema.names:
+    for name in () if aggregator is None else schema.names:
         kind = schema.field(name).type
-        if name in keys:
-            continue
-        number = pa.types.is_integer(kind) or pa.types.is_float64(kind) or pa.types.is_decimal(kind)
-        if not (number if aggregator in ("count", "sum") else not pa.types.is_nested(kind)):
+        if name not in keys and not is_folded(aggregator or "", kind):
             return f"its value {name!r} of type {kind} is combined by {aggregator}"
     return None
 
@@ -341,115 +328,3 @@ def _by_txid(rows: pa.Table) -> pa.Table:
     """Log rows in the order of their transactions; those of one as they are, which is as its files have them."""
     txids = rows.column(TXID_COLUMN).to_numpy()
     return rows if np.all(txids[1:] >= txids[:-1]) else rows.take(pc.sort_indices(rows.column(TXID_COLUMN)))
-
-
-def _grouped(rows: pa.Table, keys: int, **aggregates: tuple[str, str]) -> pa.Table:
-    """Groups by the columns k0, k1…, one row also where there are none."""
-    names = [f"k{n}" for n in range(keys)]
-    wanted = [(column, how) for column, how in aggregates.values()]
-    found = rows.group_by(names, use_threads=False).aggregate(wanted)
-    columns = {name: found.column(name) for name in names}
-    columns.update({new: found.column(f"{column}_{how}") for new, (column, how) in aggregates.items()})
-    return pa.table(columns)
-
-
-def _sums(rows: pa.Table, keys: int) -> pa.Table:
-    values = rows.column("v")
-    if pa.types.is_decimal(values.type):
-        wide = rows.set_column(keys, "v", values.cast(pa.decimal256(76, values.type.scale)))
-        return _grouped(wide, keys, v=("v", "sum"))
-    if not pa.types.is_integer(values.type):
-        return _grouped(rows, keys, v=("v", "sum"))
-    values = values.cast(pa.int64())
-    if rows.num_rows >= _ROWS_MAX:
-        raise OverflowError("too many rows at once")
-    found = pc.min_max(values).as_py()
-    most = max(abs(found["min"] or 0), abs(found["max"] or 0))
-    rows = rows.set_column(keys, "v", values)
-    if most * rows.num_rows < 1 << 63:
-        return _grouped(rows, keys, v=("v", "sum"))
-    # Arrow's sum wraps without a word: both halves alone cannot.
-    high, low = pc.shift_right(values, _HALF_BITS), pc.bit_wise_and(values, (1 << _HALF_BITS) - 1)
-    halves = _grouped(
-        rows.set_column(keys, "v", high).append_column("low", low), keys, v=("v", "sum"), low=("low", "sum")
-    )
-    high = pc.add(halves.column("v"), pc.shift_right(halves.column("low"), _HALF_BITS))
-    bound = 1 << (63 - _HALF_BITS)
-    if pc.any(pc.or_(pc.less(high, -bound), pc.greater_equal(high, bound))).as_py():
-        raise DoesNotFit("overflow: a sum does not fit a bigint")
-    low = pc.bit_wise_and(halves.column("low"), (1 << _HALF_BITS) - 1)
-    return halves.set_column(keys, "v", pc.bit_wise_or(pc.shift_left(high, _HALF_BITS), low)).drop_columns(["low"])
-
-
-def _extremes(how: str) -> Callable[[pa.Table, int], pa.Table]:
-    def fold(rows: pa.Table, keys: int) -> pa.Table:
-        values = rows.column("v")
-        if not pa.types.is_floating(values.type):
-            return _grouped(rows, keys, v=("v", how))
-        # Arrow leaves NaN out; to Spark it is the greatest number.
-        nan = pc.is_nan(values)
-        rows = rows.set_column(keys, "v", pc.if_else(pc.fill_null(nan, False), None, values))
-        found = _grouped(rows.append_column("nan", nan), keys, v=("v", how), nan=("nan", "max"))
-        value, has_nan = found.column("v"), pc.fill_null(found.column("nan"), False)
-        is_nan = has_nan if how == "max" else pc.and_(has_nan, pc.is_null(value))
-        return found.set_column(keys, "v", pc.if_else(is_nan, float("nan"), value)).drop_columns(["nan"])
-
-    return fold
-
-
-def _added(a: Any, b: Any) -> Any:
-    if pa.types.is_decimal(a.type):
-        # Wider than both, so that nothing wraps before the sum is fitted into its column.
-        wide = pa.decimal256(75, a.type.scale)
-        both = pc.add(a.cast(wide), b.cast(wide))
-        return pc.coalesce(both, a.cast(both.type), b.cast(both.type))
-    try:
-        both = pc.add_checked(a, b) if pa.types.is_integer(a.type) else pc.add(a, b)
-    except pa.ArrowInvalid as error:
-        raise DoesNotFit(f"overflow: a sum does not fit its column: {error}") from error
-    return pc.coalesce(both, a, b)
-
-
-def _fits(fold: Callable[[Any, Any], Any], a: Any, b: Any, kind: pa.DataType) -> bool:
-    try:
-        _fitted(fold(a, b), kind, "")
-    except DoesNotFit:
-        return False
-    return True
-
-
-def _least(a: Any, b: Any) -> Any:
-    if pa.types.is_boolean(a.type):  # of which Arrow knows no lesser one
-        a, b = a.cast(pa.int8()), b.cast(pa.int8())
-    return pc.min_element_wise(a, b)
-
-
-def _greatest(a: Any, b: Any) -> Any:
-    if pa.types.is_boolean(a.type):
-        a, b = a.cast(pa.int8()), b.cast(pa.int8())
-    greatest = pc.max_element_wise(a, b)
-    if not pa.types.is_floating(greatest.type):
-        return greatest
-    nan = pc.or_(pc.fill_null(pc.is_nan(a), False), pc.fill_null(pc.is_nan(b), False))
-    return pc.if_else(nan, float("nan"), greatest)
-
-
-def _fitted(column: Any, kind: pa.DataType, name: str) -> Any:
-    try:
-        return column.cast(kind)
-    except pa.ArrowInvalid as error:
-        raise DoesNotFit(f"overflow: a value does not fit column {name!r} of type {kind}: {error}") from error
-
-
-_FOLDS: dict[str, Callable[[pa.Table, int], pa.Table]] = {
-    "count": _sums,
-    "sum": _sums,
-    "min": _extremes("min"),
-    "max": _extremes("max"),
-}
-_COMBINED: dict[str, Callable[[Any, Any], Any]] = {
-    "count": _added,
-    "sum": _added,
-    "min": _least,
-    "max": _greatest,
-}

@@ -17,12 +17,12 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from trident.coordinators.errors import TableError
 from trident.states.core.binding import StateBinding, TablelessKind
+from trident.states.core.copyable import arrow_schema
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import AnyPath, Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.delta_log import LogTables
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.delta_map import periods
 from trident.states.keyed.key_reads import as_python, key_rows, plain_rows
 from trident.states.keyed.live_read import live_frame, rows_here

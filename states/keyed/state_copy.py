@@ -13,9 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +25,10 @@ from trident.coordinators import faults
 from trident.states.core import storage
 from trident.states.core.binding import LAST
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
-from trident.states.core.copy_rows import RowCodec, Rows, array_of, plain_values, positions_of
+from trident.states.core.copy_rows import RowCodec, Rows, positions_of
+from trident.states.core.copyable import arrow_schema
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.folds import DoesNotFit, onto
 from trident.states.core.local_copy import (
     CopyAsOf,
     CopyMark,
@@ -43,7 +44,6 @@ from trident.states.delta.data_files import rows_of
 from trident.states.delta.delta_log import DeltaLog, TableMissing
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.table_files import NotFollowed, TableFiles
-from trident.states.keyed.copy_combine import Combine, Uncombinable, arrow_schema, state_combine
 from trident.states.keyed.tables import check_own, greatest_txid
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class StateCopy:
 
     Args:
         warehouse: of the topology, on a local disk.
-        state: one of which ``copy_combine.why_no_copy`` says None.
+        state: one of which ``copyable.why_no_copy`` says None.
         base: the folder that copies of this state are in.
         bytes_max: the greatest size of a copy's file.
         inline_bytes: of larger tables a copy is built in a thread, and there is none meanwhile.
@@ -118,8 +118,7 @@ class StateCopy:
         self._base, self._bytes_max, self._inline_bytes = base, bytes_max, inline_bytes
         self._schema = arrow_schema(state.schema)
         self._codec = RowCodec(self._schema, state.keys)
-        combine = None if state.merging == LAST else state_combine(self._schema, state.keys, state.aggregator)
-        self._combining = None if combine is None else partial(self._combined, combine)
+        self._combining = None if state.merging == LAST else self._combined
         self._values = pa.schema([self._schema.field(name) for name in self._codec.values])
         self._digest = digest_of(state, boot)
         self._lock = threading.RLock()
@@ -160,7 +159,7 @@ class StateCopy:
                 mark = self._bring_to(txid, commit)
             except NotNow:
                 raise
-            except (NotFollowed, TableMissing, Uncombinable) as error:
+            except (NotFollowed, TableMissing, DoesNotFit) as error:
                 self._drop(error)
                 raise StaleCopy(f"there is no copy of state {self._state.name}", found=error) from error
             except BaseException as error:
@@ -461,18 +460,10 @@ class StateCopy:
             gone = pc.fill_null(batch.column(DELETED_COLUMN), False)
         return self._codec.rows(batch, self._state.ordered_by, gone)
 
-    def _combined(
-        self, combine: Combine, stored: pa.Table, found: np.ndarray, parts: pa.Table, counts: np.ndarray
-    ) -> tuple[pa.Table, pa.Array | None]:
+    def _combined(self, stored: pa.Table, parts: pa.Table, places: np.ndarray) -> tuple[pa.Table, pa.Array | None]:
+        assert self._state.aggregator is not None
+        made = onto(self._state.aggregator, stored.column(0), parts.column(0), places)
         kind = self._values.types[0]
-        given, values = iter(plain_values(parts.column(0), kind)), []
-        for value, is_stored, count in zip(plain_values(stored.column(0), kind), found.tolist(), counts.tolist()):
-            if not is_stored:
-                value = next(given)
-            for part in islice(given, count - (not is_stored)):
-                value = combine(value, part)
-            values.append(value)
-        made = array_of(values, kind)
         positions = positions_of(made, kind) if self._state.ordered_by in self._codec.values else None
         return pa.table([made], schema=self._values), positions
 

@@ -18,7 +18,7 @@ from trident.planning.requests import DrpcPlan, drpc_plans
 from trident.spark.rows import arrow_rows, to_dataframe
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import cogroups
-from trident.workers.requests import ALONE, ANSWERED, Answers, Asked, Outcome, RequestId
+from trident.workers.requests import ANSWERED, Answers, Asked, Outcome, RequestId
 
 # Two requests of one task: rows that must not meet those of the other, and a third one that has none.
 TEXTS = ["a b nan zero minus null a b c", "b b c nan null zero d", ""]
@@ -186,11 +186,8 @@ def test_rows_meet_as_they_do_by_spark_for_each_request_alone(spark: Any, name: 
 
 
 @pytest.mark.parametrize("name", ["inner by k", "full by k", "all outer"])
-def test_a_join_of_very_many_rows_is_left_to_spark(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_join_of_very_many_rows_leaves_in_pieces(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     plan = planned(CASES[name])
     (rows,) = together(plan, TEXTS[:1])
-    monkeypatch.setattr(cogroups, "_PAIRS_MAX", len(rows))
+    monkeypatch.setattr(cogroups, "_ROWS_AT_ONCE", 2)
     assert [shown(again) for again in together(plan, TEXTS[:1])] == [shown(rows)]
-    monkeypatch.setattr(cogroups, "_PAIRS_MAX", len(rows) - 1)
-    ((outcome,), _) = outcomes_of(plan, TEXTS[:1])
-    assert outcome.kind == ALONE and f"a join of {len(rows)} rows" in outcome.error

@@ -444,8 +444,8 @@ class Texts:
 
 @pytest.mark.long
 @pytest.mark.parametrize("rows_max", [1000, 0], ids=["driver", "pass"])
-def test_texts_that_are_not_utf_8_are_left_to_spark(start, tmp_path, monkeypatch, rows_max):  # noqa: F811
-    """Arrow and Python would not read them: in the driver, on workers, in a copy."""
+def test_texts_that_are_not_utf_8_are_looked_up(start, tmp_path, monkeypatch, rows_max):  # noqa: F811
+    """Python would not read them: in the driver, on workers, in a copy they are bytes."""
     monkeypatch.setattr("trident.running.late_part.DRIVER_ROWS_MAX", rows_max)
     batches = [b"a b", b"a tw\xffo", b"tw\xffo \xc3", b"a b"]
     made = TridentTopology("bytes")

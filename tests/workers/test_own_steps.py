@@ -20,13 +20,12 @@ from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, Columns, OwnPlan
 from trident.workers.best_row import BestOfBatch
 from trident.workers.chain import Chain, Frame, Keep, Meter, Step
 from trident.workers.cogroups import FirstRows
-from trident.workers.failures import Label, LeftToSpark
+from trident.workers.failures import Label
 from trident.workers.look_up import LookUp
 
 # Read each line of a step before you add it: it calls no function, state or map of the user's.
 OWN = {
     "Aggregated",
-    "AggregatedBeside",
     "AsTheyAre",
     "Columns",
     "CombineStored",
@@ -54,7 +53,6 @@ OWN = {
 # as TimedStep and CountRows, need those of a key or none.
 NEED_ALL = {
     "Aggregated",
-    "AggregatedBeside",
     "AsTheyAre",
     "BestOfBatch",
     "FirstRows",
@@ -69,7 +67,7 @@ NEED_ALL = {
 
 # The types of fields that are data, or name an object of the framework's in their own module.
 DATA = {"str", "int", "bool", "tuple", "None", "pa.DataType", "pa.Schema", "pa.StructType", "Typed"} | {
-    "Aggregated",
+    "Aggregate",
     "Condition",
     "CopyOfState",
     "Label",
@@ -120,43 +118,30 @@ def test_a_plan_with_a_step_of_the_user_s_is_none_for_the_driver() -> None:
     assert plan.run({"in": pa.table({"n": [1], "m": [2]})}, None, None)["rows"].to_pylist() == [{"n": 1}]
 
 
-def test_a_text_of_very_many_words_is_left_to_spark() -> None:
-    step = SplitText("text", "word", "ab", ())
-
-    def words(*texts: str | None) -> int:
-        frame = Frame({"text": pa.array(texts, pa.string())}, len(texts), Meter())
-        return sum(one.length for one in step.run(iter([frame])))
-
-    assert words("1ab2", None, "3" + 100_000 * "ab3") == 100_003 and words() == words(None) == 0
-    with pytest.raises(LeftToSpark, match="200002 parts"):
-        words("1ab2", "3" + 200_000 * "ab3")
-
-
-def test_a_value_that_arrow_cannot_read_is_left_to_spark_where_it_can_compute_the_same() -> None:
-    text = pa.array([b"tw\xffo"], pa.binary()).cast(pa.string(), safe=False)
-    rows = pa.RecordBatch.from_arrays([text], names=["text"])
-    for spark_too, error in ((True, LeftToSpark), (False, UnicodeDecodeError)):
-        chain = Chain((Keep(Label("filter", "here:1"), bool, ("text",), ("text",)),), rows.schema, "", spark_too)
-        with pytest.raises(error):
-            list(chain(iter([rows])))
+def test_a_text_of_very_many_words_leaves_in_pieces() -> None:
+    step = SplitText("text", "word", "ab", ("n",))
+    texts = pa.array(["1ab2", None, "3" + 200_000 * "ab3"], pa.string())
+    frames = list(step.run(iter([Frame({"text": texts, "n": pa.array(range(3))}, 3, Meter())])))
+    assert [one.length for one in frames] == [100_000, 100_000, 3]
+    words = [word for one in frames for word in one.array("word").to_pylist()]
+    assert words == ["1", "2", *["3"] * 200_001]
 
 
 @pytest.mark.parametrize(
-    "step",
+    ("step", "found"),
     [
-        FirstRows(pa.schema([("day", pa.date32())]), 1, "day", False),
-        BestOfBatch(Label("max", ""), ("day",), True, None, ("day",), ()),
+        (FirstRows(pa.schema([("day", pa.date32())]), 1, "day", False), 0),
+        (BestOfBatch(Label("max", ""), ("day",), True, ("day",)), 2_932_897),
     ],
     ids=["first rows", "best row"],
 )
-def test_a_date_beyond_those_of_python_is_left_to_spark_where_it_can_compute_the_same(step: Step) -> None:
+def test_dates_beyond_those_of_python_are_compared(step: Step, found: int) -> None:
     days = pa.RecordBatch.from_arrays([pa.array([0, 2_932_897], pa.int32()).cast(pa.date32())], names=["day"])
-    for spark_too, error in ((True, LeftToSpark), (False, (OverflowError, ValueError))):
-        with pytest.raises(error):
-            list(Chain((step,), days.schema, "", spark_too)(iter([days])))
+    (row,) = Chain((step,), days.schema, "")(iter([days]))
+    assert row.column("day").cast(pa.int32()).to_pylist() == [found]
 
 
-def test_a_stored_text_that_is_not_utf_8_is_left_to_spark(tmp_path: Path) -> None:
+def test_a_text_that_is_not_utf_8_is_looked_up(tmp_path: Path) -> None:
     schema = pa.schema([("word", pa.string()), ("line", pa.string())])
     text = pa.array([b"good", b"tw\xffo"], pa.binary()).cast(pa.string(), safe=False)
     rows = pa.RecordBatch.from_arrays([text, text], schema=schema)
@@ -165,10 +150,10 @@ def test_a_stored_text_that_is_not_utf_8_is_left_to_spark(tmp_path: Path) -> Non
     copy.apply([codec.rows(rows)], None, mark)
     step = LookUp("best", ("word",), ("word",), (("line", "before"),), None, ("word",))
     given = pa.schema([("word", pa.string()), ("before", pa.string())])
-    chain = Chain((step,), given, spark_too=True).with_copies({"best": CopyAsOf(copy.folder, mark, schema, ("word",))})
+    chain = Chain((step,), given).with_copies({"best": CopyAsOf(copy.folder, mark, schema, ("word",))})
     asked = rows.select(["word"])
-    (found,) = chain(iter([asked.slice(0, 1)]))
-    assert found.to_pylist() == [{"word": "good", "before": "good"}]
-    with pytest.raises(LeftToSpark, match="UTF8|utf-8"):
-        list(chain(iter([asked])))
+    (found,) = chain(iter([asked]))
+    assert [column.cast(pa.binary()) for column in found.columns] == [text.cast(pa.binary())] * 2
+    again = codec.decode_keys(codec.encode_keys(asked)).column("word")
+    assert again.cast(pa.binary()).to_pylist() == [b"good", b"tw\xffo"]
     copy.close()

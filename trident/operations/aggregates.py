@@ -27,8 +27,7 @@ from trident.planning.operation import (
     names_of,
 )
 from trident.planning.session_frames import SessionFrames, Transform, column, column_list
-from trident.states.core.copyable import why_not_copied
-from trident.states.keyed.copy_combine import combine_of
+from trident.states.core.copyable import is_folded, why_not_exact
 from trident.udf.signatures import (
     call_site,
     check_arity,
@@ -41,7 +40,7 @@ from trident.udf.signatures import (
 )
 from trident.udf.types import check_distinct, is_known, parse_outputs
 from trident.workers.anchors import ANCHORS
-from trident.workers.arrow_plan import Aggregated, Gathered
+from trident.workers.arrow_plan import Aggregate, Aggregated, Gathered
 from trident.workers.chain import CountRows, Rows
 from trident.workers.failures import Label
 from trident.workers.groups import Folded, Groups
@@ -390,8 +389,7 @@ class NativeAggregateOp(GroupingOp):
         keys = tuple(field for field in self.fields if field.name in self.keys)
         if output.name == ANCHORS or len(keys) + 1 != len(self.fields) or (self.merges and not keys):
             return None
-        step = aggregated(self.fields, self.keys, self.inputs, self.aggregator, self.merges)
-        return None if step is None else arrow_op(self.fields, step, (*self.keys, *filter(None, (step.input,))))
+        return aggregated(self.fields, self.keys, [(self.inputs, output, self.aggregator)], self.merges)
 
     def describe(self) -> str:
         verb = "merge" if self.merges else "partial"
@@ -399,22 +397,26 @@ class NativeAggregateOp(GroupingOp):
 
 
 def aggregated(
-    fields: Fields, keys: tuple[str, ...], inputs: tuple[str, ...], aggregator: Any, merges: bool
-) -> Aggregated | None:
-    """A built-in aggregate as a step over Arrow; None: Spark alone can do it.
+    fields: Fields, keys: tuple[str, ...], of: Sequence[tuple[tuple[str, ...], StructField, Any]], merges: bool
+) -> PyOp | None:
+    """Built-in aggregates as a step over Arrow; None: Spark alone can do it.
 
     Args:
-        fields: the keys, and the result behind them.
-        merges: the input is partial values.
+        fields: the keys and the results.
+        of: of each aggregate its inputs, its result, and the aggregator.
+        merges: the inputs are partial values.
     """
-    output, name = fields[-1], own_name(aggregator)
-    if why_not_copied(StructType(list(fields)), keys or (output.name,)) is not None:
+    if why_not_exact(StructType(list(fields)), keys) is not None:
         return None
     schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
-    if combine_of(name, schema.field(output.name).type) is None:
-        return None
-    given = "" if name == "count" and not merges else inputs[0]
-    return Aggregated(schema, keys, given, output.name, name, merges)
+    made = []
+    for inputs, output, aggregator in of:
+        name, kind = own_name(aggregator), schema.field(output.name).type
+        if not is_folded(name, kind):
+            return None
+        made.append(Aggregate("" if name == "count" and not merges else inputs[0], (output.name, kind), name, merges))
+    step = Aggregated(tuple((key, schema.field(key).type) for key in keys), tuple(made), names_of(fields))
+    return arrow_op(fields, step, (*keys, *filter(None, (one.input for one in made))))
 
 
 def partial_value(aggregator: Any, inputs: Sequence[Any], output: StructField) -> Any:

@@ -7,7 +7,6 @@ is moved, and its results can be persisted. A **reducer** folds row by row. An
 
 from __future__ import annotations
 
-from decimal import Context, Decimal
 from typing import Any, Protocol, runtime_checkable
 
 from pyspark.sql import Column
@@ -16,11 +15,8 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, Long
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.states.core.native import NATIVE, NativeMerge
+from trident.states.core.typed_values import two_values
 from trident.udf.types import FRACTIONAL, PLAIN
-from trident.workers.best_row import less
-
-# Wider than two decimals of Spark's; Python's own context rounds to 28 digits.
-_EXACT = Context(prec=80)
 
 
 @runtime_checkable
@@ -110,6 +106,10 @@ class _Native:
     def _native(self) -> "NativeMerge":
         return NATIVE[self.native_name]
 
+    def combine(self, a: Any, b: Any) -> Any:
+        """Two values into one, in Python."""
+        return two_values(self.native_name)(a, b)
+
     def merge(self, col: "Column") -> "Column":
         """The aggregate expression over partial values."""
         return self._native().merge(col)
@@ -134,9 +134,6 @@ class Count(_Native):
     def init(self, *values: Any) -> int:
         return 1
 
-    def combine(self, a: int, b: int) -> int:
-        return a + b
-
     def zero(self) -> int:
         return 0
 
@@ -160,11 +157,6 @@ class Sum(_Native):
     def init(self, value: Any) -> Any:
         return 0 if value is None else value
 
-    def combine(self, a: Any, b: Any) -> Any:
-        if a is None or b is None:
-            return b if a is None else a
-        return _EXACT.add(a, b) if isinstance(a, Decimal) and isinstance(b, Decimal) else a + b
-
     def zero(self) -> int:
         return 0
 
@@ -183,21 +175,14 @@ class Sum(_Native):
 
 
 class _Extreme(_Native):
-    greatest = False
-
     def init(self, value: Any) -> Any:
         return value
-
-    def combine(self, a: Any, b: Any) -> Any:
-        if a is None or b is None:
-            return b if a is None else a
-        return b if (less(a, b) if self.greatest else less(b, a)) else a
 
     def zero(self) -> None:
         return None
 
     def partial(self, inputs: list["Column"]) -> "Column":
-        return (F.max if self.greatest else F.min)(inputs[0])
+        return self.merge(inputs[0])
 
     def result_type(self, input_types: list[DataType]) -> DataType:
         kind = self._one_input(input_types)
@@ -218,7 +203,6 @@ class Max(_Extreme):
     """The greatest value of one field; nulls are skipped, and no value gives null."""
 
     native_name = "max"
-    greatest = True
 
 
 def own_name(aggregator: object) -> str:

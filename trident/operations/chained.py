@@ -27,7 +27,7 @@ from trident.planning.session_frames import SessionFrames, Transform, column_lis
 from trident.states.core.names import backquoted
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
-from trident.workers.arrow_plan import AggregatedBeside, Expanded
+from trident.workers.arrow_plan import Expanded
 from trident.workers.groups import MODES, AnyChain, CombinerChain
 
 CHAIN = "__trident_chain"
@@ -191,12 +191,11 @@ class NativeChainOp(GroupingOp):
     @property
     def on_arrow(self) -> PyOp | None:
         keys = tuple(field for field in self.fields if field.name in self.keys)
-        links = [aggregated((*keys, *one.outputs), self.keys, one.inputs, one.aggregator, False) for one in self.links]
-        given = tuple(link for link in links if link is not None)
-        if len(given) < len(links) or len(keys) + len(links) != len(self.fields):
-            return None  # Spark alone can do one of them; or anchors go on
-        step = AggregatedBeside(given, names_of(self.fields))
-        return arrow_op(self.fields, step, (*self.keys, *filter(None, (link.input for link in given))))
+        if len(keys) + len(self.links) != len(self.fields):
+            return None  # anchors go on
+        return aggregated(
+            self.fields, self.keys, [(one.inputs, *one.outputs, one.aggregator) for one in self.links], False
+        )
 
     def describe(self) -> str:
         values = ", ".join(f"{link.aggregator!r} -> {link.outputs[0].name}" for link in self.links)

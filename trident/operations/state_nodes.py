@@ -37,8 +37,8 @@ from trident.planning.session_frames import (
     partitions_of,
 )
 from trident.states.core.binding import StateBinding
+from trident.states.core.copyable import is_folded, why_no_copy
 from trident.states.core.tables import DELETED_COLUMN
-from trident.states.keyed.copy_combine import combine_of, why_no_copy
 from trident.states.publishing.user_tasks import KEY, PARTITION, STORED
 from trident.workers.arrow_plan import CombineStored, WithConstant
 from trident.workers.failures import Label
@@ -218,10 +218,10 @@ class CombineStoredOp(Operation):
     def on_arrow(self) -> PyOp | None:
         (kind,) = arrow_types(tuple(field for field in self.fields if field.name == self.value))
         name = own_name(self.aggregator)
-        if combine_of(name, kind) is None:
+        if not is_folded(name, kind):
             return None
-        step = CombineStored(self.keys, self.value, self.stored, FOUND, name, kind)
-        return arrow_op(self.fields, step, (*self.keys, self.value, self.stored, FOUND))
+        step = CombineStored(self.keys, self.value, self.stored, name, kind)
+        return arrow_op(self.fields, step, (*self.keys, self.value, self.stored))
 
     def describe(self) -> str:
         return f"{self.aggregator!r} of the stored value and the batch's"

@@ -32,9 +32,8 @@ from trident.planning.operation import (
 )
 from trident.planning.session_frames import Batch, Join, SessionFrames, Transform, bytes_read, column, column_list
 from trident.states.core.binding import LAST, StateBinding
-from trident.states.core.copyable import why_not_copied
+from trident.states.core.copyable import why_no_copy, why_not_copied
 from trident.states.core.names import backquoted, folded
-from trident.states.keyed.copy_combine import why_no_copy
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
 from trident.workers.chain import Step
 from trident.workers.failures import Label

@@ -8,17 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, IntegerType, StructField, StructType, TimestampType
+from pyspark.sql.types import DataType, IntegerType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.operations.aggregators import is_ordered
 from trident.planning.nodes import Node, require_fields
 from trident.planning.operation import Fields, GatherOp, Operation, PyOp, SegmentBuilder, arrow_types, names_of
 from trident.planning.session_frames import SessionFrames, Transform, column, column_list
-from trident.states.core.copyable import why_not_copied
+from trident.states.core.copyable import why_not_exact
 from trident.states.core.names import backquoted
 from trident.udf.signatures import call_site, check_arity, check_for_workers, function_location
-from trident.udf.types import PLAIN
 from trident.workers.best_row import BestOfBatch, BestRow
 from trident.workers.chain import Step
 from trident.workers.cogroups import FirstRows
@@ -117,17 +116,15 @@ class ExtremeOp(Operation):
             return None
         names = names_of(self.fields)
         label = Label(self.describe(), "")
-        return _step(self.fields, BestOfBatch(label, self.by, self.greatest, None, names, ()))
+        return _step(self.fields, BestOfBatch(label, self.by, self.greatest, names))
 
     def describe(self) -> str:
         return f"the row with the {'greatest' if self.greatest else 'least'} {', '.join(self.by)}"
 
 
 def _is_exact(kind: DataType) -> bool:
-    """Tells whether Python compares values as Spark does; not times in an hour that comes twice, say."""
-    if not isinstance(kind, PLAIN) or isinstance(kind, TimestampType):
-        return False
-    return why_not_copied(StructType([StructField("k", kind)]), ["k"]) is None
+    """Tells whether Arrow compares values as Spark does: those with a collation it does not."""
+    return why_not_exact(StructType([StructField("k", kind)]), ["k"]) is None
 
 
 def _step(fields: Fields, step: Step) -> PyOp | None:

@@ -38,9 +38,8 @@ from trident.planning.operation import (
 )
 from trident.planning.session_frames import Batch, SessionFrames, Transform, bytes_read, column, column_list
 from trident.states.core.binding import LAST, StateBinding, aggregator_name
-from trident.states.core.copyable import why_not_copied
+from trident.states.core.copyable import arrow_schema, is_folded, why_not_copied
 from trident.states.core.names import backquoted, folded
-from trident.states.keyed.copy_combine import arrow_schema, combine_of
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
 from trident.workers.anchors import ANCHORS
 from trident.workers.chain import Chain, Rows
@@ -248,7 +247,7 @@ def why_no_parts(kept: KeptParts) -> str | None:
             if not may_be_combined(arrow_type(output.dataType)):
                 return f"{aggregator_class(one.aggregator)} makes values of type {output.dataType.simpleString()}"
             continue
-        if combine_of(own_name(one.aggregator), arrow_type(output.dataType)) is None:
+        if not is_folded(own_name(one.aggregator), arrow_type(output.dataType)):
             return f"values of {one.aggregator!r} of type {output.dataType.simpleString()} are combined by Spark alone"
     return None
 

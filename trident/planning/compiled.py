@@ -78,7 +78,7 @@ def arrow_plan(segments: Iterable[Segment], named: Mapping[Node, str]) -> ArrowP
 
 def _segment(begins: tuple[str, ...], ends: str, steps: tuple[Step, ...], fields: Fields, number: int) -> ArrowSegment:
     schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
-    return ArrowSegment(begins, ends, Chain(steps, schema, f"arrow{number}", spark_too=True))
+    return ArrowSegment(begins, ends, Chain(steps, schema, f"arrow{number}"))
 
 
 CALL = faults.register("batch.call", "the Spark job of an operation whose rows no state takes")
@@ -134,7 +134,7 @@ class CompiledGroup:
         self._late = self._compile(lowered.late_segments, False)
         self._late_on_copies = self._late
         if lowered.copied_states:  # rows that a local copy is asked for are few, and in one Spark partition
-            self._late_on_copies = self._compile(lowered.late_on_copies, True, lowered.boundaries, spark_too=True)
+            self._late_on_copies = self._compile(lowered.late_on_copies, True, lowered.boundaries)
 
     def build(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo) -> BuiltBatch:
         """The rows of early states and of boundaries.
@@ -196,9 +196,7 @@ class CompiledGroup:
 
     # --- once per session ----------------------------------------------------------------
 
-    def _compile(
-        self, segments: Sequence[Segment], single: bool, alone_too: Iterable[Node] = (), spark_too: bool = False
-    ) -> list[_Compiled]:
+    def _compile(self, segments: Sequence[Segment], single: bool, alone_too: Iterable[Node] = ()) -> list[_Compiled]:
         compiled = []
         # Nodes whose rows certainly are in one Spark partition.
         alone = dict.fromkeys(alone_too, True)
@@ -212,7 +210,7 @@ class CompiledGroup:
             kept, together, users = laid_out(ops, together, any(parallel.get(one) for one in segment.anchors))
             alone[segment.target] = together
             parallel[segment.target] = users and segment.target not in self._lowered.checkpointed
-            compiled.append(_Compiled(segment, join, list(self._transforms(kept, spark_too))))
+            compiled.append(_Compiled(segment, join, list(self._transforms(kept))))
         return compiled
 
     def _stays_single(self, anchor: Node, alone: Mapping[Node, bool]) -> bool:
@@ -220,20 +218,20 @@ class CompiledGroup:
             return self._lowered.source_partitions.get(anchor, 1) == 1
         return alone.get(anchor, False)
 
-    def _transforms(self, ops: Sequence[Operation], spark_too: bool) -> Iterator[Transform]:
+    def _transforms(self, ops: Sequence[Operation]) -> Iterator[Transform]:
         for run in passes(ops):
             if run[0].in_python:
-                yield self._python_pass(run, spark_too)
+                yield self._python_pass(run)
             else:
                 yield run[0].transform(self._frames)
 
-    def _python_pass(self, ops: Sequence[Any], spark_too: bool) -> Transform:
+    def _python_pass(self, ops: Sequence[Any]) -> Transform:
         fields = ops[-1].fields
         self._passes += 1
         schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
         steps = tuple(op.step for op in ops)
         stores = reached_stores() if any(hasattr(step, "for_task") for step in steps) else ()
-        chain = Chain(steps, schema, f"pass{self._passes}", spark_too, stores)
+        chain = Chain(steps, schema, f"pass{self._passes}", stores)
         per_batch = any(op.per_batch for op in ops)
         return self._frames.map_in_arrow(chain, sorted(ops[0].takes), StructType(list(fields)), per_batch)
 

@@ -16,6 +16,7 @@ from trident.coordinators.positions import digest_of
 from trident.maintenance.inventory import incarnation_of
 from trident.running.status import read_status
 from trident.states.core.binding import COMBINE
+from trident.states.core.copyable import arrow_schema
 from trident.states.core.descriptor import StateDescriptor, list_descriptors, load_descriptor
 from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
@@ -23,7 +24,6 @@ from trident.states.core.place import Place, warehouse_place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.manifest import Manifest, ManifestTable, groups_with_manifests
 from trident.states.history.kept import KeptManifests
-from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.merge_rows import RowMerge, why_not
 from trident.time_travel.differences import RowPair, row_pairs

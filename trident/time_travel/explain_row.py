@@ -14,7 +14,7 @@ from trident.coordinators.errors import TableError, TransactionNotKept
 from trident.coordinators.identities import same_start, up_to
 from trident.states.core.control import ControlRecord
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.copyable import why_not_exact
+from trident.states.core.copyable import arrow_schema, why_not_exact
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
@@ -24,7 +24,6 @@ from trident.states.delta.manifest import Manifest
 from trident.states.history.kept import KeptManifests, published_as_of
 from trident.states.history.row_origins import Origins, Writer, origins_of_key, origins_of_rows
 from trident.states.keyed.compaction import SnapshotUnavailable
-from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.key_reads import asked_keys
 from trident.states.keyed.pinning import load_state
 

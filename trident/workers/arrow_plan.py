@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.workers.calls import prepared
 from trident.workers.chain import Chain, Frame, Meter, Step
-from trident.workers.failures import left_to_spark
-
-if TYPE_CHECKING:
-    from trident.states.keyed.copy_combine import Combine
-
 
 # Steps of the framework's own over Arrow: what Spark does to many rows, done to few of them without Spark.
 #
-# Each gives what the operation of Spark in whose place it stands would give. Where only Spark knows that, such as for a
-# sum that does not fit its type, it raises ``LeftToSpark``. Imported by workers: keep its imports light.
+# Each gives what the operation of Spark in whose place it stands would give, and fails where that would fail, such as
+# for a sum that does not fit its type. Imported by workers: keep its imports light.
 
 
 # --- columns and rows --------------------------------------------------------------------
@@ -233,8 +227,8 @@ def _filtered(frame: Frame, holds: pa.BooleanArray, step: KeepWhere | KeepTrue) 
     return Frame(columns, holds.true_count, frame.meter)
 
 
-# Texts with more parts than this are not split here: 20 times the rows that the coordinator's process takes.
-_PARTS_MAX = 200_000
+# The parts of texts leave in pieces of so many: each has the other fields beside it.
+_PARTS_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
@@ -254,16 +248,15 @@ class SplitText(Step):
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
-            found = pc.sum(pc.count_substring(frame.array(self.input), self.separator)).as_py() or 0
-            if found > _PARTS_MAX:
-                raise left_to_spark(f"{found + 1} parts")
             lists = pc.split_pattern(frame.array(self.input), self.separator)
             parts, rows = pc.list_flatten(lists), pc.list_parent_indices(lists)
             full = pc.not_equal(parts, "")
             parts, rows = parts.filter(full), rows.filter(full)
             frame.meter.rows = max(frame.meter.rows, len(parts))
-            columns = {name: frame.array(name).take(rows) for name in self.keep}
-            yield Frame({**columns, self.output: parts}, len(parts), frame.meter)
+            for start in range(0, len(parts), _PARTS_AT_ONCE):
+                some = parts.slice(start, _PARTS_AT_ONCE)
+                columns = frame.only(self.keep, rows.slice(start, _PARTS_AT_ONCE))
+                yield Frame({**columns, self.output: some}, len(some), frame.meter)
 
 
 @dataclass(frozen=True)
@@ -315,120 +308,79 @@ class WithCondition(Step):
 
 
 @dataclass(frozen=True)
-class Aggregated(Step):
-    """A built-in aggregate of the rows, or of each group of them.
+class Aggregate:
+    """A built-in aggregate of one field.
 
     Attributes:
-        schema: the grouping fields and the result, in the order in which they leave.
-        keys: the grouping fields; none: one row, also for no input.
-        input: the field that is aggregated; "": of Count, which counts rows.
-        output: the result's name.
+        input: the field; "": of Count, which counts rows.
+        output: the result's name, and its type.
         aggregator: the name under which states keep it.
         merges: its input is partial values.
     """
 
-    own = True
-    needs_all = True
-
-    schema: pa.Schema
-    keys: tuple[str, ...]
     input: str
-    output: str
+    output: tuple[str, pa.DataType]
     aggregator: str
     merges: bool
 
-    @property
-    def text(self) -> str:
-        verb = "merge" if self.merges else "aggregate"
-        return f"{verb} {self.aggregator}{' by ' if self.keys else ''}{', '.join(self.keys)} -> {self.output}"
+    def of(self, rows: pa.Table, groups: Any, count: int) -> pa.Array:
+        """The results of so many groups.
 
-    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        Args:
+            groups: the number of the group of each row.
+        """
         # The time that an import takes: workers without such a step need none of it.
-        from trident.states.core.copy_rows import RowCodec, array_of, as_bytes, key_column
-        from trident.states.keyed.copy_combine import Uncombinable
+        from trident.states.core.folds import onto
 
-        fields = [self.schema.field(name) for name in self.keys]
-        codec = RowCodec(pa.schema(fields), self.keys)
-        add, first = self._arithmetic()
-        values: dict[bytes, Any] = {} if self.keys else {b"": first}
-        keys: list[pa.RecordBatch] = []
-        try:
-            for frame in frames:
-                rows = pa.record_batch([key_column(frame.array(f.name), f.type) for f in fields], names=self.keys)
-                names = as_bytes(codec.key_array(rows)) if fields else [b""] * frame.length
-                new = []
-                for at, (name, value) in enumerate(zip(names, self._inputs(frame), strict=True)):
-                    if name not in values:
-                        new.append(at)
-                    values[name] = add(values.get(name, first), value)
-                keys.append(rows.take(pa.array(new, pa.int64())) if fields else rows)
-        except Uncombinable as error:
-            raise left_to_spark(error) from error
-        if values:
-            made = dict(zip(self.keys, pa.Table.from_batches(keys).combine_chunks().columns)) if fields else {}
-            columns = {name: column.combine_chunks() for name, column in made.items()}
-            columns[self.output] = array_of(list(values.values()), self._kind)
-            yield Frame(columns, len(values), Meter())
-
-    @property
-    def _kind(self) -> pa.DataType:
-        return self.schema.field(self.output).type
-
-    def _arithmetic(self) -> tuple[Combine, Any]:
-        """How a value is added, and the value of no row."""
-        # The time that an import takes: workers without such a step need none of it.
-        from trident.states.keyed.copy_combine import combine_of
-
-        kind = self._kind
-        combine = combine_of(self.aggregator, kind)
-        assert combine is not None, f"{self.aggregator} of {kind} is left to Spark"
-        if self.merges or self.aggregator in ("min", "max"):
-            return _from_zero(combine, kind) if self.aggregator == "sum" else combine, None
-        return combine, pa.scalar(Decimal(0), kind).as_py() if pa.types.is_decimal(kind) else pa.scalar(0, kind).as_py()
-
-    def _inputs(self, frame: Frame) -> Sequence[Any]:
-        # The time that an import takes: workers without such a step need none of it.
-        from trident.states.core.copy_rows import plain_values
-
-        if self.input:
-            return plain_values(frame.array(self.input), self._kind)
-        return [1] * frame.length
+        kind = self.output[1]
+        some = self.input and rows.num_rows  # a table of no frame has no columns
+        values = rows.column(self.input).cast(kind) if some else pa.repeat(pa.scalar(1, kind), rows.num_rows)
+        nothing = None if self.merges or self.aggregator in ("min", "max") else pa.scalar(0).cast(kind).as_py()
+        return onto(self.aggregator, pa.repeat(pa.scalar(nothing, kind), count), values, groups)
 
 
 @dataclass(frozen=True)
-class AggregatedBeside(Step):
-    """Several built-in aggregates of the same rows, by the same fields, side by side.
+class Aggregated(Step):
+    """Built-in aggregates of the rows, or of each group of them.
 
     Attributes:
-        links: each alone; one or more.
+        keys: the grouping fields with their types; none: one row, also for no input.
+        aggregates: one or more.
         keep: the grouping fields and the results, in the order in which they leave.
     """
 
     own = True
     needs_all = True
 
-    links: tuple[Aggregated, ...]
+    keys: tuple[tuple[str, pa.DataType], ...]
+    aggregates: tuple[Aggregate, ...]
     keep: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        return "; ".join(link.text for link in self.links)
+        by = f" by {', '.join(name for name, _ in self.keys)}" if self.keys else ""
+        verbs = [("merge" if one.merges else "aggregate", one) for one in self.aggregates]
+        return "; ".join(f"{verb} {one.aggregator}{by} -> {one.output[0]}" for verb, one in verbs)
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        given = list(frames)
-        # Each gives the groups in the order in which they come.
-        for made in zip(*(link.run(iter(given)) for link in self.links), strict=True):
-            columns: dict[str, pa.Array] = {}
-            for link, one in zip(self.links, made):
-                columns |= one.only(link.schema.names)
-            yield Frame({name: columns[name] for name in self.keep}, made[0].length, made[0].meter)
+        # The time that an import takes: workers without such a step need none of it.
+        from trident.states.core.copy_rows import key_column
+        from trident.states.core.folds import DoesNotFit, numbered
 
-
-def _from_zero(combine: Combine, kind: pa.DataType) -> Combine:
-    """Sums of doubles begin at 0.0 in Spark, so that of -0.0 alone is 0.0."""
-    if not pa.types.is_floating(kind):
-        return combine
-    return lambda a, b: combine(0.0 if a is None and b is not None else a, b)
+        names = tuple(dict.fromkeys((*(name for name, _ in self.keys), *(one.input for one in self.aggregates))))
+        tables = [frame.table(tuple(filter(None, names))) for frame in frames if frame.length]
+        if not tables and self.keys:
+            return
+        rows = pa.concat_tables(tables) if tables else pa.table({})
+        groups, first = numbered(rows, pa.schema(self.keys))
+        heads = rows.take(pa.array(first)) if self.keys else rows
+        made = {name: key_column(heads.column(name).combine_chunks(), kind) for name, kind in self.keys}
+        try:
+            made |= {one.output[0]: one.of(rows, groups, len(first)) for one in self.aggregates}
+        except DoesNotFit as error:
+            row = Frame(made, len(first), Meter()).row(tuple(made), error.key[0])
+            raise ArithmeticError(f"{self.text}: {error}; key: {row}") from error
+        yield Frame({name: made[name] for name in self.keep}, len(first), Meter())
 
 
 @dataclass(frozen=True)
@@ -437,7 +389,6 @@ class CombineStored(Step):
 
     Attributes:
         value, stored: the partial and the stored value by name; the result has the first name.
-        found: the field that is true where the state has the key.
         aggregator: the name under which states keep it.
     """
 
@@ -446,7 +397,6 @@ class CombineStored(Step):
     keep: tuple[str, ...]
     value: str
     stored: str
-    found: str
     aggregator: str
     kind: pa.DataType
 
@@ -456,24 +406,15 @@ class CombineStored(Step):
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         # The time that an import takes: workers without such a step need none of it.
-        from trident.states.core.copy_rows import array_of, plain_values
-        from trident.states.keyed.copy_combine import Uncombinable, combine_of
+        from trident.states.core.folds import DoesNotFit, onto
 
-        combine = combine_of(self.aggregator, self.kind)
-        assert combine is not None, f"{self.aggregator} of {self.kind} is left to Spark"
         for frame in frames:
-            rows = zip(
-                plain_values(frame.array(self.stored), self.kind),
-                frame.array(self.found).to_pylist(),
-                plain_values(frame.array(self.value), self.kind),
-                strict=True,
-            )
+            stored, values = (frame.array(name).cast(self.kind) for name in (self.stored, self.value))
             try:
-                values = [combine(old, new) if has else new for old, has, new in rows]
-            except Uncombinable as error:
-                raise left_to_spark(error) from error
-            columns = {**frame.only(self.keep), self.value: array_of(values, self.kind)}
-            yield Frame(columns, frame.length, frame.meter)
+                both = onto(self.aggregator, stored, values)
+            except DoesNotFit as error:
+                raise ArithmeticError(f"{self.text}: {error}; key: {frame.row(self.keep, error.key[0])}") from error
+            yield Frame({**frame.only(self.keep), self.value: both}, frame.length, frame.meter)
 
 
 @dataclass(frozen=True)
@@ -545,7 +486,7 @@ class ArrowPlan:
 
         Raises:
             StaleCopy: a copy is not that of its mark.
-            LeftToSpark: only Spark knows what becomes of a value.
+            ArithmeticError: a sum does not fit its type.
         """
         rows = dict(inputs)
         for segment in self.segments:

@@ -8,34 +8,12 @@ from functools import cmp_to_key
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from trident.states.core.typed_values import less
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, fail
-
-# Spark's order of values, for Python: NaN above every number, a null part of a value below all others.
-#
-# Imported by workers: keep its imports light.
-
-
-def less(a: Any, b: Any) -> bool:
-    """Tells whether a comes before b: numbers, texts, times, booleans, and structs and arrays of such."""
-    if a is None or b is None:
-        return a is None and b is not None
-    if isinstance(a, dict):
-        a, b = tuple(a.values()), tuple(b.values())
-    if isinstance(a, (tuple, list)):
-        for one, other in zip(a, b):
-            if less(one, other):
-                return True
-            if less(other, one):
-                return False
-        return len(a) < len(b)
-    if isinstance(a, float) and a != a:
-        return False
-    if isinstance(b, float) and b != b:
-        return True
-    return bool(a < b)
 
 
 class Ordered:
@@ -110,7 +88,57 @@ class BestRow(Step):
 
 
 @dataclass(frozen=True)
-class BestOfBatch(BestRow):
-    """The least or greatest row of the batch, whose rows are together."""
+class BestOfBatch(Step):
+    """The least or greatest row of the batch, whose rows are together; of equal ones the last.
+
+    Attributes:
+        by: the fields that are compared; a row with a null in one is skipped.
+    """
 
     needs_all = True
+
+    label: Label
+    by: tuple[str, ...]
+    greatest: bool
+    keep: tuple[str, ...]
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        tables = [frame.table(tuple(dict.fromkeys((*self.by, *self.keep)))) for frame in frames if frame.length]
+        if not tables:
+            return
+        rows = pa.concat_tables(tables).combine_chunks()
+        for name in self.by:
+            rows = rows.filter(pc.is_valid(rows.column(name)))
+        if rows.num_rows:
+            order = in_spark_order([rows.column(name).combine_chunks() for name in self.by], not self.greatest)
+            best = rows.take(order.slice(len(order) - 1)).combine_chunks()
+            yield Frame({name: best.column(name).combine_chunks() for name in self.keep}, 1, Meter())
+
+
+def in_spark_order(columns: Sequence[pa.Array], reverse: bool = False) -> pa.Array:
+    """The places of rows in the order of some columns, nulls last; of equal rows the earlier one is first.
+
+    Args:
+        reverse: the greatest first.
+    """
+    keys = [part for column in columns for part in _flat(column)]
+    names = [f"k{n}" for n in range(len(keys))]
+    order = "descending" if reverse else "ascending"
+    return pc.sort_indices(pa.table(keys, names=names), sort_keys=[(name, order) for name in names])
+
+
+def _flat(column: pa.Array) -> list[pa.Array]:
+    """Columns in whose order by Arrow the values have Spark's."""
+    if pa.types.is_floating(column.type):
+        return [pc.is_nan(column), column]  # Arrow puts NaN at the end in either direction
+    if not pa.types.is_nested(column.type):
+        return [column]
+    from trident.states.core.copy_rows import plain_values  # it needs numpy
+
+    values = plain_values(column, column.type)
+    ranks: list[int | None] = [None] * len(values)
+    before, rank = None, 0
+    for at in sorted((at for at, value in enumerate(values) if value is not None), key=lambda at: Ordered(values[at])):
+        rank += before is not None and less(values[before], values[at])
+        ranks[at], before = rank, at
+    return [pa.array(ranks, pa.int64())]

@@ -22,7 +22,7 @@ from trident.states.core.place import Place
 from trident.states.core.typed_values import WrongValue, python_values, to_arrow
 from trident.workers.anchors import Ledger, ledger_place
 from trident.workers.calls import Results, call_rows, output_arrays, prepared
-from trident.workers.failures import Label, Values, fail, left_to_spark
+from trident.workers.failures import Label, Values, fail
 
 # A batch is worked on in pieces that are expected to give about this many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.
@@ -49,6 +49,10 @@ class Frame:
 
     def array(self, name: str) -> pa.Array:
         return self._columns[name]
+
+    def table(self, names: Sequence[str]) -> pa.Table:
+        """The named columns as a table, which has the rows of a frame without columns too."""
+        return pa.table(self.only(names)) if names else pa.table({"": pa.nulls(self.length)})
 
     def row(self, names: Sequence[str], at: int) -> dict[str, Any]:
         """One row's values, for messages."""
@@ -230,7 +234,7 @@ class WithoutMarker(Step):
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
             names = [name for name in frame._columns if name != self.marker]
-            index = [row for row, marked in enumerate(frame.values(self.marker)) if not marked]
+            index = pc.indices_nonzero(pc.equal(frame.array(self.marker), 0))
             yield Frame(frame.only(names, index), len(index), frame.meter)
 
 
@@ -290,14 +294,12 @@ class Chain:
     Attributes:
         schema: of the batches that come out.
         name: distinct among the passes of a batch.
-        spark_too: Spark can compute the same from the tables, and does where Arrow cannot read a value.
         stores: those that its tasks may write a ledger to; a task that unpickles them reaches them.
     """
 
     steps: tuple[Any, ...]
     schema: pa.Schema
     name: str = ""
-    spark_too: bool = False
     stores: tuple[Place, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -320,16 +322,10 @@ class Chain:
         frames: Iterator[Frame] = _pieces(batches)
         for step in steps:
             frames = step.run(frames)
-        try:
-            for frame in frames:
-                if frame.length:
-                    arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        # To Spark a text is bytes, UTF-8 or not, and a date may be beyond Python's. Users' errors are none of these.
-        except (pa.ArrowException, ValueError, ArithmeticError) as error:
-            if self.spark_too:
-                raise left_to_spark(error) from error
-            raise
+        for frame in frames:
+            if frame.length:
+                arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
+                yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def pass_over(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One pass with objects of the user's that the caller has prepared."""

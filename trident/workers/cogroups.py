@@ -9,17 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 from trident.workers.arrow_plan import SIDE
-from trident.workers.best_row import Ordered
+from trident.workers.best_row import in_spark_order
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.failures import left_to_spark
 
 # Rows of several streams that meet, the first rows in an order, and fields under other names: over Arrow, together.
 #
 # Imported by workers: keep its imports light.
 
 
-# Joins that become more rows are Spark's: they are held as Python objects here.
-_PAIRS_MAX = 200_000
+# The rows of a join leave in pieces of so many.
+_ROWS_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
@@ -125,70 +124,71 @@ class Joined(Step):
         return f"join by {', '.join(self.compared.names)} ({types})"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        import numpy as np  # the time that an import takes: workers without such a step need none of it
+
         given: list[list[Frame]] = [[] for _ in self.keys]
         for frame in frames:
             if frame.length:
                 given[_side(frame)].append(frame)
-        names = [self._names(side, of) for side, of in enumerate(given)]
-        rows = self._rows(names)
-        columns = {}
-        for place, field in enumerate(self.compared):
-            if field.name in self.schema.names:
-                columns[field.name] = self._keys(given, rows, place, field.type)
-        for side, fields in enumerate(self.others):
-            index = pa.array([row[side] for row in rows], pa.int64())
-            for name, new in fields:
-                columns[new] = _all(given[side], name, self.schema.field(new).type).take(index)
-        yield Frame(columns, len(rows), Meter())
+        keys = [
+            [_all(of, name, field.type) for name, field in zip(names, self.compared)]
+            for of, names in zip(given, self.keys)
+        ]
+        counts = [len(columns[0]) for columns in keys]
+        rows = self._rows(self._numbers(keys))
+        # A key of a row is that of the first stream that has one, those that must have it before the others.
+        starts, key_rows = np.cumsum([0, *counts]), np.full(len(rows[0]), -1)
+        for side in reversed(sorted(range(len(counts)), key=lambda side: self.outer[side])):
+            key_rows = np.where(rows[side] >= 0, starts[side] + rows[side], key_rows)
+        others = [
+            {new: _all(of, name, self.schema.field(new).type) for name, new in fields}
+            for of, fields in zip(given, self.others)
+        ]
+        for start in range(0, len(key_rows), _ROWS_AT_ONCE):
+            piece = slice(start, start + _ROWS_AT_ONCE)
+            made = {}
+            for place, field in enumerate(self.compared):
+                if field.name in self.schema.names:
+                    column = pa.chunked_array([columns[place] for columns in keys], field.type)
+                    made[field.name] = column.take(pa.array(key_rows[piece])).combine_chunks()
+            for places, columns in zip(rows, others):
+                at = pa.array(places[piece], mask=places[piece] < 0)
+                made |= {new: column.take(at) for new, column in columns.items()}
+            yield Frame(made, len(key_rows[piece]), Meter())
 
-    def _names(self, side: int, frames: Sequence[Frame]) -> list[bytes]:
-        """Bytes for the key of each row, which are the same for equal keys."""
+    def _numbers(self, keys: Sequence[Sequence[pa.Array]]) -> list[Any]:
+        """Of each stream the number of each row's key, the same for equal keys."""
         # The time that an import takes: workers without such a step need none of it.
-        from trident.states.core.copy_rows import RowCodec, as_bytes, key_column
+        from trident.states.core.folds import numbered
 
-        codec = RowCodec(self.compared, self.compared.names)
-        found: list[bytes] = []
-        for frame in frames:
-            columns = [key_column(frame.array(n), f.type) for n, f in zip(self.keys[side], self.compared)]
-            found += as_bytes(codec.key_array(pa.record_batch(columns, names=self.compared.names)))
+        sides = [pa.table(columns, schema=self.compared) for columns in keys]
+        numbers, found = numbered(pa.concat_tables(sides), self.compared)[0], []
+        for side in sides:
+            found.append(numbers[: side.num_rows])
+            numbers = numbers[side.num_rows :]
         return found
 
-    def _rows(self, names: Sequence[Sequence[bytes]]) -> list[tuple[int | None, ...]]:
-        """The rows of the join: of each stream the number of its row, None where it has none."""
+    def _rows(self, numbers: Sequence[Any]) -> list[Any]:
+        """The rows of the join: of each stream the places of its rows, -1 where it has none."""
+        import numpy as np  # the time that an import takes: workers without such a step need none of it
+
         inner = [side for side, outer in enumerate(self.outer) if not outer]
         # Streams that must have the key come first: one that is joined to them cannot bring new keys.
         first, *others = [*inner, *(side for side, outer in enumerate(self.outer) if outer)]
-        nothing: tuple[int | None, ...] = (None,) * len(names)
-        joined = [(key, _with(nothing, first, at)) for at, key in enumerate(names[first])]
+        keys, rows = numbers[first], {first: np.arange(len(numbers[first]))}
         for side in others:
-            there: dict[bytes, list[int]] = {}
-            for at, key in enumerate(names[side]):
-                there.setdefault(key, []).append(at)
-            missing: list[int | None] = [None] if self.outer[side] else []
-            before = {key for key, _ in joined}
-            new = [key for key in there if key not in before] if not inner else []
-            count = sum(len(there.get(key) or missing) for key, _ in joined) + sum(len(there[key]) for key in new)
-            if count > _PAIRS_MAX:
-                raise left_to_spark(f"a join of {count:,} rows")
-            joined = [(key, _with(row, side, at)) for key, row in joined for at in there.get(key) or missing]
-            joined += [(key, _with(nothing, side, at)) for key in new for at in there[key]]
-        return [row for _, row in joined]
-
-    def _keys(
-        self, given: Sequence[Sequence[Frame]], rows: Sequence[tuple[int | None, ...]], place: int, kind: pa.DataType
-    ) -> pa.Array:
-        """A key of the rows: of the first stream that has one, those that must have it before the others."""
-        order = sorted(range(len(self.outer)), key=lambda side: self.outer[side])
-        arrays = [_all(frames, names[place], kind) for frames, names in zip(given, self.keys)]
-        starts = [0]
-        for array in arrays:
-            starts.append(starts[-1] + len(array))
-        index = [next(starts[side] + at for side in order if (at := row[side]) is not None) for row in rows]
-        return pa.concat_arrays(arrays).take(pa.array(index, pa.int64()))
-
-
-def _with(row: tuple[int | None, ...], side: int, at: int | None) -> tuple[int | None, ...]:
-    return (*row[:side], at, *row[side + 1 :])
+            count = np.bincount(numbers[side], minlength=max(int(one.max(initial=-1)) for one in numbers) + 1)
+            in_order = np.argsort(numbers[side], kind="stable")
+            begins = np.cumsum(count) - count
+            times = np.maximum(count[keys], 1) if self.outer[side] else count[keys]
+            before = np.repeat(np.arange(len(keys)), times)
+            nth = np.arange(len(before)) - np.repeat(np.cumsum(times) - times, times)
+            new = np.flatnonzero(~np.isin(numbers[side], keys)) if not inner else np.zeros(0, np.int64)
+            keys = keys[before]
+            at = np.append(in_order, -1)[np.where(count[keys] > 0, begins[keys] + nth, -1)]
+            rows = {one: np.append(places[before], np.full(len(new), -1)) for one, places in rows.items()}
+            keys, rows[side] = np.append(keys, numbers[side][new]), np.append(at, new)
+        return [rows[side] for side in range(len(numbers))]
 
 
 def _all(frames: Sequence[Frame], name: str, kind: pa.DataType) -> pa.Array:
@@ -220,11 +220,7 @@ class FirstRows(Step):
         given = [frame for frame in frames if frame.length]
         columns = {field.name: _all(given, field.name, field.type) for field in self.schema}
         count = sum(frame.length for frame in given)
-        index = list(range(count))
+        chosen = pa.array(range(min(self.n, count)), pa.int64())
         if self.by is not None:
-            values: list[Any] = [value for frame in given for value in frame.values(self.by)]
-            some = [at for at in index if values[at] is not None]
-            some.sort(key=lambda at: Ordered(values[at]), reverse=self.reverse)
-            index = some + [at for at in index if values[at] is None]
-        chosen = pa.array(index[: self.n], pa.int64())
+            chosen = in_spark_order([columns[self.by]], self.reverse).slice(0, self.n)
         yield Frame({name: column.take(chosen) for name, column in columns.items()}, len(chosen), Meter())

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trident.states.core.typed_values import WrongValue, to_arrow
+from trident.states.core.typed_values import WrongValue, to_arrow, two_values
 from trident.workers.calls import Several
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.failures import Label, fail, left_to_spark
+from trident.workers.failures import Label, fail
 from trident.workers.look_up import check_due, copy_here, due_entries, entries_of, told
 
 if TYPE_CHECKING:
@@ -62,15 +62,10 @@ class Part:
 
     @property
     def combine(self) -> Combine:
-        """Makes one part of two; raises ArithmeticError where they have no value of the type."""
+        """Makes one part of two; whether a sum fits its type is seen when it becomes a column."""
         if not self.aggregator:
             return _behind
-        # time: it imports types of PySpark, which few workers need
-        from trident.states.keyed.copy_combine import combine_of
-
-        found = combine_of(self.aggregator, self.kind)
-        assert found is not None, "the plan has asked"
-        return found
+        return two_values(self.aggregator)
 
 
 @dataclass(frozen=True)
@@ -239,10 +234,8 @@ class OpenWindows(Step):
             yield from self._given(codec, table)
         except StaleCopy as error:
             raise StaleCopy(told(self.state, error)) from error
-        except ArithmeticError as error:
-            if self.looks_up:
-                raise left_to_spark(error) from error
-            raise ArithmeticError(f"the windows of state {self.state} have no value: {error}") from error
+        except (ArithmeticError, pa.ArrowInvalid) as error:
+            raise ArithmeticError(f"the windows of state {self.state} have a sum that does not fit: {error}") from error
 
     def _given(self, codec: RowCodec, table: pa.Table) -> Iterator[Frame]:
         store, table, turn = self._opened(codec, table)
@@ -392,7 +385,7 @@ class PartsOfPanes(_OfCombiners):
                 continue
             try:
                 yield self._combined(frame, codec, names, each)
-            except (ArithmeticError, ValueError):  # of a built-in aggregate: Spark says later what becomes of them
+            except (ArithmeticError, ValueError):  # a sum of these alone need not fit
                 given = frame.only((*names, *(part.name for part in self.parts), ROWS, NEWEST))
                 yield Frame(given, frame.length, frame.meter)
 

@@ -14,11 +14,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from trident.states.core.copy_rows import RowCodec, hashes, plain_values, shards_of
+from trident.states.core.copy_rows import RowCodec, hashes, shards_of
 from trident.states.core.copyable import why_not_copied
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, look_up
-from trident.states.core.native import NATIVE
-from trident.states.keyed.copy_combine import Uncombinable, combine_of
 
 pytestmark = pytest.mark.usefixtures("spark")  # it reads the types
 
@@ -147,46 +145,6 @@ def test_keys_of_two_columns_do_not_run_together(pairs):
 def test_rows_that_cannot_be_copied_exactly_are_named(ddl, keys, reason):
     found = why_not_copied(StructType.fromDDL(ddl), keys)
     assert found is None if reason is None else reason in found
-
-
-# --- combining --------------------------------------------------------------------------------------
-
-COMBINED = {
-    "sum": ["bigint", "double", "decimal(38,2)"],
-    "count": ["bigint"],
-    "min": ["bigint", "double", "string", "binary", "boolean", "decimal(38,2)", "date", "timestamp"],
-}
-COMBINED["max"] = COMBINED["min"]
-
-
-@pytest.mark.parametrize(("aggregator", "kind"), [(name, kind) for name, kinds in COMBINED.items() for kind in kinds])
-def test_two_values_become_the_one_that_spark_gives(spark, aggregator, kind):
-    values = [*VALUES[kind], None]
-    rows = table(f"a {kind}, b {kind}", [a for a in values for _ in values], [b for _ in values for b in values])
-    combine = combine_of(aggregator, rows.schema.field("a").type)
-    both = NATIVE[aggregator].combine_columns
-    given = both(F.col("a"), F.col("b"))
-    if aggregator in ("sum", "count"):  # null where Spark's own sum would fail
-        one = F.when(F.col("a").isNull(), F.col("b")).when(F.col("b").isNull(), F.col("a"))
-        given = F.coalesce(F.expr("try_add(a, b)"), one)
-    spark_gives = spark.createDataFrame(rows).select(given.cast(kind).alias("v")).toArrow()
-
-    def encode(column):
-        return plain_values(column, arrow_schema(f"v {kind}").types[0])
-
-    for a, b, expected in zip(encode(rows["a"]), encode(rows["b"]), encode(spark_gives["v"])):
-        try:
-            found = combine(a, b)
-        except Uncombinable:
-            assert expected is None and a is not None and b is not None, (a, b)
-            continue
-        # Of two zeros, which Spark takes for equal, either may be the least.
-        assert found == expected or str(found) == str(expected), (a, b)
-
-
-def test_what_python_cannot_combine_as_spark_does_is_left_to_spark():
-    for aggregator, kind in [("sum", pa.float32()), ("min", pa.list_(pa.int64())), ("another", pa.int64())]:
-        assert combine_of(aggregator, kind) is None
 
 
 @given(st.lists(st.text(), max_size=200), st.integers(1, 100))

@@ -47,10 +47,10 @@ def rows(*pairs: tuple[bytes, Row | None]) -> Rows:
     return Rows.of(keys, pa.table(columns, schema=VALUES), gone, columns[0])
 
 
-def adding(stored: pa.Table, found: np.ndarray, parts: pa.Table, counts: np.ndarray) -> tuple[pa.Table, pa.Array]:
-    given, sums = iter(parts.column(0).to_pylist()), []
-    for before, count in zip(stored.column(0).to_pylist(), counts.tolist()):
-        sums.append((before or 0) + sum(next(given) for _ in range(count)))
+def adding(stored: pa.Table, parts: pa.Table, places: np.ndarray) -> tuple[pa.Table, pa.Array]:
+    sums = [before or 0 for before in stored.column(0).to_pylist()]
+    for part, place in zip(parts.column(0).to_pylist(), places.tolist()):
+        sums[place] += part
     made = pa.array(sums, pa.int64())
     return pa.table([made, pa.nulls(len(sums), pa.string())], schema=VALUES), made
 

@@ -278,7 +278,7 @@ def test_a_log_file_that_lost_its_bytes_is_an_error_and_no_copy(group, tmp_path)
     copy.close()
 
 
-def test_a_sum_that_does_not_fit_is_left_to_spark(spark, engine, tmp_path):
+def test_there_is_no_copy_with_a_sum_that_does_not_fit(spark, engine, tmp_path):
     group = Group(spark, engine, tmp_path, keyed("sums", "word string, n bigint", aggregator=Native("sum")))
     copy = copy_of(group, "sums", tmp_path)
     group.publish(1, {"sums": [("a", 2**62)]})

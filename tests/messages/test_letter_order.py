@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from trident.messages.letter_order import ASKED, LetterRow, ReplayEnd, first_start_of, in_order
+from trident.messages.dead_letters import ASKED, LetterRow, ReplayEnd, first_start_of, in_order
 from trident.states.delta.kernel_files import LiveFile
 
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)

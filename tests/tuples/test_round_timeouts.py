@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from trident.spark import jobs as job_watch
-from trident.tuples import round_timeouts
+from trident.tuples import tasks
 from trident.tuples.bolts import BasicOutputCollector, OutputCollector, Report, Tuple
-from trident.tuples.round_timeouts import EXTENSIONS_MAX, ResetSender, RoundWatch
+from trident.tuples.rounds import EXTENSIONS_MAX, RoundWatch
+from trident.tuples.tasks import ResetSender
 
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(round_timeouts.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(round_timeouts, "_round_of_task", lambda: "round-1")
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tasks, "_round_of_task", lambda: "round-1")
     return now
 
 

@@ -25,7 +25,7 @@ from trident.coordinators.errors import ConfigError, TridentError, UserFunctionE
 from trident.running.starting import run_topology, start_topology
 from trident.tuples.bolts import BasicBolt, RichBolt
 from trident.tuples.query import TupleQuery
-from trident.tuples.round_timeouts import RoundWatch
+from trident.tuples.rounds import RoundWatch
 from trident.tuples.topology import TupleTopology
 
 # The bolts below travel whole, as those of a script do: a worker need not import pytest for them.

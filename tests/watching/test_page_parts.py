@@ -23,7 +23,7 @@ from trident import TridentConfig
 from trident.commands.ui import WarehouseSource, serve
 from trident.coordinators.errors import TopologyError, WrongArguments
 from trident.messages import dead_letters as letters_module
-from trident.messages.dead_letters import LetterBox, ReplayRequests, request_replay
+from trident.messages.dead_letters import LetterBox, request_replay
 from trident.planning.explain import plan_graph
 from trident.planning.groups import plan
 from trident.running.page_source import RunningSource
@@ -230,7 +230,7 @@ def test_a_page_that_is_open_has_no_file_of_letters_read_twice(tmp_path: Path, m
     with tarfile.open(kept) as archive:
         archive.extractall(tmp_path, filter="data")
     read: list[str] = []
-    rows_of, asked = letters_module.rows_of, ReplayRequests.asked
+    rows_of = letters_module.rows_of
 
     def watched(root: str, files: Any, schema: Any) -> Any:
         read.extend(file.path for file in files)
@@ -242,9 +242,7 @@ def test_a_page_that_is_open_has_no_file_of_letters_read_twice(tmp_path: Path, m
     first = list(read)
     assert first and found == box.letters()
     read.clear()
-    monkeypatch.setattr(ReplayRequests, "asked", lambda *_: pytest.fail("nothing is new, so nothing is read"))
     assert box.letters(100) == found and read == []
-    monkeypatch.setattr(ReplayRequests, "asked", asked)
     request_replay(box._stream_folder(letter.stream), [{"message": letter.message, "tuples": letter.tuples}])
     assert box.letters(100) == [replace(letter, replay="asked for")] and read == []
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
+import math
+import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +21,6 @@ from trident.coordinators.errors import TopologyError, TridentError
 from trident.coordinators.identities import first_id
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored, plain, shown
 from trident.messages.ledger import greatest_time
-from trident.messages.letter_order import ASKED, LetterRow, ReplayEnd, first_start_of, in_order
 from trident.spouts.rich import Message
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, decode_control
@@ -150,6 +150,74 @@ class ReplayRequests:
             del self._left[name]
 
 
+# The order of dead letters and replays: after a ``trident reset`` that keeps tables txids begin at 1 again.
+#
+# A staged file is in a folder of its incarnation, which names the first start that it goes back to; among rows of one
+# first start txids say which came first. A file that an OPTIMIZE has written does not say it: there the times count, by
+# the clocks of the hosts that led.
+
+
+_STAGED = re.compile(r"data/([^/]+)/\d+-\d+-[^/]+/")
+
+
+class LetterRow(NamedTuple):
+    """A row of a table of dead letters.
+
+    Attributes:
+        first_start: the first start that its transaction goes back to; None: not known.
+        row: its columns.
+    """
+
+    first_start: str | None
+    row: dict[str, Any]
+
+
+class ReplayEnd(NamedTuple):
+    """The end of a replay, or that one was asked for.
+
+    Attributes:
+        first_start: that of the stream's table of messages. A reset deletes the table: all its rows have one.
+        txid: in which the replay ended; infinite where it has not.
+        at: when; None where it has not.
+        outcome: "asked for", "acked", "failed" or "dead".
+    """
+
+    first_start: str
+    txid: float
+    at: datetime | None
+    outcome: str
+
+    def is_after(self, letter: LetterRow) -> bool:
+        """Tells whether the letter was there first: then the replay may be its own."""
+        if self.at is None:
+            return True
+        if letter.first_start is None:
+            return bool(self.at > letter.row["given_up_at"])
+        return letter.first_start != self.first_start or self.txid > letter.row["txid"]
+
+
+ASKED = ReplayEnd("", math.inf, None, "asked for")
+
+
+def first_start_of(file: LiveFile) -> str | None:
+    """The first start that a file's rows go back to; None: not known."""
+    staged = _STAGED.match(file.path)
+    return first_id(staged[1]) if staged else None
+
+
+def in_order(rows: Iterable[LetterRow]) -> list[LetterRow]:
+    """The oldest first: by time, but by txid where the first start is the same, as clocks of hosts differ."""
+    by_time = sorted(rows, key=lambda one: (one.row["given_up_at"], one.row["txid"]))
+    by_txid: dict[str, list[LetterRow]] = {}
+    for one in by_time:
+        if one.first_start is not None:
+            by_txid.setdefault(one.first_start, []).append(one)
+    of_start = {
+        first_start: iter(sorted(some, key=lambda one: one.row["txid"])) for first_start, some in by_txid.items()
+    }
+    return [one if one.first_start is None else next(of_start[one.first_start]) for one in by_time]
+
+
 # Dead letters as people read them, and have them tried again: from the tables of a topology, without Spark.
 #
 # The topology may be running: what is read is of one version of each table.
@@ -207,32 +275,21 @@ def _first(text: str | None) -> str:
     return (text or "no error is known").splitlines()[0]
 
 
-@dataclass
-class _LastLook:
-    """The last look at the newest letters found this.
-
-    Attributes:
-        of: versions of the tables, and names of replay requests: while they are these, nothing is new.
-        rows: (table, file) → its rows that were wanted; a file of a table never changes.
-    """
-
-    of: Any = None
-    letters: list[DeadLetter] = field(default_factory=list)
-    rows: Mapping[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
+# (table, file) → its rows that were wanted; a file of a table never changes.
+_Rows = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 class LetterBox:
     """The dead letters of one topology. Keep one for as long as it may be asked; may be used by several threads.
 
-    Who asks for the newest ones again and again has each file read once.
+    Of repeated calls for the newest ones each file is read once.
     """
 
     def __init__(self, warehouse: Place, topology: str, tables: LogTables | None = None) -> None:
         self._warehouse, self._topology = warehouse, topology
         self._tables = tables or LogTables()
         self._ours: set[Place] = set()  # tables that are known to be this topology's
-        self._lock = threading.Lock()
-        self._last: dict[int, _LastLook] = {}  # by how many were asked for
+        self._newest: dict[int, _Rows] = {}  # by how many were wanted: what the last call with this number has read
 
     def letters(self, last: int | None = None, messages: Collection[str] = ()) -> list[DeadLetter]:
         """The dead letters, the oldest first.
@@ -244,29 +301,13 @@ class LetterBox:
         Raises:
             TableError: a table cannot be read.
         """
-        if last is None or messages:
-            return self._letters(_Reading(last, messages))
-        with self._lock:
-            found, now = self._last.setdefault(last, _LastLook()), self._as_of()
-            if found.of != now:
-                reading = _Reading(last, (), found.rows)
-                letters = self._letters(reading)
-                found = self._last[last] = _LastLook(now, letters, reading.read)
-            return list(found.letters)
-
-    def _as_of(self) -> Any:
-        """The letters depend on this: it is another one when something is new."""
-        letters = self._paths(DEAD_LETTERS)
-        messages = self._paths(MESSAGES) if letters else []
-        tables = [self._tables.load(str(path)) for path in (*letters, *messages)]
-        folders = [self._stream_folder(_stream_of(path, self._topology)) for path in messages]
-        asked = [ReplayRequests(folder).unfinished() for folder in folders]
-        return [(table.path, table.version, table.entry) for table in tables], asked
-
-    def _letters(self, reading: _Reading) -> list[DeadLetter]:
+        kept = None if messages else last
+        reading = _Reading(last, messages, {} if kept is None else self._newest.get(kept, {}))
         names = [name for name in DeadLetter.__dataclass_fields__ if name != "replay"]
         rows = [row for path in self._paths(DEAD_LETTERS) for row in self._rows_of_letters(path, reading)]
         replays = self._replays(reading) if rows else {}
+        if kept is not None:
+            self._newest[kept] = reading.read
         return [
             DeadLetter(
                 **{name: letter.row[name] for name in names},
@@ -371,35 +412,28 @@ class LetterBox:
 
 
 class _Reading:
-    """The rows that one look reads of files, and those that an earlier one has read.
+    """Reads rows of files, but for those that an earlier call with the same arguments has read.
 
     Args:
         last, messages: as for :meth:`LetterBox.letters`.
-        known: (table, file) → the rows that an earlier look with the same ``last`` and ``messages`` has read.
+        known: what the earlier call has read.
 
     Attributes:
-        read: as ``known``, of this look.
+        read: as ``known``, of this call.
     """
 
-    def __init__(
-        self,
-        last: int | None,
-        messages: Collection[str],
-        known: Mapping[tuple[str, str], list[dict[str, Any]]] | None = None,
-    ) -> None:
-        self.last, self._messages = last, messages
-        self._known = known
-        self.read: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    def __init__(self, last: int | None, messages: Collection[str], known: _Rows) -> None:
+        self.last, self._messages, self._known = last, messages, known
+        self.read: _Rows = {}
 
     def rows(
         self, path: Place, file: LiveFile, schema: pa.Schema, wanted: Callable[[pa.RecordBatch], pa.RecordBatch]
     ) -> list[dict[str, Any]]:
         key = str(path), file.path
-        found = None if self._known is None else self._known.get(key)
+        found = self._known.get(key)
         if found is None:
             found = [row for batch in rows_of(str(path), [file], schema) for row in wanted(batch).to_pylist()]
-        if self._known is not None:
-            self.read[key] = found
+        self.read[key] = found
         return found
 
     def of_letters(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -32,10 +33,11 @@ from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.tuples.bolts import Report
 from trident.tuples.plan import TuplePlan
-from trident.tuples.round_timeouts import EXTENSIONS_MAX, RoundWatch
 from trident.tuples.tasks import ADDRESSED, REPORTS, LevelTask
 from trident.udf.signatures import translate_failure
 
+# However often bolts reset it, a round takes no longer than this many times message_timeout_secs.
+EXTENSIONS_MAX = 10
 _SLOT, _CONTENT = StructField("slot", IntegerType(), False), StructField("content", BinaryType(), False)
 _ADDRESSED = StructType([_SLOT, _CONTENT])
 _SENT = StructType([StructField("level", IntegerType(), False), _SLOT, _CONTENT])
@@ -46,6 +48,48 @@ class RoundStopped(TridentError):
 
     def __init__(self) -> None:
         super().__init__("the round was cancelled: the topology stops")
+
+
+class RoundWatch(JobWatch):
+    """A JobWatch whose time begins anew whenever a bolt of the round resets it, up to a bound.
+
+    Files of the tasks are counted (:class:`trident.tuples.tasks.ResetSender`), so clocks are not compared.
+
+    Args:
+        context, job_group, timeout_secs: as of a JobWatch.
+        folder: of the topology; the round has one of its own in it while it is watched.
+
+    Attributes:
+        path: the round's folder.
+        extended: whether the time was begun anew at least once.
+    """
+
+    def __init__(self, context: Any, job_group: str, timeout_secs: float, folder: Place) -> None:
+        super().__init__(context, job_group, timeout_secs)
+        self.path, self._seen = folder / job_group, 0
+        self._until: float | None = None
+        self.extended = False
+
+    def __enter__(self) -> "RoundWatch":
+        storage.make_folder(self.path, self.path.parent)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        storage.try_delete(self.path)
+
+    def _renewed(self) -> bool:
+        assert self._timeout_secs is not None
+        now = time.monotonic()
+        if self._until is None:  # the round's first task has just begun; the last renewal still has its whole time
+            self._until = now + (EXTENSIONS_MAX - 1) * self._timeout_secs
+        resets = sum(name[0] != "." for name in storage.list_names(self.path))
+        if resets == self._seen or now > self._until:
+            return False
+        self._seen = resets
+        self.extended = True
+        return True
 
 
 class RoundRunner:

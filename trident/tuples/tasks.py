@@ -10,15 +10,19 @@ round. Imported by every worker: keep its imports light.
 from __future__ import annotations
 
 import pickle
+import threading
+import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 
+from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.tuples.bolts import BasicOutputCollector, BoltContext, Copy, Output, OutputCollector, Report, Tuple
-from trident.tuples.round_timeouts import ResetSender
 from trident.workers.failures import Label, fail
 
 REPORTS = 0
@@ -26,6 +30,8 @@ ADDRESSED = pa.schema([("slot", pa.int32()), ("content", pa.binary())])
 _SENT = pa.schema([("level", pa.int32()), ("slot", pa.int32()), ("content", pa.binary())])
 # Emitted tuples leave the worker in pieces of this many tuples or bytes: its memory stays small.
 _PIECE_TUPLES, _PIECE_BYTES = 1_000, 4 << 20
+# The least time between two files by which a worker extends its round: a bolt may reset for every tuple.
+_RESETS_APART_SECS = 0.25
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,45 @@ class BoltCode:
     basic: bool
     outputs: Mapping[str, Output]
     location: str = ""
+
+
+class ResetSender:
+    """Has the time of the round that is running begin anew when a bolt calls ``reset_timeout``. For any threads.
+
+    A task sends Spark's driver nothing before it ends, so it writes a file into the round's own folder in the
+    warehouse, which is named after the Spark job group. A worker that cannot reach the warehouse says so in
+    ``TupleQuery.last_errors``; then the round has its plain time.
+
+    Args:
+        folder: made by the driver; None: rounds have no time limit, so nothing is sent.
+    """
+
+    def __init__(self, folder: Place | None) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._sent_at: float | None = None
+
+    def send(self) -> None:
+        """Puts a file into the folder of the round that this task belongs to.
+
+        Raises:
+            OSError: the worker cannot write there.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if self._folder is None or (self._sent_at is not None and now - self._sent_at < _RESETS_APART_SECS):
+                return
+            self._sent_at = now
+            # The driver makes the folder, so a task of a round that is over leaves nothing behind.
+            storage.write(storage.join(self._folder, _round_of_task(), uuid.uuid4().hex), b"", durable=False)
+
+
+def _round_of_task() -> str:
+    context = TaskContext.get()
+    name = context.getLocalProperty("spark.jobGroup.id") if context is not None else None
+    if not name:
+        raise OSError("this is no Spark task of a round")
+    return str(name)
 
 
 class BoltRun:

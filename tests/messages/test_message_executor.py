@@ -52,11 +52,11 @@ def begin(executor: MessageSpoutExecutor, txid: int, attempt_id: int = 0, shrink
 
 
 def ids(executor: MessageSpoutExecutor, attempt: TransactionAttempt) -> list:
-    return [one.message.message_id for one in executor.messages(attempt)]
+    return [one.message_id for one in executor.messages(attempt)]
 
 
 def finish(executor: MessageSpoutExecutor, attempt: TransactionAttempt, *failed: Any) -> list[str]:
-    roots = {one.root: BROKEN for one in executor.messages(attempt) if one.message.message_id in failed}
+    roots = {one.root: BROKEN for one in executor.messages(attempt) if one.message_id in failed}
     letters = executor.outcome(attempt, roots).letters
     executor.success(attempt)
     return [letter["message"] for letter in letters]
@@ -185,7 +185,7 @@ def test_dead_letters_are_tried_again_once_a_request(make, tmp_path: Path) -> No
     assert executor.is_ready(1)
     attempt = begin(executor, 1)
     (one,) = executor.messages(attempt)
-    assert (one.message.message_id, one.message.rows) == ("x", ((1, "a"), (2, "b"))) and one.request == name
+    assert (one.message_id, one.rows) == ("x", ((1, "a"), (2, "b"))) and one.request == name
     assert finish(executor, attempt) == [] and spout.acked == [], "the spout has long been told"
     assert not list((tmp_path / "replays").iterdir())
     again = request_replay(tmp_path, [{"message": '"x"', "tuples": '[[1,"a"]]'}])

@@ -21,7 +21,7 @@ from trident.coordinators.errors import TopologyError, TridentError
 from trident.coordinators.identities import first_id
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored, plain, shown
 from trident.messages.ledger import greatest_time
-from trident.spouts.rich import Message
+from trident.spouts.rich import DEFAULT_STREAM, Given
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.names import STREAMS_FOLDER, check_name
@@ -58,8 +58,9 @@ class _Letter:
     message: str
     tuples: str
 
-    def again(self) -> Message:
-        return Message(parse_stored(self.message, halves=True), tuple(tuple(row) for row in loads(self.tuples)))
+    def again(self) -> Given:
+        rows = tuple(tuple(row) for row in loads(self.tuples))
+        return parse_stored(self.message, halves=True), rows, DEFAULT_STREAM
 
 
 def _read_request(path: Place) -> list[_Letter]:
@@ -118,7 +119,7 @@ class ReplayRequests:
                 log.error("the replay request %s cannot be read and is left alone: %s", path, error)
         return found
 
-    def poll(self) -> Iterator[tuple[str, Message]]:
+    def poll(self) -> Iterator[tuple[str, Given]]:
         """(request, message) of requests that were not seen yet."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_SECS:
@@ -128,7 +129,7 @@ class ReplayRequests:
             if name not in self._left:
                 yield from [(name, message) for message in self._read(name)]
 
-    def _read(self, name: str) -> list[Message]:
+    def _read(self, name: str) -> list[Given]:
         path = self._folder / f"{name}.json"
         try:
             letters = _read_request(path)

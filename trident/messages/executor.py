@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from trident.messages.pending import Past, PendingMessages, TrackedMessage, join
 from trident.spark.rows import arrow_rows
 from trident.spouts.contracts import Backlog, Emitted, Json, ReportsBacklog, SpoutContext
 from trident.spouts.executors import BeginContext, SpoutExecutor
-from trident.spouts.rich import Given, Message, RichSpout, SpoutCollector, message_key
+from trident.spouts.rich import DEFAULT_STREAM, Given, RichSpout, SpoutCollector, message_key
 from trident.states.core.place import Place
 from trident.states.core.typed_values import python_values
 from trident.states.core.values import dumps
@@ -70,6 +70,23 @@ class Outcome:
     letters: list[dict[str, Any]]
 
 
+@dataclass(slots=True)
+class _Batch:
+    """The messages of a transaction, the same for all its attempts unless a timeout makes them fewer.
+
+    Attributes:
+        messages: replaced as a whole, so that an attempt's thread may read them without a lock.
+        attempt: that began last.
+        table: the rows; None: made when they are emitted.
+        outcomes: of attempts that have been staged.
+    """
+
+    messages: PendingMessages
+    attempt: TransactionAttempt
+    table: pa.Table | None
+    outcomes: dict[TransactionAttempt, Outcome] = field(default_factory=dict)
+
+
 class MessageSpoutExecutor(SpoutExecutor):
     """The executor of a stream whose spout hands out messages one by one.
 
@@ -83,7 +100,7 @@ class MessageSpoutExecutor(SpoutExecutor):
         options = context.options
         self._spout, self._context, self._tx_id = spout, context, context.tx_id
         self._schema = spout_schema(spout)
-        self._collector = SpoutCollector({"default": len(self._schema.names)})
+        self._collector = SpoutCollector({DEFAULT_STREAM: len(self._schema.names)})
         self._pending_max: int = options["max_pending_messages"]
         # One share more than may be in flight: the next batch is there before the spout has heard of the last.
         self._share = -(-self._pending_max // (options["max_spout_pending"] + 1))
@@ -101,11 +118,9 @@ class MessageSpoutExecutor(SpoutExecutor):
         self._opened = False
         self._waiting: deque[PendingMessages] = deque()  # handed out, in no batch
         self._waits = 0  # messages in these
-        self._batches: dict[int, PendingMessages] = {}  # replaced, never changed
-        self._current: dict[int, TransactionAttempt] = {}  # txid → the attempt that began last
-        # Around each replacement of these two. An attempt's thread takes it alone, and waits for no call of the spout.
+        self._batches: dict[int, _Batch] = {}  # by txid
+        # Around each change of a batch. An attempt's thread takes it alone, and waits for no call of the spout.
         self._replacing = threading.Lock()
-        self._outcomes: dict[TransactionAttempt, Outcome] = {}
         self._taken = self._recognised = 0
         self._out: set[str] = set()  # keys of what is handed out
         self._attempts: dict[str, int] = {}
@@ -113,7 +128,6 @@ class MessageSpoutExecutor(SpoutExecutor):
         self._delayed: list[tuple[float, TrackedMessage]] = []  # when its fail is called
         self._unacknowledged: deque[Any] = deque()  # ids that are settled and could not be acknowledged yet
         self._notify_at = 0.0  # not before
-        self._tables: dict[int, pa.Table] = {}  # txid → the rows of its batch
         self._requests = ReplayRequests(Place(context.state_folder))
 
     # --- taking messages -----------------------------------------------------------------------
@@ -141,8 +155,8 @@ class MessageSpoutExecutor(SpoutExecutor):
         now = time.monotonic()
         self._notify_spout(now)
         # Only tracked messages tell whether a request is finished: until then it waits.
-        for request, message in self._requests.poll() if self.tracking else ():
-            self._accept_all([_given(message)], request)
+        for request, given in self._requests.poll() if self.tracking else ():
+            self._accept_all([given], request)
         self._requests.done()
         known, taken = self._recognised, self._taken
         while (room := self._room()) > 0:
@@ -243,7 +257,7 @@ class MessageSpoutExecutor(SpoutExecutor):
         return PendingMessages([one[0] for one in given], [one[1] for one in given], keys, roots, past)
 
     def _wait(self, held: PendingMessages) -> None:
-        """They are behind the others that are to be in a batch."""
+        """They come after the others that are to be in a batch."""
         if held:
             self._waiting.append(held)
             self._waits += len(held)
@@ -264,7 +278,7 @@ class MessageSpoutExecutor(SpoutExecutor):
             self._wait(self._held(given[:acknowledged], [""] * acknowledged))
 
     def _notify_spout(self, now: float) -> None:
-        """Tells of messages whose time has come, and what the spout could not hear when its broker was away."""
+        """Calls fail for messages whose time has come, and ack for what could not be acknowledged before."""
         if now < self._notify_at:
             return
         self._acknowledge(PendingMessages())
@@ -272,7 +286,7 @@ class MessageSpoutExecutor(SpoutExecutor):
         for at, one in due:
             try:
                 if not one.request:
-                    self._spout.fail(one.message.message_id)
+                    self._spout.fail(one.message_id)
             except Exception as error:
                 log.warning("the spout of stream %r raised at fail of a message: %s", self._tx_id, error)
                 self._notify_at = now + _RETRY_SECS
@@ -282,7 +296,7 @@ class MessageSpoutExecutor(SpoutExecutor):
             self._delayed.remove((at, one))
             self._out.discard(one.key)
             if one.request:
-                self._accept_all([_given(one.message)], one.request)
+                self._accept_all([(one.message_id, one.rows, DEFAULT_STREAM)], one.request)
 
     # --- as the host drives it -------------------------------------------------------------------
 
@@ -311,14 +325,16 @@ class MessageSpoutExecutor(SpoutExecutor):
         txid = context.attempt.txid
         with self._lock:
             self._open()
-            new = self._convert(txid, self._next_batch()) if txid not in self._batches else None
-            with self._replacing:  # the thread of an attempt before may be in `suspect`
-                batch = self._batches[txid] if new is None else new
-                if new is None and context.shrink:
-                    batch = self._less(batch)
-                    self._tables.pop(txid, None)
-                self._batches[txid], self._current[txid] = batch, context.attempt
-            return {"messages": len(batch), "rows": int(batch.counts.sum())}
+            batch = self._batches.get(txid)
+            if batch is None:
+                messages, table = self._converted(self._next_batch())
+                batch = self._batches[txid] = _Batch(messages, context.attempt, table)
+            else:
+                with self._replacing:  # the thread of an attempt before may be in `suspect`
+                    batch.attempt = context.attempt
+                    if context.shrink:
+                        batch.messages, batch.table = self._less(batch.messages), None
+            return {"messages": len(batch.messages), "rows": int(batch.messages.counts.sum())}
 
     def _next_batch(self) -> PendingMessages:
         """The next share of those that wait."""
@@ -333,22 +349,21 @@ class MessageSpoutExecutor(SpoutExecutor):
             self._waits -= len(first)
         return joined(parts)
 
-    def _convert(self, txid: int, batch: PendingMessages) -> PendingMessages:
-        """Messages whose values do not fit their fields have failed before anything is made of them."""
+    def _converted(self, batch: PendingMessages) -> tuple[PendingMessages, pa.Table | None]:
+        """The messages and their rows. Messages whose values do not fit have failed; then there are no rows."""
         try:
-            self._tables[txid] = arrow_rows(batch.tuples, self._schema)
-            return batch
+            return batch, arrow_rows(batch.tuples, self._schema)
         except SourceError:
             pass
         failures: dict[int, Failure] = {}
         for one in batch:
             try:
-                arrow_rows(one.message.rows, self._schema)
+                arrow_rows(one.rows, self._schema)
             except SourceError as error:
                 # One without an id fails its batch: there is no id to call fail with.
                 if one.key:
                     failures[one.root] = Failure("the spout", self._tx_id, str(error))
-        return _suspected(batch, failures)
+        return _suspected(batch, failures), None
 
     def _less(self, batch: PendingMessages) -> PendingMessages:
         """A batch took too long: a part of it is tried, and of a single message it is known that it is the reason."""
@@ -374,10 +389,10 @@ class MessageSpoutExecutor(SpoutExecutor):
             without: roots.
             anchors: with the hidden column.
         """
-        held = self._messages_of(attempt)
+        batch = self._batches.get(attempt.txid)
+        held, table = (_NONE, None) if batch is None else (batch.messages, batch.table)
         if without:
-            held = held.where(~held.is_of(without))
-        table = None if without else self._tables.get(attempt.txid)
+            held, table = held.where(~held.is_of(without)), None
         if table is None:
             table = arrow_rows(held.tuples, self._schema)
         if anchors:
@@ -386,7 +401,8 @@ class MessageSpoutExecutor(SpoutExecutor):
 
     def _messages_of(self, attempt: TransactionAttempt) -> PendingMessages:
         """Those of the attempt's transaction. It waits for no call of the spout."""
-        return self._batches.get(attempt.txid, _NONE)
+        batch = self._batches.get(attempt.txid)
+        return _NONE if batch is None else batch.messages
 
     def messages(self, attempt: TransactionAttempt) -> list[TrackedMessage]:
         """Those of the attempt's transaction, one by one: for the few calls that look for one of them."""
@@ -403,8 +419,9 @@ class MessageSpoutExecutor(SpoutExecutor):
         other messages in another transaction.
         """
         with self._replacing:
-            if failures and self._current.get(attempt.txid) == attempt:
-                self._batches[attempt.txid] = _suspected(self._batches[attempt.txid], failures)
+            batch = self._batches.get(attempt.txid)
+            if failures and batch is not None and batch.attempt == attempt:
+                batch.messages = _suspected(batch.messages, failures)
 
     def outcome(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Outcome:
         """How the messages of the attempt end if it counts; kept until that is known."""
@@ -418,14 +435,15 @@ class MessageSpoutExecutor(SpoutExecutor):
             dead = broken.where(~broken.is_of([one.root for one in failed]))
             letters = [self._letter(one, failures[one.root]) for one in dead]
         outcome = Outcome(joined([acked, dead]) if dead else acked, failed, _ends_of(acked, failed, dead), letters)
-        self._outcomes[attempt] = outcome  # without the lock: it waits for no call of the spout
+        if (batch := self._batches.get(attempt.txid)) is not None:
+            batch.outcomes[attempt] = outcome  # without the lock: it waits for no call of the spout
         return outcome
 
     def _letter(self, one: TrackedMessage, failure: Failure) -> dict[str, Any]:
         return {
             "stream": self._tx_id,
-            "message": message_key(one.message.message_id),
-            "tuples": self._as_text(one.message.rows),
+            "message": message_key(one.message_id),
+            "tuples": self._as_text(one.rows),
             "attempts": one.attempts + 1,
             "operation": failure.operation,
             "location": failure.location,
@@ -450,13 +468,8 @@ class MessageSpoutExecutor(SpoutExecutor):
     def success(self, attempt: TransactionAttempt) -> None:
         """The transaction is durable: the spout hears how its messages ended."""
         with self._between_polls():
-            outcome = self._outcomes.pop(attempt, None)
-            with self._replacing:
-                self._batches.pop(attempt.txid, None)
-                self._current.pop(attempt.txid, None)
-            self._tables.pop(attempt.txid, None)
-            for other in [other for other in list(self._outcomes) if other.txid <= attempt.txid]:
-                self._outcomes.pop(other, None)
+            batch = self._batches.pop(attempt.txid, None)
+            outcome = None if batch is None else batch.outcomes.get(attempt)
             for one in outcome.failed if outcome is not None else ():
                 self._fail_later(one)
             settled = outcome.settled if outcome is not None else _NONE
@@ -474,7 +487,7 @@ class MessageSpoutExecutor(SpoutExecutor):
         self._delayed.append((time.monotonic() + delay, one))
 
     def _acknowledge(self, settled: PendingMessages) -> None:
-        """Tells the spout of acknowledged messages; of those that it cannot hear of while its broker is away, later."""
+        """Calls ack for settled messages; later for those that cannot be acknowledged now: a broker is away."""
         if requested := [root for root, past in settled.past.items() if past.request]:
             asked = settled.is_of(requested)
             for one in settled.where(asked):
@@ -501,7 +514,8 @@ class MessageSpoutExecutor(SpoutExecutor):
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """The batch stays that of its transaction."""
-        self._outcomes.pop(attempt, None)
+        if (batch := self._batches.get(attempt.txid)) is not None:
+            batch.outcomes.pop(attempt, None)
 
     def close(self) -> None:
         with self._lock:
@@ -510,10 +524,6 @@ class MessageSpoutExecutor(SpoutExecutor):
 
 
 _NONE = PendingMessages()
-
-
-def _given(message: Message) -> Given:
-    return message.message_id, message.rows, message.stream
 
 
 def _suspects(held: PendingMessages) -> dict[int, Failure]:

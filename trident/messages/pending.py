@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from trident.messages.ledger import Failure
-from trident.spouts.rich import Message
 
 
 @dataclass(slots=True)
@@ -23,6 +22,7 @@ class TrackedMessage:
     """One message that is handed out and not settled.
 
     Attributes:
+        message_id, rows: as the spout emitted it.
         key: its id as text; "" for one that is not tracked.
         root: of its tree; 0 for one that is not tracked.
         attempts: how often it has failed.
@@ -30,7 +30,8 @@ class TrackedMessage:
         suspect: why it has failed already, as far as its transaction knows; None.
     """
 
-    message: Message
+    message_id: Any
+    rows: tuple[tuple[Any, ...], ...]
     key: str
     root: int
     attempts: int = 0
@@ -71,8 +72,7 @@ class PendingMessages:
     def __iter__(self) -> Iterator[TrackedMessage]:
         for message_id, rows, key, root in zip(self.ids, self.rows, self.keys, self.roots.tolist()):
             past = self.past.get(root, _NOTHING)
-            message = Message(message_id, rows)
-            yield TrackedMessage(message, key, root, past.attempts, past.request, past.suspect)
+            yield TrackedMessage(message_id, rows, key, root, past.attempts, past.request, past.suspect)
 
     @property
     def counts(self) -> np.ndarray:
@@ -125,7 +125,7 @@ _NOTHING = Past()
 
 
 def joined(parts: Sequence[PendingMessages]) -> PendingMessages:
-    """The messages of several, one behind the other."""
+    """The messages of several, in this order."""
     if len(parts) == 1:
         return parts[0]
     keys, ids, rows = (

@@ -238,18 +238,26 @@ class AdaptiveBatchSize:
     metadata, so none of this needs to be remembered over a restart.
 
     Args:
-        min_rows: the size when nothing waits; at least 1. None: 1,000, or max_rows where that is less.
+        min_rows: the size when nothing waits; at least 1. None: ``usual``, or max_rows where that is less.
         max_rows: the size that is never exceeded.
         in_flight: batches that may be active at once (max_spout_pending).
         target_secs: batches that took longer are not made larger.
+        usual: the size of small batches where the user names none.
 
     Raises:
         TopologyError: the bounds are impossible.
     """
 
-    def __init__(self, min_rows: int | None, max_rows: int, in_flight: int = 3, target_secs: float = 5.0) -> None:
+    def __init__(
+        self,
+        min_rows: int | None,
+        max_rows: int,
+        in_flight: int = 3,
+        target_secs: float = 5.0,
+        usual: int = _MIN_ROWS,
+    ) -> None:
         whole("max_rows", max_rows, 1)
-        min_rows = min(_MIN_ROWS, max_rows) if min_rows is None else whole("min_rows", min_rows, 1)
+        min_rows = min(usual, max_rows) if min_rows is None else whole("min_rows", min_rows, 1)
         if max_rows < min_rows:
             raise TopologyError(
                 "the bounds of the batch size are the wrong way round",

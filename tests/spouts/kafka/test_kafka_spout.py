@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.long_cases import sample
 from tests.servers.kafka_fixtures import PASSWORD, KafkaBroker
@@ -23,6 +23,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, MessagesExpired, SourceError, TopicGone
 from trident.coordinators.identities import TransactionAttempt as At
 from trident.coordinators.tracebacks import causes
+from trident.spark.rows import TaskSlot
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.kafka import emitter
 
@@ -59,7 +60,7 @@ def rows(spark: SparkSession, emitted: Any, spout: KafkaSpout) -> list[tuple]:
     return [tuple(row) for row in emitted.data.collect()]
 
 
-@pytest.mark.parametrize("in_driver", [True, False], ids=["driver", "tasks"])
+@pytest.mark.parametrize(("here", "rows_a_task"), [(5_000, 2), (0, 100), (0, 2)], ids=["driver", "task", "tasks"])
 @pytest.mark.long
 def test_every_column_reaches_the_table_by_the_driver_and_by_tasks(
     start,
@@ -68,10 +69,11 @@ def test_every_column_reaches_the_table_by_the_driver_and_by_tasks(
     warehouse,
     spark,
     monkeypatch,
-    in_driver,
+    here,
+    rows_a_task,
 ) -> None:
-    monkeypatch.setattr(emitter, "_HERE_ROWS", 5_000 if in_driver else 0)
-    monkeypatch.setattr(emitter, "PARTITION_ROWS", 2)
+    monkeypatch.setattr(emitter, "_HERE_ROWS", here)
+    monkeypatch.setattr(emitter, "PARTITION_ROWS", rows_a_task)
     kafka.create(topic, 2)
     producer = kafka.producer()
     for partition in range(2):
@@ -94,6 +96,24 @@ def test_every_column_reaches_the_table_by_the_driver_and_by_tasks(
         for at in range(5)
     ]
     assert [round(row.timestamp.timestamp() * 1000) for row in found[:5]] == [1_700_000_000_000 + at for at in range(5)]
+
+
+def test_one_task_reads_a_batch_that_it_is_sent_and_again_the_same_one(spark, kafka, topic, emit, monkeypatch) -> None:
+    """Its plan serves later batches. An opaque spout's rows are computed once, so a frame has them."""
+    monkeypatch.setattr(emitter, "_HERE_ROWS", 0)
+    kafka.create(topic, 2)
+    for partition in range(2):
+        kafka.put(topic, numbers(3), partition)
+    spout = KafkaSpout(kafka.address, topic, columns=PLACE)
+    coordinator, reads = emit(spout)
+    planned = coordinator.initialize_transaction(1, None, None)
+    for attempt in (At(1, 0), At(1, 1)):
+        emitted = reads.emit_batch(attempt, planned)
+        assert isinstance(emitted.data, TaskSlot) and emitted.partitions == 1
+        assert Counter(rows(spark, emitted, spout)) == places(0, 0, 3) + places(1, 0, 3)
+        assert emitted.rows() == 6
+    _, opaque = emit(OpaqueKafkaSpout(kafka.address, topic, columns=PLACE))
+    assert isinstance(opaque.emit_batch(At(1, 0), planned).data, DataFrame)
 
 
 @pytest.mark.long

@@ -52,6 +52,7 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
     """
 
     waits_for_source = True
+    pause_per_look = 10  # brokers that answer slowly, or for many partitions, are asked less often
 
     def __init__(
         self,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import logging
+import pickle
 import threading
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from trident.coordinators.errors import BrokersAway, SourceError
 from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.retries import backoff_secs
-from trident.spark.rows import ROWS_BYTES_MAX
+from trident.spark.rows import ROWS_BYTES_MAX, RowsSlot, TaskSlot
 from trident.spouts.contracts import Emitted, Emitter, Json
 from trident.spouts.files.tasks import reported
 from trident.spouts.kafka.cluster import KafkaCluster
@@ -22,7 +23,7 @@ from trident.spouts.kafka.coordinator import topic_is_another
 from trident.spouts.kafka.ranges import Batch, OffsetRange, groups, pieces
 from trident.spouts.kafka.reader import Consumers, Reading, Stopped, read_groups
 from trident.spouts.kafka.rows import LETTER
-from trident.spouts.tasks import TaskRows
+from trident.spouts.tasks import TaskRows, counted_by_row
 from trident.workers.failures import SOURCE, find_report
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ PARTITION_ROWS = 100_000
 # So many messages the driver reads itself: a job that reads them takes longer than they do.
 _HERE_ROWS = 5_000
 _WAIT_SECS_MAX = 5.0
+_SENT = StructType([StructField("ranges", BinaryType()), StructField("emission", StringType())])
 
 
 class KafkaEmitter(Emitter):
@@ -83,6 +85,8 @@ class KafkaEmitter(Emitter):
                 return emitted
         partitions = max(1, min(-(-rows // PARTITION_ROWS), 2 * self._cores))
         grouped = groups(pieces(ranges, PARTITION_ROWS), partitions)
+        if len(grouped) == 1 and not self._reading.letters and not self._reading.lossy:
+            return self._slot(grouped[0])
         task = functools.partial(read_groups, self._reading, grouped)
         tasks = self._spark.range(0, len(grouped), 1, len(grouped))
         counted = TaskRows(self._spark, len(grouped))
@@ -97,6 +101,18 @@ class KafkaEmitter(Emitter):
         letters = frame.where(f"{LETTER} IS NOT NULL").select(f"{LETTER}.*")
         good = frame.where(f"{LETTER} IS NULL").drop(LETTER)
         return Emitted(good, partitions=len(grouped), table_rows=letters, rows=counted)
+
+    def _slot(self, ranges: list[OffsetRange]) -> Emitted:
+        """A batch that one task reads, once or again: by a plan that is kept, to which a row names its ranges."""
+        rows = TaskRows(self._spark, 1)
+        table = pa.table({"ranges": pa.array([pickle.dumps(ranges)], pa.binary()), "emission": [rows.emission]})
+        sent = RowsSlot(self._spark, table, _SENT)
+        slot = TaskSlot(sent, self, self._sent, lambda: self._sent(sent.frame().coalesce(1)))
+        return Emitted(slot, partitions=1, rows=rows)
+
+    def _sent(self, sent: Any) -> Any:
+        task = functools.partial(read_groups, self._reading, None)
+        return sent.mapInArrow(counted_by_row(self._spark, task, len), self._schema)
 
     def _apart(self, table: pa.Table) -> Emitted:
         """Rows, and the messages that cannot be decoded, of what the driver has read."""

@@ -8,6 +8,7 @@ beginning, is an error, never fewer rows.
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 import time
 from bisect import bisect_left
@@ -170,12 +171,16 @@ class Stopped(Exception):
 
 
 def read_groups(
-    reading: Reading, groups: Sequence[Sequence[OffsetRange]], batches: Iterable[pa.RecordBatch]
+    reading: Reading, groups: Sequence[Sequence[OffsetRange]] | None, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The function of a mapInArrow over task numbers: the messages of each task's ranges."""
+    """The function of a mapInArrow over tasks: the messages of each task's ranges.
+
+    Args:
+        groups: the ranges of each task, when rows have a task's number; None: they have the pickled ranges.
+    """
     for batch in batches:
-        for number in batch.column(0).to_pylist():
-            yield from CONSUMERS.read(reading, groups[number])
+        for task in batch.column(0).to_pylist():
+            yield from CONSUMERS.read(reading, pickle.loads(task) if groups is None else groups[task])
 
 
 class Consumers:

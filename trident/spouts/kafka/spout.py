@@ -130,6 +130,8 @@ def _go_together(form: str, given: bool, needed: bool, name: str, user: str) -> 
 
 
 ISOLATIONS = ("read_committed", "read_uncommitted")
+# A batch of so many takes hardly longer than one of a few, and a backlog cut finer waits for the batches before.
+_USUAL_ROWS = 5_000
 # The settings that the spout itself decides, so that no message is lost or read twice.
 _OURS = {
     "auto.offset.reset": "the spout says where each batch begins",
@@ -190,7 +192,7 @@ class KafkaSpout:
             transaction, with all columns that can be read, the value as bytes, and ``error``. Of a damaged record batch
             there is one row, whose ``error`` has the offsets. None: such a message fails the batch, by an error with
             its topic, partition and offset.
-        min_rows: how many messages a batch has when little waits; by default 1,000, or max_rows if that is less.
+        min_rows: up to so many messages a batch takes all that wait; by default 5,000, or max_rows if that is less.
         max_rows: how many it has at most.
         config: settings of librdkafka, such as ``{"security.protocol": "SASL_SSL"}``; in no text or stored record.
         secrets: further settings by where they are kept: ``{"sasl.password": "env:KAFKA_PASSWORD"}`` or
@@ -228,7 +230,7 @@ class KafkaSpout:
         dead_letters: str | None = None,
         config: Mapping[str, Any] | None = None,
         secrets: Mapping[str, str] | None = None,
-        poll_interval_secs: float = 0.5,
+        poll_interval_secs: float = 0.05,
         patience_secs: float = 60.0,
         forget: Sequence[str] = (),
     ) -> None:
@@ -263,7 +265,7 @@ class KafkaSpout:
             )
         self._format = ValueFormat(value, value_schema, registry, registry_secrets, message, user)
         self.table = None if dead_letters is None else DeltaAppend(dead_letters)
-        sizes = AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
+        sizes = AdaptiveBatchSize(min_rows, max_rows, usual=_USUAL_ROWS)  # raises when the bounds are impossible
         self.min_rows, self.max_rows = sizes.min_rows, max_rows
         self.poll_interval_secs = spout_arguments.seconds(f"poll_interval_secs of {user}", poll_interval_secs)
         self.patience_secs = spout_arguments.seconds(f"patience_secs of {user}", patience_secs, zero=False)

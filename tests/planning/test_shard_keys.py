@@ -61,9 +61,31 @@ def whole(stream: Any) -> None:
     stream.state_query(total, None, SnapshotGet(), "n").partition_persist(DeltaAppend("asked"))
 
 
-def windowed(stream: Any) -> None:
-    windows = stream.with_watermark("at", "1 second").tumbling_window("1 minute")
+def timed(stream: Any) -> Any:
+    return stream.with_watermark("at", "1 second")
+
+
+def windowed(stream: Any, *keys: str) -> None:
+    windows = timed(stream).tumbling_window("1 minute")
+    windows.group_by(*keys).aggregate(Count(), "n").partition_persist(DeltaAppend("out"))
+
+
+def first_seen(stream: Any) -> Any:
+    return timed(stream).drop_duplicates("word", within="1 hour").partition_persist(DeltaAppend("first"))
+
+
+def first_seen_and_windowed(stream: Any) -> None:
+    """The window's watermark is that of all rows which go on, and not of one task's."""
+    first = timed(stream).drop_duplicates("word", within="1 hour")
+    windows = first.tumbling_window("1 minute")
     windows.group_by("word").aggregate(Count(), "n").partition_persist(DeltaAppend("out"))
+
+
+def windowed_and_counted(stream: Any) -> None:
+    """The fired windows of several keys are counted together."""
+    windows = timed(stream).tumbling_window("1 minute")
+    fired = windows.group_by("word").aggregate(Count(), "n")
+    fired.group_by("n").aggregate(Count(), "words").partition_persist(DeltaAppend("out"))
 
 
 @pytest.mark.parametrize(
@@ -83,10 +105,16 @@ def windowed(stream: Any) -> None:
         (made_again, None),
         (grouped_again, None),
         (whole, None),
-        (windowed, None),
+        (lambda stream: windowed(stream, "word"), {"boundary0": None}),
+        (lambda stream: windowed(stream), None),
+        (first_seen, {"boundary0": None}),
+        (first_seen_and_windowed, None),
+        (windowed_and_counted, None),
+        # Of rows that are staged twice each part is cut for itself.
+        (lambda stream: (first_seen(stream), queried(stream, "word")), {"boundary0": ("word",), "boundary1": None}),
     ],
 )
-def test_what_a_late_part_is_cut_by(made: Callable[[Any], Any], keys: dict[str, tuple[str, ...]] | None) -> None:
+def test_what_a_late_part_is_cut_by(made: Callable[[Any], Any], keys: dict[str, tuple[str, ...] | None] | None) -> None:
     topology = TridentTopology("cut")
     made(topology.new_stream("rows", RowsSpout("word string, user string, at timestamp")))
     (group,) = plan(topology.graph)

@@ -18,7 +18,7 @@ SUITES = {
     "coordinator": "advice master_coordinator",
     "ZooKeeper": "group_store leadership zookeeper_state",
     "values and maps": "map_states user_tasks values",
-    "local copies": "copy_rows host_copy local_copies local_copy shard_keys sorted_runs state_copy",
+    "local copies": "copy_rows host_copy local_copies local_copy shard_keys shards sorted_runs state_copy",
     "simulator": "simulator",
     "late part in the driver": "in_driver late_forms own_steps",
     "whole topologies": "late_at_once late_states",

@@ -72,6 +72,7 @@ DATA = {"str", "int", "bool", "tuple", "None", "pa.DataType", "pa.Schema", "pa.S
     "CopyOfState",
     "Label",
     "Part",
+    "Shard",
 }
 # Other fields of own steps. See that the planner puts a value or an object of the framework's there.
 OBJECTS = {"NewRows.clock", "OpenWindows.rules", "TimedStep.rule", "WithConstant.value"}

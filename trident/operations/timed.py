@@ -377,7 +377,7 @@ class TimedNode(PersistNode):
         user_code: whether the rule calls a function of the user's.
     """
 
-    together = None
+    sees_all = True
 
     compared: tuple[tuple[str, ...], ...]
     spec: TimedSpec
@@ -390,6 +390,11 @@ class TimedNode(PersistNode):
     @property
     def joins(self) -> bool:
         return len(self.parents) > 1
+
+    @property
+    def together(self) -> tuple[str, ...] | None:
+        # Each task would have a processing time of its own.
+        return self.compared[0] if self.spec.event else None
 
     @property
     def calls_user(self) -> bool:
@@ -452,6 +457,7 @@ class TimedRowsNode(Node):
 
     late = True
     row_by_row = False
+    together = ()
     is_called_through = False
     side: int | None
 

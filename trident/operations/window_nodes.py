@@ -287,7 +287,7 @@ class WindowNode(PersistNode):
     """
 
     ends_watermark = True
-    together = None
+    sees_all = True
 
     spec: Union[WindowSpec, SessionSpec]
     graph: TopologyGraph
@@ -303,6 +303,11 @@ class WindowNode(PersistNode):
     def writes(self) -> StateBinding:
         kept = self.kept
         return self.binding if isinstance(kept, str) else kept.binding(self.binding.name)
+
+    @property
+    def together(self) -> tuple[str, ...] | None:
+        kept = self.kept
+        return None if isinstance(kept, str) else names_of(kept.keys) or None
 
     def fields_left(self, live: frozenset[str]) -> Fields:
         kept = self.kept

@@ -123,7 +123,7 @@ class GroupPlan(LoweredPlan):
         return arrow_plan(self.lowered.late_segments, self._boundary_names)
 
     @cached_property
-    def shard_keys(self) -> Mapping[str, tuple[str, ...]] | None:
+    def shard_keys(self) -> Mapping[str, tuple[str, ...] | None] | None:
         """See ``lowering.shard_keys``."""
         late = late_nodes(self.nodes)
         return shard_keys([node for node in self.nodes if node in late], self.lowered.boundaries)

@@ -248,41 +248,56 @@ def lower(nodes: Sequence[Node], targets: Collection[Node], tracked: Collection[
     return _lower_late(lowered, [node for node in nodes if node in late], targets, live) if late else lowered
 
 
-def shard_keys(nodes: Sequence[Node], boundaries: Mapping[Node, Boundary]) -> dict[str, tuple[str, ...]] | None:
+def shard_keys(nodes: Sequence[Node], boundaries: Mapping[Node, Boundary]) -> dict[str, tuple[str, ...] | None] | None:
     """The fields by whose values a late part's rows may go to several tasks, which have nothing to do with each other.
 
     Args:
         nodes: those of the late part.
 
     Returns:
-        boundary name → its fields, none where any task may have its rows; None: all rows go to one task.
+        boundary name → its fields, none where any task may have its rows; None where each task sees all of its rows and
+        an operation keeps those of its shard. None for all: all rows go to one task.
     """
-    found: dict[str, tuple[str, ...]] = {boundary.name: () for boundary in boundaries.values()}
+    found: dict[str, tuple[str, ...] | None] = {boundary.name: () for boundary in boundaries.values()}
     for node in nodes:
-        if node.together is None or len(node.parents) > 1:
+        if node.together is None or (len(node.parents) > 1 and not node.sees_all):
             return None
-        if not node.together:
-            continue
-        begin, names = _traced(node, boundaries)
-        if names is None or found[boundaries[begin].name] not in ((), names):
-            return None
-        found[boundaries[begin].name] = names
-    several = {len(names) for names in found.values()}
-    return found if len(several - {0}) == 1 else None
+        for parent in node.parents if node.together else ():
+            path, names = _traced(parent, node.together, boundaries)
+            begin = path[-1]
+            if node.sees_all:
+                # Nothing that does not keep its shard's alone may take rows that each task has.
+                if begin not in boundaries or any(
+                    not other.sees_all and other not in path and not set(path).isdisjoint(other.parents)
+                    for other in nodes
+                ):
+                    return None
+                found[boundaries[begin].name] = None
+            elif begin in boundaries:
+                if names is None or found[boundaries[begin].name] not in ((), names):
+                    return None
+                found[boundaries[begin].name] = names
+            elif not parent.aggregates_for(node):
+                return None
+    several = {len(names) for names in found.values() if names}
+    return found if len(several) == 1 or (not several and None in found.values()) else None
 
 
-def _traced(node: Node, boundaries: Mapping[Node, Boundary]) -> tuple[Node, tuple[str, ...] | None]:
-    """The boundary that a node's rows come from, and its names of the fields that they are brought together by."""
-    (begin,), names = node.parents, node.together or ()
-    while begin not in boundaries:
-        if len(begin.parents) != 1:
-            return begin, None
+def _traced(
+    begin: Node, names: tuple[str, ...], boundaries: Mapping[Node, Boundary]
+) -> tuple[list[Node], tuple[str, ...] | None]:
+    """The nodes that rows come through, up to a boundary or one that sees all rows; and the names of some fields there.
+
+    The names are None where one of the fields is made on the way.
+    """
+    path, known = [begin], list(names)
+    while begin not in boundaries and not begin.sees_all and len(begin.parents) == 1:
         (above_it,) = begin.parents
         given = {begin.carried(0, name): name for name in above_it.names}
-        if any(name not in given for name in names):
-            return begin, None
-        begin, names = above_it, tuple(given[name] for name in names)
-    return begin, names
+        known = [given[name] for name in known if name in given]
+        begin = above_it
+        path.append(begin)
+    return path, tuple(known) if len(known) == len(names) else None
 
 
 def late_nodes(nodes: Sequence[Node]) -> frozenset[Node]:

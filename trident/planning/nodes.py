@@ -153,6 +153,14 @@ class Node:
         return () if self.row_by_row and not self.per_partition else None
 
     @property
+    def sees_all(self) -> bool:
+        """Tells whether several tasks each see all of its parents' rows, and go on with those of their own keys.
+
+        Something that it gives depends on all rows of a batch, such as a watermark.
+        """
+        return False
+
+    @property
     def places_rows(self) -> bool:
         """Tells whether it follows a hint about Spark partitions by itself."""
         return False

@@ -295,7 +295,7 @@ class WorkerPass:
         group: str,
         late: LatePass,
         staging: Staging,
-        keys: Mapping[str, tuple[str, ...]] | None,
+        keys: Mapping[str, tuple[str, ...] | None] | None,
     ) -> None:
         self._late, self._staging, self._keys = late, staging, keys
         # One row for the tasks; what they do is sent with the job.

@@ -476,13 +476,14 @@ class ArrowPlan:
     segments: tuple[ArrowSegment, ...]
     outputs: Mapping[str, str]
 
-    def run(self, inputs: Mapping[str, pa.Table], info: Any, copies: Any) -> dict[str, pa.Table]:
+    def run(self, inputs: Mapping[str, pa.Table], info: Any, copies: Any, shard: Any = None) -> dict[str, pa.Table]:
         """The outputs' rows.
 
         Args:
             inputs: the rows that segments begin with, by name.
             info: a BatchInfo.
             copies: state → its local copy, of each state that is looked up.
+            shard: whose keys' rows are wanted; None: all are.
 
         Raises:
             StaleCopy: a copy is not that of its mark.
@@ -491,6 +492,8 @@ class ArrowPlan:
         rows = dict(inputs)
         for segment in self.segments:
             chain = segment.chain.for_batch(info, copies)
+            if shard is not None:
+                chain = chain.in_shard(shard)
             batches = chain(segment.batches(rows))
             rows[segment.ends] = pa.Table.from_batches(batches, schema=chain.schema)
         return {output: rows[name] for output, name in self.outputs.items()}

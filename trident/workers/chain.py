@@ -347,6 +347,11 @@ class Chain:
         steps = tuple(step.with_copies(copies) if hasattr(step, "with_copies") else step for step in self.steps)
         return replace(self, steps=steps)
 
+    def in_shard(self, shard: Any) -> "Chain":
+        """The chain with the shard of a task, for steps that cut the rows themselves."""
+        steps = tuple(replace(step, shard=shard) if hasattr(step, "shard") else step for step in self.steps)
+        return replace(self, steps=steps)
+
 
 @dataclass(frozen=True)
 class SentChain:

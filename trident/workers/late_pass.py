@@ -19,7 +19,7 @@ from trident.states.core import storage
 from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
 from trident.workers.failures import LARGE, left_to_spark, marked
-from trident.workers.look_up import wait_for_copy
+from trident.workers.look_up import Shard, wait_for_copy
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
@@ -55,27 +55,30 @@ class LatePass:
     Attributes:
         boundaries: name → the schema of its rows.
         targets: where rows are staged, each with its txid column.
-        keys: boundary → the fields by whose values its rows are cut into shards; None: there is one shard.
+        keys: boundary → the fields by whose values its rows are cut into shards; None: an operation cuts them; None for
+            all: there is one shard.
         shards: how many there are; each task has the rows of one.
     """
 
     plan: ArrowPlan
     boundaries: Mapping[str, pa.Schema]
     targets: Sequence[tuple[FileTarget, str | None]]
-    keys: Mapping[str, tuple[str, ...]] | None = None
+    keys: Mapping[str, tuple[str, ...] | None] | None = None
     shards: int = 1
 
-    def staged(self, inputs: Mapping[str, pa.Table], batch: LateBatch, attempt: str) -> Iterator[dict[str, Any]]:
+    def staged(
+        self, inputs: Mapping[str, pa.Table], batch: LateBatch, attempt: str, shard: Shard | None = None
+    ) -> Iterator[dict[str, Any]]:
         """The reports on the files of one batch."""
         for state, copy in batch.copies.items():
             wait_for_copy(state, copy)
-        tables = self._run(inputs, batch)
+        tables = self._run(inputs, batch, shard)
         for target, txid_column in self.targets:
             yield from write_partition(of_attempt(target, txid_column, attempt), tables[target.name].to_batches())
 
-    def _run(self, inputs: Mapping[str, pa.Table], batch: LateBatch) -> dict[str, pa.Table]:
+    def _run(self, inputs: Mapping[str, pa.Table], batch: LateBatch, shard: Shard | None) -> dict[str, pa.Table]:
         try:
-            return self.plan.run(inputs, batch.info, batch.copies)
+            return self.plan.run(inputs, batch.info, batch.copies, shard)
         except TridentError:
             raise
         except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
@@ -85,27 +88,24 @@ class LatePass:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for numbers in batches:
-            for shard in numbers.column(0).to_pylist():
+            for number in numbers.column(0).to_pylist():
+                shard = None if self.keys is None or self.shards == 1 else Shard(number, self.shards)
                 yield from report_batches(self._reports(_batch_of_job(), shard))
 
-    def _reports(self, batch: LateBatch, shard: int) -> Iterator[dict[str, Any]]:
+    def _reports(self, batch: LateBatch, shard: Shard | None) -> Iterator[dict[str, Any]]:
         inputs = {
             name: rows_of(batch.files[name], schema, self._in_shard(name, schema, shard))
             for name, schema in self.boundaries.items()
         }
-        yield from self.staged(inputs, batch, attempt_of_job())
+        yield from self.staged(inputs, batch, attempt_of_job(), shard)
 
-    def _in_shard(self, boundary: str, schema: pa.Schema, shard: int) -> Callable[[pa.Table], pa.Table] | None:
-        """Keeps the rows of a shard; None: all rows of the boundary are its."""
-        if self.keys is None or self.shards == 1:
+    def _in_shard(self, boundary: str, schema: pa.Schema, shard: Shard | None) -> Callable[[pa.Table], pa.Table] | None:
+        """Keeps the rows of a shard; None: all rows of the boundary are taken."""
+        if shard is None or self.keys is None or (keys := self.keys[boundary]) is None:
             return None
-        keys = self.keys[boundary]
         if not keys:
-            return None if shard == 0 else lambda rows: rows.slice(0, 0)
-        from trident.states.core.copy_rows import RowCodec, shards_of  # hosts of a cluster may lack what copies need
-
-        codec = RowCodec(schema, keys)
-        return lambda rows: rows.filter(pc.equal(shards_of(codec.key_array(rows), self.shards), shard))
+            return None if shard.number == 0 else lambda rows: rows.slice(0, 0)
+        return lambda rows: rows.filter(shard.of_rows(rows, schema, keys))
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
 
 from trident.coordinators.errors import TridentError
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
@@ -17,16 +19,40 @@ from trident.workers.failures import STALE, left_to_spark, marked
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf, Placed
 
-# More entries than these, or more bytes of them, are worth a Spark job over the tables.
-_DUE_MAX, _BYTES_MAX = 50_000, 32 << 20
+# More entries than these, or more bytes of them, are worth a Spark job over the tables; a task reads some times more,
+# since it keeps nothing of the coordinator's process waiting.
+_DUE_MAX, _BYTES_MAX, _TIMES_IN_A_TASK = 50_000, 32 << 20, 8
 # Between two looks at how many bytes there are so far.
-_KEYS_AT_ONCE = 1_000
+_KEYS_AT_ONCE = 10_000
 # Bringing a copy on takes milliseconds; where it takes this long, something is wrong.
 _WAIT_SECS = 10.0
 
 
 # A copy as of the transaction before, as a batch gives it to its tasks: of this host, or to be found on theirs.
 CopyOfState: TypeAlias = "CopyAsOf | SentCopy"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A range of the hashes of keys: the part of a large batch that one task has.
+
+    Attributes:
+        number: from 0.
+        count: of all shards.
+    """
+
+    number: int
+    count: int
+
+    def of_rows(self, rows: pa.Table, schema: pa.Schema, keys: Sequence[str]) -> pa.BooleanArray:
+        """Tells of each row whether its key is in the shard.
+
+        Args:
+            schema: of the keys at least.
+        """
+        from trident.states.core.copy_rows import RowCodec, shards_of  # hosts of a cluster may lack what copies need
+
+        return pc.equal(shards_of(RowCodec(schema, keys).key_array(rows), self.count), self.number)
 
 
 class NoCopyHere(TridentError):
@@ -94,10 +120,20 @@ def due_entries(copy: CopyAsOf, state: str, first: int | None, below: int | None
     """
     from trident.states.core.local_copy import in_order  # hosts of a cluster may lack what copies need
 
-    found = in_order(copy, first, below, _DUE_MAX + 1, _BYTES_MAX)
+    found = in_order(copy, first, below, _DUE_MAX * _times() + 1, _BYTES_MAX * _times())
     check_due(state, len(found.keys))
     check_bytes(state, found.values.nbytes)
     return found
+
+
+def in_shard(entries: Placed, copy: CopyAsOf, shard: Shard) -> Placed:
+    """Those of the entries whose groups are in a shard: the first key column is no group's."""
+    import numpy as np  # hosts of a cluster may lack what copies need
+
+    from trident.states.core.copy_rows import RowCodec
+
+    keys = RowCodec(copy.schema, copy.keys).decode_keys(entries.keys.to_pylist())
+    return entries.take(np.flatnonzero(shard.of_rows(keys, copy.schema, copy.keys[1:])))
 
 
 def entries_of(copy: CopyAsOf, state: str, keys: pa.LargeBinaryArray) -> tuple[pa.Table, Any]:
@@ -124,14 +160,18 @@ def entries_of(copy: CopyAsOf, state: str, keys: pa.LargeBinaryArray) -> tuple[p
 
 def check_due(state: str, count: int) -> None:
     """Raises LeftToSpark for more due entries, or more that they become, than this process should work on."""
-    if count > _DUE_MAX:
-        raise left_to_spark(f"more than {_DUE_MAX:,} entries of state {state} are due")
+    if count > (most := _DUE_MAX * _times()):
+        raise left_to_spark(f"more than {most:,} entries of state {state} are due")
 
 
 def check_bytes(state: str, size: int) -> None:
     """Raises LeftToSpark for entries of more bytes than this process should work on."""
-    if size > _BYTES_MAX:
-        raise left_to_spark(f"more than {_BYTES_MAX >> 20} MB of state {state} are read")
+    if size > (most := _BYTES_MAX * _times()):
+        raise left_to_spark(f"more than {most >> 20} MB of state {state} are read")
+
+
+def _times() -> int:
+    return 1 if TaskContext.get() is None else _TIMES_IN_A_TASK
 
 
 def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:

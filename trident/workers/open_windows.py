@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from trident.states.core.typed_values import WrongValue, to_arrow, two_values
 from trident.workers.calls import Several
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, fail
-from trident.workers.look_up import check_due, copy_here, due_entries, entries_of, told
+from trident.workers.look_up import Shard, check_due, copy_here, due_entries, entries_of, in_shard, told
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec
@@ -199,6 +200,7 @@ class OpenWindows(Step):
         parts: the values that are kept.
         raws: the columns of the rows themselves, where late ones are wanted.
         copy: as of the transaction before; None: stored rows come with the others.
+        shard: the groups of which changes and windows are given; None: all. The watermark and counts are of all rows.
     """
 
     own = True
@@ -212,6 +214,7 @@ class OpenWindows(Step):
     raws: tuple[tuple[str, pa.DataType], ...]
     looks_up: bool
     copy: CopyOfState | None = None
+    shard: Shard | None = None
 
     def with_copies(self, copies: Mapping[str, CopyOfState]) -> OpenWindows:
         """The step with the copy of its state."""
@@ -245,6 +248,10 @@ class OpenWindows(Step):
         late = [closed[one] for one in at]
         if self.looks_up:
             turn.late += sum(n for n, is_late in zip(table.column(ROWS).to_pylist(), late) if is_late)
+        if self.shard is not None:
+            mine = self.shard.of_rows(table, self.schema, self.keys[1:])
+            table, chosen = table.filter(mine), mine.to_pylist()
+            at, late = list(compress(at, chosen)), list(compress(late, chosen))
         if any(late):
             kept = pa.array([not one for one in late], pa.bool_())
             if self.raws:
@@ -286,7 +293,7 @@ class OpenWindows(Step):
             return given, _new(table, old), _Turn(before, now, 0, 0)
         copy, order = copy_here(self.state, self.copy), self.rules.ordered_by
         assert copy.ordered_by == order, "the batch has given no copy in the order of what is due"
-        store = _Copied(self.state, copy)
+        store = _Copied(self.state, copy, self.shard)
         (about,) = store.get([self._about(codec)])
         first: dict[str, Any] = {POSITION: None, NEXT: 0, LATE_ROWS: 0}
         found = first if about is None else dict(zip(codec.values, about))
@@ -303,7 +310,7 @@ class OpenWindows(Step):
         puts, nulls = self.rules.columns(list(changes.put.values())), [None] * len(changes.put)
         columns = {name: [*puts.get(name, nulls), *[None] * len(changes.gone)] for name in codec.values}
         gone = [False] * len(changes.put) + [True] * len(changes.gone)
-        if self.looks_up:
+        if self.looks_up and (self.shard is None or self.shard.number == 0):
             about = {POSITION: turn.now, NEXT: turn.rows, LATE_ROWS: turn.late}
             keys.append(self._about(codec))
             for name, column in columns.items():
@@ -461,8 +468,8 @@ class Given(Step):
 class _Copied:
     """The stored groups in a local copy."""
 
-    def __init__(self, state: str, copy: CopyAsOf) -> None:
-        self._state, self._copy = state, copy
+    def __init__(self, state: str, copy: CopyAsOf, shard: Shard | None) -> None:
+        self._state, self._copy, self._shard = state, copy, shard
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
         rows, found = entries_of(self._copy, self._state, pa.array(keys, pa.large_binary()))
@@ -470,6 +477,8 @@ class _Copied:
 
     def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
         found = due_entries(self._copy, self._state, first, below)
+        if self._shard is not None:
+            found = in_shard(found, self._copy, self._shard)
         rows = _plain_rows(found.values, self._copy.schema)
         return list(zip(found.positions.tolist(), found.keys.to_pylist(), rows))
 

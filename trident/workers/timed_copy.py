@@ -6,7 +6,7 @@ workers: keep its imports light.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import check_bytes, copy_here, due_entries, entries_of, told
+from trident.workers.look_up import Shard, check_bytes, copy_here, due_entries, entries_of, in_shard, told
 from trident.workers.timed import (
     AT,
     BEFORE,
@@ -96,6 +96,7 @@ class GatherFromCopy(Step):
         delays: of each side, by how much its watermark follows its greatest position.
         takes, gives: the columns that come in and go out, with their types.
         copy: as of the transaction before; given with each batch.
+        shard: the keys of which rows and entries are given; None: all. The watermarks are of all rows.
     """
 
     own = True
@@ -108,6 +109,7 @@ class GatherFromCopy(Step):
     takes: Typed
     gives: Typed
     copy: CopyOfState | None = None
+    shard: Shard | None = None
 
     def with_copies(self, copies: Mapping[str, CopyOfState]) -> GatherFromCopy:
         """The step with the copy of its state."""
@@ -132,39 +134,41 @@ class GatherFromCopy(Step):
 
     def _gathered(self, columns: dict[str, pa.Array], length: int, copy: CopyAsOf) -> Frame:
         # Hosts of a cluster may lack what copies need.
-        from trident.states.core.copy_rows import RowCodec, plain_values
+        import numpy as np
+
+        from trident.states.core.copy_rows import RowCodec, by_key, hashes, plain_values
 
         assert copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
-        codec, sides = RowCodec(copy.schema, copy.keys), len(self.delays)
-        kinds, positions = columns[KIND].to_pylist(), columns[AT].to_pylist()
-        new = [place for place, kind in enumerate(kinds) if kind >= 0]
-        asked = self._asked(columns, new, copy)
-        keys = codec.key_array(asked)
-        values, found = entries_of(copy, self.state, keys)
-        marks = plain_values(values.column(0).slice(0, sides), copy.values.types[0])
-        greatest = list(marks)
-        for kind, at in zip(kinds, positions):
-            if at is not None:
-                side = max(kind, 0)
-                mark = later(at, -self.delays[side]) if self.event else at
-                greatest[side] = mark if greatest[side] is None else max(mark, greatest[side])
+        codec, sides = RowCodec(copy.schema, copy.keys), range(len(self.delays))
+        watermarks = self._keys(copy, {PART: pa.array([side + 1 for side in sides], pa.int32())})
+        marks = plain_values(entries_of(copy, self.state, watermarks)[0].column(0), copy.values.types[0])
+        greatest = [self._greatest(columns, side, mark) for side, mark in zip(sides, marks)]
         before, now = least_of(marks), least_of(greatest)
-        names, held = keys.to_pylist(), [values]
+        new = pa.table(columns).filter(pc.greater_equal(columns[KIND], 0))
+        if self.shard is not None:
+            new = new.filter(self.shard.of_rows(new, copy.schema, copy.keys[1:]))
+        keys = self._keys(copy, {PART: pa.repeat(pa.scalar(0, pa.int32()), len(new)), **_columns(new)})
+        values, found = entries_of(copy, self.state, keys)
+        names, held = [keys.filter(pa.array(found))], [values.filter(pa.array(found))]
         if now is not None:
             due = due_entries(copy, self.state, None, now + 1 if now < LAST else None)
-            names += due.keys.to_pylist()
+            due = due if self.shard is None else in_shard(due, copy, self.shard)
+            names.append(due.keys)
             held.append(due.values)
-        # The watermarks have positions, too; an entry may be due and that of a row.
-        there = [*found.tolist(), *[True] * (len(names) - len(keys))]
-        entries = {name: at for at, name in enumerate(names) if there[at] and name not in names[:sides]}
-        kept = pa.concat_tables(held).take(pa.array(list(entries.values()), pa.int64()))
+        # An entry may be due and that of a row, or of several; the watermarks have positions, too.
+        entries = pa.concat_arrays(names)
+        order, begins = by_key(hashes(entries), entries)
+        firsts = np.sort(order[begins])
+        firsts = firsts[~pc.is_in(entries, watermarks).to_numpy(zero_copy_only=False)[firsts]]
+        kept = pa.concat_tables(held).take(pa.array(firsts, pa.int64()))
         check_bytes(self.state, kept.nbytes)
-        stored = {**_columns(codec.decode_keys(list(entries))), **_columns(kept)}
-        taken = pa.array(new, pa.int64())
-        changed = [side for side in range(sides) if greatest[side] is not None and greatest[side] != marks[side]]
+        stored = {**_columns(codec.decode_keys(entries.take(pa.array(firsts)).to_pylist())), **_columns(kept)}
+        changed = [side for side in sides if greatest[side] is not None and greatest[side] != marks[side]]
+        if self.shard is not None and self.shard.number > 0:
+            changed = []  # the first shard's task has the watermarks
         parts = [
-            ({name: column.take(taken) for name, column in columns.items()}, len(new)),
-            ({**stored, KIND: pa.array([STORED] * len(entries), pa.int32())}, len(entries)),
+            (_columns(new), len(new)),
+            ({**stored, KIND: pa.repeat(pa.scalar(STORED, pa.int32()), len(kept))}, len(kept)),
             (
                 {
                     PART: pa.array([side + 1 for side in changed], pa.int32()),
@@ -179,13 +183,22 @@ class GatherFromCopy(Step):
         joined |= {name: pa.array([mark] * total, pa.int64()) for name, mark in ((BEFORE, before), (NOW, now))}
         return Frame(joined, total, Meter())
 
-    def _asked(self, columns: Mapping[str, pa.Array], new: Sequence[int], copy: CopyAsOf) -> pa.Table:
-        """The keys of the sides' watermarks, and behind them those of the rows."""
-        sides = len(self.delays)
-        parts = pa.array([*range(1, sides + 1), *[0] * len(new)], pa.int32())
-        places = pa.array([*[None] * sides, *new], pa.int64())
-        asked = {PART: parts, **{name: columns[name].take(places) for name in self.keys}}
-        return pa.table([asked[name] for name in copy.keys], names=list(copy.keys))
+    def _greatest(self, columns: Mapping[str, pa.Array], side: int, mark: int | None) -> int | None:
+        """The watermark of a side after the batch; one of processing time is that of the first side."""
+        of_side = pc.equal(pc.max_element_wise(columns[KIND], 0), side)
+        at = pc.max(columns[AT].filter(of_side)).as_py()
+        if at is None:
+            return mark
+        at = later(at, -self.delays[side]) if self.event else at
+        return at if mark is None else max(mark, at)
+
+    def _keys(self, copy: CopyAsOf, columns: Mapping[str, pa.Array]) -> pa.LargeBinaryArray:
+        """Keys of the state, encoded; null in the columns that are not given."""
+        from trident.states.core.copy_rows import RowCodec  # hosts of a cluster may lack what copies need
+
+        count, kinds = len(columns[PART]), copy.schema
+        made = [columns[name] if name in columns else pa.nulls(count, kinds.field(name).type) for name in copy.keys]
+        return RowCodec(copy.schema, copy.keys).key_array(pa.table(made, names=list(copy.keys)))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # since it keeps nothing of the coordinator's process waiting.
 _DUE_MAX, _BYTES_MAX, _TIMES_IN_A_TASK = 50_000, 32 << 20, 8
 # Between two looks at how many bytes there are so far.
-_KEYS_AT_ONCE = 10_000
+_KEYS_AT_ONCE = 1_000
 # Bringing a copy on takes milliseconds; where it takes this long, something is wrong.
 _WAIT_SECS = 10.0
 
@@ -128,12 +128,10 @@ def due_entries(copy: CopyAsOf, state: str, first: int | None, below: int | None
 
 def in_shard(entries: Placed, copy: CopyAsOf, shard: Shard) -> Placed:
     """Those of the entries whose groups are in a shard: the first key column is no group's."""
-    import numpy as np  # hosts of a cluster may lack what copies need
-
-    from trident.states.core.copy_rows import RowCodec
+    from trident.states.core.copy_rows import RowCodec  # hosts of a cluster may lack what copies need
 
     keys = RowCodec(copy.schema, copy.keys).decode_keys(entries.keys.to_pylist())
-    return entries.take(np.flatnonzero(shard.of_rows(keys, copy.schema, copy.keys[1:])))
+    return entries.take(pc.indices_nonzero(shard.of_rows(keys, copy.schema, copy.keys[1:])).to_numpy())
 
 
 def entries_of(copy: CopyAsOf, state: str, keys: pa.LargeBinaryArray) -> tuple[pa.Table, Any]:
@@ -146,8 +144,9 @@ def entries_of(copy: CopyAsOf, state: str, keys: pa.LargeBinaryArray) -> tuple[p
     from trident.states.core.local_copy import look_up  # hosts of a cluster may lack what it needs
 
     found, size = list[tuple[pa.Table, Any]](), 0
-    for start in range(0, max(len(keys), 1), _KEYS_AT_ONCE):
-        found.append(look_up(copy, keys.slice(start, _KEYS_AT_ONCE)))
+    step = _KEYS_AT_ONCE * _times()
+    for start in range(0, max(len(keys), 1), step):
+        found.append(look_up(copy, keys.slice(start, step)))
         size += found[-1][0].nbytes
         check_bytes(state, size)
     if len(found) == 1:

@@ -134,8 +134,6 @@ class GatherFromCopy(Step):
 
     def _gathered(self, columns: dict[str, pa.Array], length: int, copy: CopyAsOf) -> Frame:
         # Hosts of a cluster may lack what copies need.
-        import numpy as np
-
         from trident.states.core.copy_rows import RowCodec, by_key, hashes, plain_values
 
         assert copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
@@ -158,7 +156,8 @@ class GatherFromCopy(Step):
         # An entry may be due and that of a row, or of several; the watermarks have positions, too.
         entries = pa.concat_arrays(names)
         order, begins = by_key(hashes(entries), entries)
-        firsts = np.sort(order[begins])
+        firsts = order[begins]
+        firsts.sort()
         firsts = firsts[~pc.is_in(entries, watermarks).to_numpy(zero_copy_only=False)[firsts]]
         kept = pa.concat_tables(held).take(pa.array(firsts, pa.int64()))
         check_bytes(self.state, kept.nbytes)

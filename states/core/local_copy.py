@@ -34,6 +34,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trident.coordinators import faults
 from trident.states.core.copy_rows import Rows, Run, by_key, hashes, merged, newest, write_run
@@ -55,7 +56,7 @@ _SMALL_ROWS = 8192
 # After a merge that failed, as where the disk is full: the next one would read as much in vain.
 _PAUSE_SECS = 60.0
 # Positions are read in such steps at least.
-_STEP_ROWS = 1024
+_STEP_ROWS = 1 << 14
 
 # (values before, null where the key is new; the parts of all keys; of each part the place of its key) → the values
 # then, and their positions; None: each key keeps that of its parts.
@@ -382,35 +383,28 @@ class Placed:
         return Placed(self.positions[rows], self.keys.take(at), self.values.take(at))
 
 
-def in_order(
-    copy: CopyAsOf,
-    first: int | None = None,
-    below: int | None = None,
-    limit: int | None = None,
-    bytes_max: int | None = None,
-) -> Placed:
-    """The rows of a copy with first <= position < below, least first, from any process of the host.
+def in_order(copy: CopyAsOf, first: int | None = None, below: int | None = None) -> Iterator[Placed]:
+    """The rows of a copy with first <= position < below, least first, in pieces, from any process of the host.
 
     A row without a position is in no range. The caller's duty: the copy has an order; one without gives no row.
 
     Args:
         first, below: None: from the least one, to the greatest one.
-        limit: the number of rows at most.
-        bytes_max: no more is read once the values are of more bytes.
 
     Raises:
         StaleCopy: the copy is not there, not that of the mark, or damaged.
     """
     with _refused(copy.folder):
-        runs, found, count, size = _as_of(copy), list[Placed](), 0, 0
+        runs = _as_of(copy)
         spans = [run.span(first, below) for run in runs]
         while any(start < end for start, end in spans):
-            if (limit is not None and count >= limit) or (bytes_max is not None and size > bytes_max):
-                break
-            found.append(_step(runs, spans, copy.values))
-            count, size = count + len(found[-1].keys), size + found[-1].values.nbytes
-        whole = Placed.together(found, copy.values)
-        return whole if limit is None else whole.take(np.arange(min(limit, count)))
+            yield _step(runs, spans, copy.values)
+
+
+def count_in_order(copy: CopyAsOf, first: int | None = None, below: int | None = None) -> int:
+    """How many rows :func:`in_order` gives at most; raises as it does."""
+    with _refused(copy.folder):
+        return sum(end - start for start, end in (run.span(first, below) for run in _as_of(copy)))
 
 
 def _step(runs: Sequence[Run], spans: list[tuple[int, int]], schema: pa.Schema) -> Placed:
@@ -426,8 +420,8 @@ def _step(runs: Sequence[Run], spans: list[tuple[int, int]], schema: pa.Schema) 
         order = np.argsort(rows)
         parts.append(Placed(positions[order], run.column(rows[order], 0), run.values(rows[order])))
     step = Placed.together(parts, schema)
-    keys = step.keys.to_pylist()
-    return step.take(np.array(sorted(range(len(keys)), key=lambda row: (step.positions[row], keys[row])), np.int64))
+    rows = pa.table([pa.array(step.positions), step.keys], names=["position", "key"])
+    return step.take(pc.sort_indices(rows, [("position", "ascending"), ("key", "ascending")]).to_numpy())
 
 
 # --- how it is kept ---------------------------------------------------------------------------------

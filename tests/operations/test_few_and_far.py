@@ -13,16 +13,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tests.operations.test_late_forms import MARK, by_spark, copied, early, on_arrow, shown
+from tests.operations.test_late_forms import by_spark, copied, early, on_arrow, shown
 from tests.streams.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, Max, TridentTopology, expr
 from trident.planning.groups import GroupPlan, plan
-from trident.states.core import local_copy
-from trident.states.core.copy_rows import Rows
-from trident.states.core.local_copy import CopyAsOf, LocalCopy
 from trident.streams.stream import Stream
-from trident.workers.failures import LeftToSpark
-from trident.workers.look_up import due_entries, entries_of
 from trident.workers.open_windows import AT, LATE_ROWS, NEWEST, NEXT, PANE, POSITION, ROWS
 from trident.workers.timed import DUE, PART
 from trident.workers.timers import TimerContext
@@ -72,8 +67,9 @@ def keys_seen(stream: Stream) -> tuple[Any, list[dict[str, Any]], dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", [panes, sessions, keys_seen])
-def test_what_is_due_in_masses_is_left_to_spark(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader's process also renews its lease: many entries are no work for it."""
+def test_what_is_due_in_masses_is_worked_on_in_pieces(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fired, held, row = kind(marked())
     fired.partition_persist(DeltaAppend("out"))
     group = group_of(fired)
@@ -81,62 +77,12 @@ def test_what_is_due_in_masses_is_left_to_spark(kind: Any, tmp_path: Path, monke
     (boundary,) = group.lowered.boundaries.values()
     inputs = {boundary.name: rows_like(StructType(list(boundary.fields)), [row])}
     with copied(tmp_path, group, {"open": rows_like(binding.schema, held)}) as copies:
-
-        def rows() -> int:
-            return on_arrow(group, inputs, copies)["out"].num_rows
-
-        given = rows()
-        assert given == {panes: 4, sessions: 3, keys_seen: 1}[kind]
-        monkeypatch.setattr("trident.workers.look_up._DUE_MAX", 6)
-        assert rows() == given
-        monkeypatch.setattr("trident.workers.look_up._DUE_MAX", 2)
-        with pytest.raises(LeftToSpark, match="more than 2 entries of state open are due"):
-            rows()
-        if kind is panes:  # few panes may be added to many windows
-            monkeypatch.setattr("trident.workers.look_up._DUE_MAX", 4)
-            with pytest.raises(LeftToSpark, match="more than 4 entries"):
-                rows()
-        monkeypatch.setattr("trident.workers.look_up._DUE_MAX", 6)
-        monkeypatch.setattr("trident.workers.look_up._BYTES_MAX", 20)
-        with pytest.raises(LeftToSpark, match="of state open are read"):
-            rows()
-
-
-@pytest.mark.parametrize("look", ["range", "keys"])
-def test_no_more_is_read_than_the_leaders_process_should_work_on(
-    look: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even before it is refused: of large values, 32 MB are few of all that may be due."""
-    given = CopyAsOf(tmp_path / "copy", MARK, pa.schema([("v", pa.binary())]), (), "at")
-    copy = LocalCopy(given.folder, 1 << 24, given.values)
-    values = pa.table([pa.array([b"x" * 100] * 5_000, pa.binary())], schema=given.values)
-    keys = pa.array([b"%04d" % n for n in range(5_000)], pa.large_binary())
-    copy.apply([Rows.of(keys, values, None, pa.array(range(5_000), pa.int64()))], None, MARK)
-    counts: list[int] = []
-
-    def counted(read: Any) -> Any:
-        def reads(*arguments: Any) -> Any:
-            found = read(*arguments)
-            counts.append(len(found.keys) if look == "range" else len(found[1]))
-            return found
-
-        return reads
-
-    for name in ("in_order", "look_up"):
-        monkeypatch.setattr(local_copy, name, counted(getattr(local_copy, name)))
-
-    def looked_at() -> pa.Table:
-        if look == "range":
-            return due_entries(given, "open", None, None).values
-        return entries_of(given, "open", keys)[0]
-
-    assert looked_at() == values and sum(counts) == 5_000
-    counts.clear()
-    monkeypatch.setattr("trident.workers.look_up._BYTES_MAX", 150_000)
-    with pytest.raises(LeftToSpark, match="of state open are read"):
-        looked_at()
-    assert sum(counts) == (2_048 if look == "range" else 2_000)
-    copy.close()
+        found = shown(on_arrow(group, inputs, copies))
+        assert len(found["out"]) == {panes: 4, sessions: 3, keys_seen: 1}[kind]
+        for at_once in (1, 2):
+            monkeypatch.setattr("trident.workers.open_windows._DUE_AT_ONCE", at_once)
+            monkeypatch.setattr("trident.states.core.local_copy._STEP_ROWS", at_once)
+            assert shown(on_arrow(group, inputs, copies)) == found
 
 
 @pytest.mark.long

@@ -36,6 +36,7 @@ from trident.workers.timed import (
     TAG,
     TimedStep,
     later,
+    whole,
 )
 
 
@@ -152,4 +153,4 @@ class Steps:
             gathered = list(self._gather.with_copies({binding.name: asked}).run(iter(frames)))
         finally:
             copy.delete()
-        return gathered[0] if gathered else Frame({}, 0, Meter())
+        return Frame(*whole(iter(gathered), self._gather.gives), Meter())

@@ -241,6 +241,12 @@ class PaneRules:
     def is_closed(self, at: int, watermark: int | None) -> bool:
         return watermark is not None and self.spec.last_start(at) + self.spec.length <= watermark
 
+    def due_between(self, before: int | None, now: int | None) -> tuple[int | None, int] | None:
+        if now is None or not self.spec.fires_between(before, now):
+            return None
+        opened = None if before is None else self.spec.first_open(before)
+        return opened, self.spec.last_closed(now) + self.spec.length
+
     def changes(
         self, store: Store, new: Sequence[New], combine: Combine, before: int | None, now: int | None
     ) -> Changes:
@@ -254,14 +260,13 @@ class PaneRules:
             if row is not None:
                 old.add(key)
                 panes[key] = (at, combine(row[first:] if first else (), parts))
-        fires = spec.fires_between(before, now)
-        if fires and now is not None:
-            closed, opened = spec.last_closed(now), None if before is None else spec.first_open(before)
-            for at, key, row in store.due(opened, closed + spec.length):
+        due = self.due_between(before, now)
+        if due is not None:
+            for at, key, row in store.due(*due):
                 if key not in panes:
                     panes[key] = (at, self._parts(row))
                     old.add(key)
-            changes.fired = self._fired(panes, combine, opened, closed, store)
+            changes.fired = self._fired(panes, combine, due[0], due[1] - spec.length)
         is_closed = {at: self.is_closed(at, now) for at in {at for at, _ in panes.values()}}
         for key, (at, parts) in panes.items():
             if is_closed[at]:
@@ -276,16 +281,12 @@ class PaneRules:
         combine: Combine,
         opened: int | None,
         closed: int,
-        store: Store,
     ) -> list[tuple[int, int, bytes, Parts]]:
         spec = self.spec
         windows: dict[tuple[int, bytes], tuple[bytes, Parts]] = {}
-        added = 0
         for key, (at, parts) in panes.items():
             first = spec.first_start(at) if opened is None else max(spec.first_start(at), opened)
             starts = range(first, min(spec.last_start(at), closed) + 1, spec.slide)
-            added += len(starts)
-            store.check_fired(added)
             for start in starts:
                 group = start, key[PANE_BYTES:]
                 held = windows.get(group)
@@ -345,6 +346,9 @@ class SessionRules:
     def is_closed(self, at: int, watermark: int | None) -> bool:
         return watermark is not None and at + self.spec.gap <= watermark
 
+    def due_between(self, before: int | None, now: int | None) -> tuple[int | None, int] | None:
+        return None if now is None else (None, now + 1)
+
     def changes(
         self, store: Store, new: Sequence[New], combine: Combine, before: int | None, now: int | None
     ) -> Changes:
@@ -360,17 +364,16 @@ class SessionRules:
         open_: dict[bytes, list[tuple[int, int, Parts]]] = {}
         for key, sessions in came.items():
             open_[key] = _merged(sessions, combine)
-        if now is not None:
-            for _, key, row in store.due(None, now + 1):
-                if key not in open_:
-                    open_[key] = self._sessions(row)
-                    old.add(key)
+        due = self.due_between(before, now)
+        for _, key, row in () if due is None else store.due(*due):
+            if key not in open_:
+                open_[key] = self._sessions(row)
+                old.add(key)
         for key, sessions in open_.items():
             rest = [one for one in sessions if now is None or one[1] > now]
             changes.fired += [
                 (start, end, key, parts) for start, end, parts in sessions if now is not None and end <= now
             ]
-            store.check_fired(len(changes.fired))
             if rest:
                 changes.put[key] = rest
             elif key in old:

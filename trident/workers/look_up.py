@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 
 from trident.coordinators.errors import TridentError
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.states.core.copyable import SentCopy
 from trident.workers.chain import Frame, Step
-from trident.workers.failures import STALE, left_to_spark, marked
+from trident.workers.failures import STALE, marked
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf, Placed
 
-# More entries than these, or more bytes of them, are worth a Spark job over the tables; a task reads some times more,
-# since it keeps nothing of the coordinator's process waiting.
-_DUE_MAX, _BYTES_MAX, _TIMES_IN_A_TASK = 50_000, 32 << 20, 8
-# Between two looks at how many bytes there are so far.
-_KEYS_AT_ONCE = 1_000
 # Bringing a copy on takes milliseconds; where it takes this long, something is wrong.
 _WAIT_SECS = 10.0
 
@@ -44,6 +38,10 @@ class Shard:
     number: int
     count: int
 
+    def parts(self, count: int) -> Iterator[Shard]:
+        """So many shards, which together are this one."""
+        return (Shard(self.number * count + part, self.count * count) for part in range(count))
+
     def of_rows(self, rows: pa.Table, schema: pa.Schema, keys: Sequence[str]) -> pa.BooleanArray:
         """Tells of each row whether its key is in the shard.
 
@@ -53,6 +51,18 @@ class Shard:
         from trident.states.core.copy_rows import RowCodec, shards_of  # hosts of a cluster may lack what copies need
 
         return pc.equal(shards_of(RowCodec(schema, keys).key_array(rows), self.count), self.number)
+
+    def of_entries(self, entries: Placed, copy: CopyAsOf) -> Placed:
+        """The entries of a copy whose groups are in the shard; the first of its key columns is no group's."""
+        if self.count == 1:
+            return entries
+        from trident.states.core.copy_rows import RowCodec  # hosts of a cluster may lack what copies need
+
+        keys = RowCodec(copy.schema, copy.keys).decode_keys(entries.keys.to_pylist())
+        return entries.take(pc.indices_nonzero(self.of_rows(keys, copy.schema, copy.keys[1:])).to_numpy())
+
+
+WHOLE = Shard(0, 1)
 
 
 class NoCopyHere(TridentError):
@@ -109,68 +119,6 @@ class LookUp(Step):
             if self.found:
                 columns[self.found] = pa.array(found, mask=~found)
             yield Frame(columns, frame.length, frame.meter)
-
-
-def due_entries(copy: CopyAsOf, state: str, first: int | None, below: int | None) -> Placed:
-    """The entries of a copy with first <= position < below; None: from the least one, to the greatest one.
-
-    Raises:
-        StaleCopy: the copy is not that of its mark.
-        LeftToSpark: they are many; not all were read then.
-    """
-    from trident.states.core.local_copy import in_order  # hosts of a cluster may lack what copies need
-
-    found = in_order(copy, first, below, _DUE_MAX * _times() + 1, _BYTES_MAX * _times())
-    check_due(state, len(found.keys))
-    check_bytes(state, found.values.nbytes)
-    return found
-
-
-def in_shard(entries: Placed, copy: CopyAsOf, shard: Shard) -> Placed:
-    """Those of the entries whose groups are in a shard: the first key column is no group's."""
-    from trident.states.core.copy_rows import RowCodec  # hosts of a cluster may lack what copies need
-
-    keys = RowCodec(copy.schema, copy.keys).decode_keys(entries.keys.to_pylist())
-    return entries.take(pc.indices_nonzero(shard.of_rows(keys, copy.schema, copy.keys[1:])).to_numpy())
-
-
-def entries_of(copy: CopyAsOf, state: str, keys: pa.LargeBinaryArray) -> tuple[pa.Table, Any]:
-    """As ``local_copy.look_up``.
-
-    Raises:
-        StaleCopy: the copy is not that of its mark.
-        LeftToSpark: they are of many bytes; not all were read then.
-    """
-    from trident.states.core.local_copy import look_up  # hosts of a cluster may lack what it needs
-
-    found, size = list[tuple[pa.Table, Any]](), 0
-    step = _KEYS_AT_ONCE * _times()
-    for start in range(0, max(len(keys), 1), step):
-        found.append(look_up(copy, keys.slice(start, step)))
-        size += found[-1][0].nbytes
-        check_bytes(state, size)
-    if len(found) == 1:
-        return found[0]
-    import numpy as np  # hosts of a cluster may lack what copies need
-
-    tables, masks = zip(*found)
-    return pa.concat_tables(tables).combine_chunks(), np.concatenate(masks)
-
-
-def check_due(state: str, count: int) -> None:
-    """Raises LeftToSpark for more due entries, or more that they become, than this process should work on."""
-    if count > (most := _DUE_MAX * _times()):
-        raise left_to_spark(f"more than {most:,} entries of state {state} are due")
-
-
-def check_bytes(state: str, size: int) -> None:
-    """Raises LeftToSpark for entries of more bytes than this process should work on."""
-    if size > (most := _BYTES_MAX * _times()):
-        raise left_to_spark(f"more than {most >> 20} MB of state {state} are read")
-
-
-def _times() -> int:
-    return 1 if TaskContext.get() is None else _TIMES_IN_A_TASK
 
 
 def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:

@@ -19,7 +19,7 @@ from trident.states.core.typed_values import WrongValue, to_arrow, two_values
 from trident.workers.calls import Several
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, fail
-from trident.workers.look_up import Shard, check_due, copy_here, due_entries, entries_of, in_shard, told
+from trident.workers.look_up import WHOLE, Shard, copy_here, told
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec
@@ -39,6 +39,8 @@ START, END, TAG = "__trident_start", "__trident_end", "__trident_tag"
 STATE, FIRED, LATE = 0, 1, 2
 # The bytes of a key's first column, the pane: a byte that says whether it is null, and eight.
 PANE_BYTES = 9
+# Of more groups that are due, those of some keys are worked on at a time: they are Python objects here.
+_DUE_AT_ONCE = 50_000
 
 Parts = tuple[Any, ...]
 Row = tuple[Any, ...]
@@ -160,8 +162,11 @@ class Store(Protocol):
     def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
         """The groups with first <= position < below: position, key, values."""
 
-    def check_fired(self, count: int) -> None:
-        """Raises LeftToSpark where this process should not make so many additions to fired windows."""
+    def count(self, first: int | None, below: int) -> int:
+        """How many groups ``due`` gives at most."""
+
+    def within(self, shard: Shard) -> Store:
+        """The same, of the groups of a shard."""
 
 
 class Rules(Protocol):
@@ -178,6 +183,9 @@ class Rules(Protocol):
 
     def is_closed(self, at: int, watermark: int | None) -> bool:
         """Tells whether a watermark has reached the end of all that a row at the position would be in."""
+
+    def due_between(self, before: int | None, now: int | None) -> tuple[int | None, int] | None:
+        """The positions of stored groups that a new watermark makes due: first, below; None: none are."""
 
     def changes(
         self, store: Store, new: Sequence[New], combine: Combine, before: int | None, now: int | None
@@ -200,7 +208,7 @@ class OpenWindows(Step):
         parts: the values that are kept.
         raws: the columns of the rows themselves, where late ones are wanted.
         copy: as of the transaction before; None: stored rows come with the others.
-        shard: the groups of which changes and windows are given; None: all. The watermark and counts are of all rows.
+        shard: the groups of which changes and windows are given. The watermark and counts are of all rows.
     """
 
     own = True
@@ -214,7 +222,7 @@ class OpenWindows(Step):
     raws: tuple[tuple[str, pa.DataType], ...]
     looks_up: bool
     copy: CopyOfState | None = None
-    shard: Shard | None = None
+    shard: Shard = WHOLE
 
     def with_copies(self, copies: Mapping[str, CopyOfState]) -> OpenWindows:
         """The step with the copy of its state."""
@@ -248,10 +256,9 @@ class OpenWindows(Step):
         late = [closed[one] for one in at]
         if self.looks_up:
             turn.late += sum(n for n, is_late in zip(table.column(ROWS).to_pylist(), late) if is_late)
-        if self.shard is not None:
-            mine = self.shard.of_rows(table, self.schema, self.keys[1:])
-            table, chosen = table.filter(mine), mine.to_pylist()
-            at, late = list(compress(at, chosen)), list(compress(late, chosen))
+        if self.shard.count > 1:
+            mine = self._in(self.shard, table)
+            table, at, late = table.filter(pa.array(mine)), list(compress(at, mine)), list(compress(late, mine))
         if any(late):
             kept = pa.array([not one for one in late], pa.bool_())
             if self.raws:
@@ -260,9 +267,19 @@ class OpenWindows(Step):
         columns = [_plain(table.column(part.name), part.kind) for part in self.parts]
         parts: list[Parts] = list(zip(*columns)) if columns else [()] * len(at)
         new = list(zip(self._encoded_keys(codec, table, at), at, parts))
-        changes = self.rules.changes(store, new, self._combining(), turn.before, turn.now)
-        yield from self._of_state(codec, changes, turn)
-        yield from self._fired(codec, changes)
+        due = self.rules.due_between(turn.before, turn.now)
+        parts_of = 1
+        if due is not None and len(self.keys) > 1:
+            parts_of += store.count(*due) // (_DUE_AT_ONCE * self.shard.count)
+        for part in self.shard.parts(parts_of):
+            some = new if parts_of == 1 else list(compress(new, self._in(part, table)))
+            changes = self.rules.changes(store.within(part), some, self._combining(), turn.before, turn.now)
+            yield from self._of_state(codec, changes, turn if part.number == 0 else None)
+            yield from self._fired(codec, changes)
+
+    def _in(self, shard: Shard, table: pa.Table) -> list[bool]:
+        found: list[bool] = shard.of_rows(table, self.schema, self.keys[1:]).to_pylist()
+        return found
 
     def _combining(self) -> Combine:
         each = [part.combine for part in self.parts]
@@ -293,7 +310,7 @@ class OpenWindows(Step):
             return given, _new(table, old), _Turn(before, now, 0, 0)
         copy, order = copy_here(self.state, self.copy), self.rules.ordered_by
         assert copy.ordered_by == order, "the batch has given no copy in the order of what is due"
-        store = _Copied(self.state, copy, self.shard)
+        store = _Copied(copy)
         (about,) = store.get([self._about(codec)])
         first: dict[str, Any] = {POSITION: None, NEXT: 0, LATE_ROWS: 0}
         found = first if about is None else dict(zip(codec.values, about))
@@ -305,12 +322,12 @@ class OpenWindows(Step):
 
     # --- what comes out ----------------------------------------------------------------------------------
 
-    def _of_state(self, codec: RowCodec, changes: Changes, turn: _Turn) -> Iterator[Frame]:
+    def _of_state(self, codec: RowCodec, changes: Changes, turn: _Turn | None) -> Iterator[Frame]:
         keys = [*changes.put, *changes.gone]
         puts, nulls = self.rules.columns(list(changes.put.values())), [None] * len(changes.put)
         columns = {name: [*puts.get(name, nulls), *[None] * len(changes.gone)] for name in codec.values}
         gone = [False] * len(changes.put) + [True] * len(changes.gone)
-        if self.looks_up and (self.shard is None or self.shard.number == 0):
+        if self.looks_up and turn is not None:
             about = {POSITION: turn.now, NEXT: turn.rows, LATE_ROWS: turn.late}
             keys.append(self._about(codec))
             for name, column in columns.items():
@@ -468,22 +485,29 @@ class Given(Step):
 class _Copied:
     """The stored groups in a local copy."""
 
-    def __init__(self, state: str, copy: CopyAsOf, shard: Shard | None) -> None:
-        self._state, self._copy, self._shard = state, copy, shard
+    def __init__(self, copy: CopyAsOf, shard: Shard = WHOLE) -> None:
+        self._copy, self._shard = copy, shard
+
+    def within(self, shard: Shard) -> _Copied:
+        return _Copied(self._copy, shard)
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
-        rows, found = entries_of(self._copy, self._state, pa.array(keys, pa.large_binary()))
+        from trident.states.core.local_copy import look_up  # hosts of a cluster may lack what copies need
+
+        rows, found = look_up(self._copy, pa.array(keys, pa.large_binary()))
         return [row if there else None for row, there in zip(_plain_rows(rows, self._copy.schema), found.tolist())]
 
     def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
-        found = due_entries(self._copy, self._state, first, below)
-        if self._shard is not None:
-            found = in_shard(found, self._copy, self._shard)
-        rows = _plain_rows(found.values, self._copy.schema)
-        return list(zip(found.positions.tolist(), found.keys.to_pylist(), rows))
+        from trident.states.core.local_copy import in_order  # hosts of a cluster may lack what copies need
 
-    def check_fired(self, count: int) -> None:
-        check_due(self._state, count)
+        for piece in (self._shard.of_entries(piece, self._copy) for piece in in_order(self._copy, first, below)):
+            rows = _plain_rows(piece.values, self._copy.schema)
+            yield from zip(piece.positions.tolist(), piece.keys.to_pylist(), rows)
+
+    def count(self, first: int | None, below: int) -> int:
+        from trident.states.core.local_copy import count_in_order  # hosts of a cluster may lack what copies need
+
+        return count_in_order(self._copy, first, below)
 
 
 class _Rows:
@@ -500,7 +524,11 @@ class _Rows:
             if at is not None and at < below and (first is None or first <= at):
                 yield at, key, self._rows[key]
 
-    def check_fired(self, count: int) -> None: ...
+    def count(self, first: int | None, below: int) -> int:
+        return 0  # they are here already
+
+    def within(self, shard: Shard) -> _Rows:
+        return self
 
 
 def _behind(a: list[Any], b: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import Shard, check_bytes, copy_here, due_entries, entries_of, in_shard, told
+from trident.workers.look_up import WHOLE, Shard, copy_here, told
 from trident.workers.timed import (
     AT,
     BEFORE,
@@ -96,7 +96,7 @@ class GatherFromCopy(Step):
         delays: of each side, by how much its watermark follows its greatest position.
         takes, gives: the columns that come in and go out, with their types.
         copy: as of the transaction before; given with each batch.
-        shard: the keys of which rows and entries are given; None: all. The watermarks are of all rows.
+        shard: the keys of which rows and entries are given. The watermarks are of all rows.
     """
 
     own = True
@@ -109,7 +109,7 @@ class GatherFromCopy(Step):
     takes: Typed
     gives: Typed
     copy: CopyOfState | None = None
-    shard: Shard | None = None
+    shard: Shard = WHOLE
 
     def with_copies(self, copies: Mapping[str, CopyOfState]) -> GatherFromCopy:
         """The step with the copy of its state."""
@@ -128,76 +128,63 @@ class GatherFromCopy(Step):
         from trident.states.core.local_copy import StaleCopy
 
         try:
-            yield self._gathered(columns, length, copy)
+            yield from self._gathered(columns, copy)
         except StaleCopy as error:
             raise StaleCopy(told(self.state, error)) from error
 
-    def _gathered(self, columns: dict[str, pa.Array], length: int, copy: CopyAsOf) -> Frame:
+    def _gathered(self, columns: dict[str, pa.Array], copy: CopyAsOf) -> Iterator[Frame]:
         # Hosts of a cluster may lack what copies need.
-        from trident.states.core.copy_rows import RowCodec, by_key, hashes, plain_values
+        from trident.states.core.copy_rows import RowCodec, plain_values
+        from trident.states.core.local_copy import in_order, look_up
 
         assert copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
-        codec, sides = RowCodec(copy.schema, copy.keys), range(len(self.delays))
-        watermarks = self._keys(copy, {PART: pa.array([side + 1 for side in sides], pa.int32())})
-        marks = plain_values(entries_of(copy, self.state, watermarks)[0].column(0), copy.values.types[0])
-        greatest = [self._greatest(columns, side, mark) for side, mark in zip(sides, marks)]
+        codec, sides, kinds = RowCodec(copy.schema, copy.keys), len(self.delays), columns[KIND]
+        is_new = pc.greater_equal(kinds, 0)
+        if self.shard.count > 1:
+            is_new = pc.and_(is_new, self.shard.of_rows(pa.table(columns), copy.schema, copy.keys[1:]))
+        new = pc.indices_nonzero(is_new)
+        keys = codec.key_array(self._asked(columns, new, copy)).unique()  # those of the sides' watermarks first
+        values, found = look_up(copy, keys)
+        marks = plain_values(values.column(0).slice(0, sides), copy.values.types[0])
+        greatest = list(marks)
+        for side in range(sides):
+            of_side = pc.equal(kinds, side) if side else pc.less_equal(kinds, 0)  # the clock is of the first one
+            at = pc.max(columns[AT].filter(of_side)).as_py()
+            if at is not None:
+                mark = later(at, -self.delays[side]) if self.event else at
+                greatest[side] = mark if greatest[side] is None else max(mark, greatest[side])
         before, now = least_of(marks), least_of(greatest)
-        new = pa.table(columns).filter(pc.greater_equal(columns[KIND], 0))
-        if self.shard is not None:
-            new = new.filter(self.shard.of_rows(new, copy.schema, copy.keys[1:]))
-        keys = self._keys(copy, {PART: pa.repeat(pa.scalar(0, pa.int32()), len(new)), **_columns(new)})
-        values, found = entries_of(copy, self.state, keys)
-        names, held = [keys.filter(pa.array(found))], [values.filter(pa.array(found))]
-        if now is not None:
-            due = due_entries(copy, self.state, None, now + 1 if now < LAST else None)
-            due = due if self.shard is None else in_shard(due, copy, self.shard)
-            names.append(due.keys)
-            held.append(due.values)
-        # An entry may be due and that of a row, or of several; the watermarks have positions, too.
-        entries = pa.concat_arrays(names)
-        order, begins = by_key(hashes(entries), entries)
-        firsts = order[begins]
-        firsts.sort()
-        firsts = firsts[~pc.is_in(entries, watermarks).to_numpy(zero_copy_only=False)[firsts]]
-        kept = pa.concat_tables(held).take(pa.array(firsts, pa.int64()))
-        check_bytes(self.state, kept.nbytes)
-        stored = {**_columns(codec.decode_keys(entries.take(pa.array(firsts)).to_pylist())), **_columns(kept)}
-        changed = [side for side in sides if greatest[side] is not None and greatest[side] != marks[side]]
-        if self.shard is not None and self.shard.number > 0:
-            changed = []  # the first shard's task has the watermarks
-        parts = [
-            (_columns(new), len(new)),
-            ({**stored, KIND: pa.repeat(pa.scalar(STORED, pa.int32()), len(kept))}, len(kept)),
-            (
-                {
-                    PART: pa.array([side + 1 for side in changed], pa.int32()),
-                    DUE: pa.array([greatest[side] for side in changed], pa.int64()),
-                    KIND: pa.array([MARK] * len(changed), pa.int32()),
-                },
-                len(changed),
-            ),
-        ]
-        made = [_filled(self.gives, part, count) for part, count in parts]
-        joined, total = whole(iter(made), self.gives)
-        joined |= {name: pa.array([mark] * total, pa.int64()) for name, mark in ((BEFORE, before), (NOW, now))}
-        return Frame(joined, total, Meter())
+        found[:sides] = False  # they have positions, and are no entries
 
-    def _greatest(self, columns: Mapping[str, pa.Array], side: int, mark: int | None) -> int | None:
-        """The watermark of a side after the batch; one of processing time is that of the first side."""
-        of_side = pc.equal(pc.max_element_wise(columns[KIND], 0), side)
-        at = pc.max(columns[AT].filter(of_side)).as_py()
-        if at is None:
-            return mark
-        at = later(at, -self.delays[side]) if self.event else at
-        return at if mark is None else max(mark, at)
+        def given(part: Mapping[str, pa.Array], count: int) -> Frame:
+            marked = {name: pa.repeat(pa.scalar(at, pa.int64()), count) for name, at in ((BEFORE, before), (NOW, now))}
+            return _filled(self.gives, {**part, **marked}, count)
 
-    def _keys(self, copy: CopyAsOf, columns: Mapping[str, pa.Array]) -> pa.LargeBinaryArray:
-        """Keys of the state, encoded; null in the columns that are not given."""
-        from trident.states.core.copy_rows import RowCodec  # hosts of a cluster may lack what copies need
+        def stored(names: pa.Array, entries: pa.Table) -> Frame:
+            part = {**_columns(codec.decode_keys(names.to_pylist())), **_columns(entries)}
+            return given({**part, KIND: pa.repeat(pa.scalar(STORED, pa.int32()), len(names))}, len(names))
 
-        count, kinds = len(columns[PART]), copy.schema
-        made = [columns[name] if name in columns else pa.nulls(count, kinds.field(name).type) for name in copy.keys]
-        return RowCodec(copy.schema, copy.keys).key_array(pa.table(made, names=list(copy.keys)))
+        yield given({name: column.take(new) for name, column in columns.items()}, len(new))
+        held = pa.array(found)
+        yield stored(keys.filter(held), values.filter(held))
+        for due in in_order(copy, None, now + 1 if now < LAST else None) if now is not None else ():
+            due = self.shard.of_entries(due, copy)
+            others = pc.invert(pc.is_in(due.keys, keys))  # an entry may be due and that of a row
+            yield stored(due.keys.filter(others), due.values.filter(others))
+        changed = [side for side in range(sides) if greatest[side] is not None and greatest[side] != marks[side]]
+        if self.shard.number > 0:
+            return  # the first shard's task has the watermarks
+        parts, dues = [side + 1 for side in changed], [greatest[side] for side in changed]
+        made = {PART: pa.array(parts, pa.int32()), DUE: pa.array(dues, pa.int64())}
+        yield given({**made, KIND: pa.repeat(pa.scalar(MARK, pa.int32()), len(changed))}, len(changed))
+
+    def _asked(self, columns: Mapping[str, pa.Array], new: pa.Array, copy: CopyAsOf) -> pa.Table:
+        """The keys of the sides' watermarks, and behind them those of the rows."""
+        sides = len(self.delays)
+        parts = pa.array([*range(1, sides + 1), *[0] * len(new)], pa.int32())
+        places = pa.concat_arrays([pa.nulls(sides, new.type), new])
+        asked = {PART: parts, **{name: columns[name].take(places) for name in self.keys}}
+        return pa.table([asked[name] for name in copy.keys], names=list(copy.keys))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tests.states.keyed_helpers import Group, Native, as_map, compactor_of, keye
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.local_copy import StaleCopy, in_order, look_up, wait_for
+from trident.states.core.local_copy import Placed, StaleCopy, in_order, look_up, wait_for
 from trident.states.keyed import state_copy
 from trident.states.keyed.copies import StateCopies, forget_copies, last_repair
 from trident.states.keyed.reading import read_state
@@ -299,7 +299,7 @@ def test_what_is_due_is_a_range_of_it_over_merges_and_restarts(spark, engine, tm
         found = copy.as_of(txid)
         assert found.ordered_by == "n"
         codec = RowCodec(found.schema, found.keys)
-        rows = in_order(found, None, below)
+        rows = Placed.together(list(in_order(found, None, below)), found.values)
         keys = codec.plain_keys(rows.keys.to_pylist())
         values = [tuple(row.values()) for row in rows.values.to_pylist()]
         return [(at, *key, *value) for at, key, value in zip(rows.positions.tolist(), keys, values)]

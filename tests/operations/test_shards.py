@@ -29,6 +29,7 @@ from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.topology import TridentTopology
+from trident.workers import open_windows
 from trident.workers.late_pass import LatePass
 from trident.workers.look_up import Shard
 
@@ -139,7 +140,11 @@ def batch(rng: random.Random, number: int) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("made", [reduced_and_asked, new_values, windows, timed])
 def test_all_shards_together_give_what_one_task_gives(
-    spark: SparkSession, tmp_path: Path, rng: random.Random, made: Callable[[Any, Any], None]
+    spark: SparkSession,
+    tmp_path: Path,
+    rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    made: Callable[[Any, Any], None],
 ) -> None:
     group = group_of(made)
     assert group.late_on_arrow is not None and group.shard_keys is not None
@@ -157,6 +162,7 @@ def test_all_shards_together_give_what_one_task_gives(
             own = {name: early[name].toArrow() for name in group.lowered.copied_states if name in early}
         whole = group.late_on_arrow.run(inputs, info, copies.now())
         count = rng.randrange(2, 8)
+        monkeypatch.setattr(open_windows, "_DUE_AT_ONCE", 1)  # in parts of each shard
         late = LatePass(group.late_on_arrow, schemas, (), group.shard_keys, count)
         parts = []
         for shard in (Shard(at, count) for at in range(count)):
@@ -166,6 +172,7 @@ def test_all_shards_together_give_what_one_task_gives(
                 mine[name] = rows if kept is None else kept(rows)
             parts.append(group.late_on_arrow.run(mine, info, copies.now(), shard))
         together = {name: pa.concat_tables([part[name] for part in parts]) for name in whole}
+        monkeypatch.undo()
         assert shown(together) == shown(whole), f"batch {number}, {count} shards"
         seen |= {name for name, rows in whole.items() if rows.num_rows}
         copies.follow({**own, **whole})

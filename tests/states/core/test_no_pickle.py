@@ -64,6 +64,7 @@ ALLOWED = {
     ("trident/workers/requests.py", "Answers.__call__"): FROM_ITS_OWN_DRIVER,
     ("trident/workers/requests.py", "Answers.outcomes"): FROM_ITS_OWN_DRIVER,
     ("trident/spouts/files/tasks.py", "read_lines"): FROM_ITS_OWN_DRIVER,
+    ("trident/spouts/kafka/reader.py", "read_groups"): FROM_ITS_OWN_DRIVER,
     ("trident/spouts/tasks.py", "_read_one"): FROM_ITS_OWN_DRIVER,
     ("trident/tuples/tasks.py", "BoltRun.__init__"): FROM_ITS_OWN_DRIVER,
     ("trident/tuples/tasks.py", "LevelTask._tuple"): "tuples between tasks of one round, in Spark's memory",

@@ -107,6 +107,8 @@ def _sums(keys: Columns, values: Any) -> tuple[list[pa.Array], pa.Array]:
         most = max(abs(bound or 0) for bound in pc.min_max(values).as_py().values())
         if most * len(values) > _LONG_MAX:  # Arrow's sum of integers would wrap
             wide = values.cast(pa.decimal128(38))
+    elif not keys and len(values):  # without keys Arrow adds doubles in pairs
+        return [], _sums([pa.repeat(0, len(values))], values)[1]
     groups, sums = _grouped(keys, (wide, "sum"))
     if sums.type == kind:
         return groups, sums

@@ -333,7 +333,9 @@ class MessageSpoutExecutor(SpoutExecutor):
                 with self._replacing:  # the thread of an attempt before may be in `suspect`
                     batch.attempt = context.attempt
                     if context.shrink:
-                        batch.messages, batch.table = self._less(batch.messages), None
+                        less = self._less(batch.messages)
+                        batch.table = None  # first: a reader takes the messages, then the table
+                        batch.messages = less
             return {"messages": len(batch.messages), "rows": int(batch.messages.counts.sum())}
 
     def _next_batch(self) -> PendingMessages:

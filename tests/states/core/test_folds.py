@@ -65,3 +65,14 @@ def test_a_fold_of_no_row_is_null_and_the_key_of_a_sum_that_does_not_fit_is_name
 @pytest.mark.parametrize(("aggregator", "kind"), [("sum", pa.float32()), ("sum", pa.string()), ("another", pa.int64())])
 def test_these_are_not_folded(aggregator: str, kind: pa.DataType) -> None:
     assert not is_folded(aggregator, kind)
+
+
+@pytest.mark.parametrize("count", [3, 40, 5000])
+def test_sum_of_doubles_without_keys_is_from_the_first_to_the_last(count: int) -> None:
+    source = random.Random(1)
+    values = [source.uniform(-1e16, 1e16) if at % 2 else source.random() for at in range(count)]
+    expected = 0.0
+    for value in values:
+        expected += value
+    rows = pa.chunked_array([values[:2], values[2:]])
+    assert folded("sum", [], rows)[1].to_pylist() == [expected]

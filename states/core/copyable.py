@@ -73,7 +73,8 @@ def is_folded(aggregator: str, kind: pa.DataType) -> bool:
     """
     if aggregator in ("count", "sum"):
         return bool(pa.types.is_integer(kind) or pa.types.is_float64(kind) or pa.types.is_decimal(kind))
-    return aggregator in ("min", "max")
+    # Arrow cannot compare lengths of time.
+    return aggregator in ("min", "max") and not any(name in str(kind) for name in ("duration", "interval"))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -62,7 +62,17 @@ def test_a_fold_of_no_row_is_null_and_the_key_of_a_sum_that_does_not_fit_is_name
     assert caught.value.key == ["b"]
 
 
-@pytest.mark.parametrize(("aggregator", "kind"), [("sum", pa.float32()), ("sum", pa.string()), ("another", pa.int64())])
+@pytest.mark.parametrize(
+    ("aggregator", "kind"),
+    [
+        ("sum", pa.float32()),
+        ("sum", pa.string()),
+        ("another", pa.int64()),
+        ("min", pa.duration("us")),
+        ("max", pa.list_(pa.duration("us"))),
+        ("min", pa.month_day_nano_interval()),
+    ],
+)
 def test_these_are_not_folded(aggregator: str, kind: pa.DataType) -> None:
     assert not is_folded(aggregator, kind)
 

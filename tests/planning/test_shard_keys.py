@@ -81,6 +81,20 @@ def first_seen_and_windowed(stream: Any) -> None:
     windows.group_by("word").aggregate(Count(), "n").partition_persist(DeltaAppend("out"))
 
 
+def reduced_and_first_seen(stream: Any) -> None:
+    """The reducer's rows would be staged by each task."""
+    news = reduced(stream, "word", "at").new_values_stream()
+    timed(news).drop_duplicates("word", within="1 hour").partition_persist(DeltaAppend("first"))
+
+
+def of_users_and_first_seen(stream: Any) -> None:
+    """A function of the user's may give each task another key."""
+    asked = stream.state_query(counted(stream, "word"), "word", MapGet(), "before")
+    timed(asked.each("user", repr, "shown string")).drop_duplicates("shown", within="1 hour").partition_persist(
+        DeltaAppend("f")
+    )
+
+
 def windowed_and_counted(stream: Any) -> None:
     """The fired windows of several keys are counted together."""
     windows = timed(stream).tumbling_window("1 minute")
@@ -109,6 +123,8 @@ def windowed_and_counted(stream: Any) -> None:
         (lambda stream: windowed(stream), None),
         (first_seen, {"boundary0": None}),
         (first_seen_and_windowed, None),
+        (reduced_and_first_seen, None),
+        (of_users_and_first_seen, None),
         (windowed_and_counted, None),
         # Of rows that are staged twice each part is cut for itself.
         (lambda stream: (first_seen(stream), queried(stream, "word")), {"boundary0": ("word",), "boundary1": None}),

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from trident.running.late_part import DRIVER_ROWS_MAX, SMALL_BYTES, Able, Breaker, Form, Rows, choose
+from trident.running.late_part import DRIVER_ROWS_MAX, SHARDS_BYTES, SMALL_BYTES, Able, Breaker, Form, Rows, choose
 
 ALL = Able(one_job=True, driver=True, one_partition=True, shards=True)
 FEW = Rows(idle=False, rows=10, size=1_000)
@@ -30,6 +30,7 @@ def test_before_the_early_part_only_the_next_transaction_is_one_job(one_job, is_
         (ALL, Rows(False, DRIVER_ROWS_MAX + 1, 1_000), False, Form.PASS),
         (ALL, LARGE, False, Form.PASS),
         (ALL, LARGE, True, Form.TABLES),
+        (ALL, Rows(False, 10**9, SHARDS_BYTES + 1), False, Form.TABLES),
         (Able(True, True, True, shards=False), LARGE, False, Form.TABLES),
         (Able(False, True, False, False), Rows(False, DRIVER_ROWS_MAX + 1, 1_000), False, Form.TABLES),
         (Able(False, False, True, False), FEW, False, Form.PASS),

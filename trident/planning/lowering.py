@@ -266,7 +266,9 @@ def shard_keys(nodes: Sequence[Node], boundaries: Mapping[Node, Boundary]) -> di
             path, names = _traced(parent, node.together, boundaries)
             begin = path[-1]
             if node.sees_all:
-                # Nothing that does not keep its shard's alone may take rows that each task has.
+                # Each task makes these rows: they must be the same in each, and nothing else may take them.
+                if any(one.writes is not None or one.together != () or not one.repeatable for one in path[:-1]):
+                    return None
                 if begin not in boundaries or any(
                     not other.sees_all and other not in path and not set(path).isdisjoint(other.parents)
                     for other in nodes

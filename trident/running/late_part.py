@@ -54,8 +54,10 @@ if TYPE_CHECKING:
 DRIVER_ROWS_MAX = 10_000
 # Rows in so few bytes are worth one Spark partition.
 SMALL_BYTES = 8 << 20
-# So few rows are one task's; more are cut into shards, one for each core.
+# So few rows are one task's; more, or larger ones, are cut into shards, one for each core.
 TASK_ROWS = 20_000
+# Tasks hold the rows of a batch in memory, those with a watermark each of them all.
+SHARDS_BYTES = 1 << 30
 # So many transactions at most read the tables before another form is tried again.
 _PAUSE_MAX = 10
 
@@ -116,7 +118,7 @@ def choose(able: Able, staged: Rows | None, is_next: bool, is_open: bool) -> For
         return Form.ONE_JOB if able.one_job and is_next and not is_open else None
     if staged.idle:
         return Form.NOTHING
-    if is_open or (staged.size > SMALL_BYTES and not able.shards):
+    if is_open or staged.size > (SHARDS_BYTES if able.shards else SMALL_BYTES):
         return Form.TABLES
     if able.driver and staged.rows <= DRIVER_ROWS_MAX and staged.size <= SMALL_BYTES:
         return Form.DRIVER
@@ -316,8 +318,9 @@ class WorkerPass:
         """
         files = {one.name: one.paths(staged[one.name]) for one in self._staging.boundaries}
         batch = _sent(LateBatch(info, dict(copies), files))
-        rows = sum(file.num_records for one in self._staging.boundaries for file in staged[one.name])
-        plans = self._plans[1 if self._keys is None or rows <= TASK_ROWS else self._shards]
+        found = [file for one in self._staging.boundaries for file in staged[one.name]]
+        is_small = sum(file.num_records for file in found) <= TASK_ROWS and bytes_of(found) <= SMALL_BYTES
+        plans = self._plans[1 if self._keys is None or is_small else self._shards]
         return plans.stage({"one": self._one}, self._staging.incarnation, attempt, batch)
 
     @contextmanager

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from trident.workers.calls import prepared
 from trident.workers.chain import Chain, Frame, Meter, Step
+from trident.workers.look_up import WHOLE
 
 # Steps of the framework's own over Arrow: what Spark does to many rows, done to few of them without Spark.
 #
@@ -476,14 +477,14 @@ class ArrowPlan:
     segments: tuple[ArrowSegment, ...]
     outputs: Mapping[str, str]
 
-    def run(self, inputs: Mapping[str, pa.Table], info: Any, copies: Any, shard: Any = None) -> dict[str, pa.Table]:
+    def run(self, inputs: Mapping[str, pa.Table], info: Any, copies: Any, shard: Any = WHOLE) -> dict[str, pa.Table]:
         """The outputs' rows.
 
         Args:
             inputs: the rows that segments begin with, by name.
             info: a BatchInfo.
             copies: state → its local copy, of each state that is looked up.
-            shard: whose keys' rows are wanted; None: all are.
+            shard: whose keys' rows are wanted.
 
         Raises:
             StaleCopy: a copy is not that of its mark.
@@ -491,9 +492,7 @@ class ArrowPlan:
         """
         rows = dict(inputs)
         for segment in self.segments:
-            chain = segment.chain.for_batch(info, copies)
-            if shard is not None:
-                chain = chain.in_shard(shard)
+            chain = segment.chain.for_batch(info, copies).in_shard(shard)
             batches = chain(segment.batches(rows))
             rows[segment.ends] = pa.Table.from_batches(batches, schema=chain.schema)
         return {output: rows[name] for output, name in self.outputs.items()}

@@ -19,7 +19,7 @@ from trident.states.core import storage
 from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
 from trident.workers.failures import LARGE, left_to_spark, marked
-from trident.workers.look_up import Shard, wait_for_copy
+from trident.workers.look_up import WHOLE, Shard, wait_for_copy
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
@@ -67,7 +67,7 @@ class LatePass:
     shards: int = 1
 
     def staged(
-        self, inputs: Mapping[str, pa.Table], batch: LateBatch, attempt: str, shard: Shard | None = None
+        self, inputs: Mapping[str, pa.Table], batch: LateBatch, attempt: str, shard: Shard = WHOLE
     ) -> Iterator[dict[str, Any]]:
         """The reports on the files of one batch."""
         for state, copy in batch.copies.items():
@@ -76,7 +76,7 @@ class LatePass:
         for target, txid_column in self.targets:
             yield from write_partition(of_attempt(target, txid_column, attempt), tables[target.name].to_batches())
 
-    def _run(self, inputs: Mapping[str, pa.Table], batch: LateBatch, shard: Shard | None) -> dict[str, pa.Table]:
+    def _run(self, inputs: Mapping[str, pa.Table], batch: LateBatch, shard: Shard) -> dict[str, pa.Table]:
         try:
             return self.plan.run(inputs, batch.info, batch.copies, shard)
         except TridentError:
@@ -89,19 +89,18 @@ class LatePass:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for numbers in batches:
             for number in numbers.column(0).to_pylist():
-                shard = None if self.keys is None or self.shards == 1 else Shard(number, self.shards)
-                yield from report_batches(self._reports(_batch_of_job(), shard))
+                yield from report_batches(self._reports(_batch_of_job(), Shard(number, self.shards)))
 
-    def _reports(self, batch: LateBatch, shard: Shard | None) -> Iterator[dict[str, Any]]:
+    def _reports(self, batch: LateBatch, shard: Shard) -> Iterator[dict[str, Any]]:
         inputs = {
             name: rows_of(batch.files[name], schema, self._in_shard(name, schema, shard))
             for name, schema in self.boundaries.items()
         }
         yield from self.staged(inputs, batch, attempt_of_job(), shard)
 
-    def _in_shard(self, boundary: str, schema: pa.Schema, shard: Shard | None) -> Callable[[pa.Table], pa.Table] | None:
+    def _in_shard(self, boundary: str, schema: pa.Schema, shard: Shard) -> Callable[[pa.Table], pa.Table] | None:
         """Keeps the rows of a shard; None: all rows of the boundary are taken."""
-        if shard is None or self.keys is None or (keys := self.keys[boundary]) is None:
+        if shard.count == 1 or self.keys is None or (keys := self.keys[boundary]) is None:
             return None
         if not keys:
             return None if shard.number == 0 else lambda rows: rows.slice(0, 0)

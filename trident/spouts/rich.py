@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Union
+from typing import Any
 
 from pyspark.sql.types import StructType
 
@@ -211,6 +211,3 @@ def is_rich_spout(spout: Any) -> bool:
     return not isinstance(spout, type) and all(
         callable(getattr(spout, method, None)) for method in ("open", "next_tuple", "ack", "fail")
     )
-
-
-Rows = Sequence[Union[tuple[Any, ...], Any]]

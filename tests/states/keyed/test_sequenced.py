@@ -276,7 +276,9 @@ def test_every_reader_and_both_merges_decide_by_sequence_and_transaction(
 ):
     keys = ["a", "b", "c", "d", "e", None]
     group = Group(spark, engine, tmp_path, binding_of("string"))
-    history = a_history(rng, keys)
+    # And one that is deleted before any other change of it, of which an earlier one comes last.
+    history = [Change("held", 9, None, True), *a_history(rng, keys), Change("held", 1, "late")]
+    keys.append("held")
     cuts = sorted(rng.sample(range(1, len(history)), 3))
     batches = [history[low:high] for low, high in zip([0, *cuts], [*cuts, len(history)], strict=True)]
     tables, compactor = LogTables(), Compactor(spark, engine, tmp_path, group.descriptor("s"))

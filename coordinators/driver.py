@@ -616,7 +616,7 @@ class GroupDriver:
                 if refusals >= self._limits.max_attempts:
                     halted = Halted(
                         f"a decided transaction could not be finished after {failures} tries of {part}: {error}",
-                        action="mend the cause and start again: the decision is kept and will be finished",
+                        action="fix the cause and start again: the decision is kept and will be finished",
                     )
                     halted.__cause__ = error
                     self._ends_driver(halted)

@@ -337,6 +337,6 @@ def quietly(part: Callable[[], None]) -> bool:
     try:
         part()
     except TridentError as error:
-        log.debug("a hand-over is not told: %s", error)
+        log.debug("a hand-over is not reported: %s", error)
         return False
     return True

@@ -82,7 +82,7 @@ def refuse_unfinished_reset(zk: ZooKeeper, topology: str) -> None:
             "of its tables and files may be gone",
             found=f"the znode {zk.path(topology, _RESET_MARK)}",
             expected="a topology that is whole, or none",
-            action=f"run `trident reset {topology}` again, with the options that it had (--drop-tables): it goes on",
+            action=f"run `trident reset {topology}` again, with the options that it had (--drop-tables): it continues",
         )
 
 
@@ -228,7 +228,7 @@ def refuse_unfinished_rollback(zk: ZooKeeper, topology: str) -> None:
             f"{unfinished.group!r} was begun and has not ended: some of its tables may be of then, and others of now",
             found=f"the znode {zk.path(topology, _ROLLBACK_MARK)}",
             expected="a topology whose tables are all of one moment",
-            action=f"run `trident rollback {topology} --to {unfinished.txid} --apply` again: it goes on",
+            action=f"run `trident rollback {topology} --to {unfinished.txid} --apply` again: it continues",
         )
 
 
@@ -446,9 +446,7 @@ class Registration:
         stored = decode(self._identity_path, identity[0], Identity) if identity else None
         made = decode(self._incarnation_path, incarnation[0], Incarnation) if incarnation else None
         if identity is None or stored is None:
-            raise CorruptZnode(
-                self._identity_path, found="no such znode", expected="an Identity beside the incarnation"
-            )
+            raise CorruptZnode(self._identity_path, found="no such znode", expected="an Identity with the incarnation")
         if made is None:
             raise CorruptZnode(self._incarnation_path, found="no such znode", expected="an Incarnation")
         return made.incarnation, msgspec.to_builtins(stored), identity[1].znode_version

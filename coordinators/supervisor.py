@@ -390,7 +390,7 @@ class Supervisor:
 
     def _waits(self, other: Holder, me: Holder) -> None:
         if self._ends_behind_next:
-            self._listener.event(f"{other.host} pid {other.pid} leads: this process ends, as the hand-over asked for")
+            self._listener.event(f"{other.host} pid {other.pid} leads: this process ends, as the hand-over requested")
             self.stop_requested.set()
             return
         self._listener.waits(other)
@@ -511,7 +511,7 @@ class Supervisor:
             self._listener.event("hands over: no new transactions, then another process leads")
             self._post(master.Paused())
         elif step is Step.RESUME:
-            self._listener.event("the hand-over was taken back: goes on")
+            self._listener.event("the hand-over was taken back: continues")
             if not self._paused:
                 self._post(master.Resumed())
         elif step is Step.STOP:

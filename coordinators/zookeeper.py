@@ -97,7 +97,7 @@ class ZooKeeper(Connection):
             pass
         raise OutcomeUnknown(
             f"the ZooKeeper session was lost while {path} was written",
-            action="abandon what is in flight, lead again, and go on from what is there",
+            action="abandon what is in flight, lead again, and continue from what is there",
         )
 
     # -- names --------------------------------------------------------------

@@ -358,7 +358,7 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
         if not sys.stdin.isatty():
             raise ConfigError("reset cannot be undone and there is no terminal to ask at", action="give --yes")
         what = "its transactions and its tables" if drop_tables else "its transactions"
-        if not click.confirm(f"Delete {what}: {name}, in {config.warehouse}. Go on?"):
+        if not click.confirm(f"Delete {what}: {name}, in {config.warehouse}. Continue?"):
             click.echo("Nothing is changed.")
             return
     from trident.commands import admin

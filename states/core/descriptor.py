@@ -99,7 +99,7 @@ class StateDescriptor:
             raise TableError(
                 f"state {self.name} cannot be described",
                 found=f"deleted keys kept for {kept} transactions, up to {lasts}",
-                expected="numbers of transactions, one behind the other",
+                expected="numbers of transactions in ascending order",
             )
         object.__setattr__(self, "keys", tuple(self.keys))
         object.__setattr__(self, "value_fields", tuple(self.value_fields))

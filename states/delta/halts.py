@@ -205,7 +205,7 @@ def outside_is_behind(topology: str, state: str, found: str, known: TableMark) -
         "put back to an earlier moment",
         found=found,
         expected=attempt_text(known.txid, known.attempt_id),
-        action=f"bring the store back from a newer copy; to go on without the rows that it lacks: "
+        action=f"bring the store back from a newer copy; to continue without the rows that it lacks: "
         f"{repair_command(topology, '--accept-outside', state, '--apply')}; to begin again: `trident reset {topology}`",
     )
 

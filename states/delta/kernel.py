@@ -309,7 +309,7 @@ class KernelEngine:
             if newest is not None and (signature := log_of.signature(newest)) is not None:
                 self._whole[path] = newest, signature
         except (OSError, TableError) as error:  # a read-only disk: then the table is read as it is
-            log.warning("the log of table %s cannot be looked at: %s", path, error)
+            log.warning("the log of table %s cannot be read: %s", path, error)
 
     def load_version(self, path: str, version: int) -> TableSnapshot:
         """The table as of one table version.

@@ -74,11 +74,11 @@ def _taken(path: str, root: str, shared: bool, timeout_secs: float | None) -> Ab
                     f"the lock of table {path} is not free",
                     found=f"held by {holder}",
                     expected=f"a free lock within {timeout_secs:.0f} s",
-                    action="if that process is stopped or hangs: let it go on, or kill it",
+                    action="if that process is stopped or hangs: let it continue, or kill it",
                 ) from error
         log.warning(
             "waiting for the lock of table %s since %.0f s; it is held by %s. A process that is stopped or hangs "
-            "inside a MERGE keeps it: let it go on, or kill it",
+            "inside a MERGE keeps it: let it continue, or kill it",
             path,
             _WARN_AFTER_SECS,
             holder,

@@ -83,7 +83,7 @@ def _check_plain(path: Place, protocol: Mapping[str, Any], adds: Iterable[Mappin
             f"table {path} cannot be cloned",
             found=found,
             expected="whole Parquet files in the table's own folder",
-            action="rewrite the table's files (OPTIMIZE, or REORG … APPLY (PURGE)), and name a transaction behind that",
+            action="rewrite the table's files (OPTIMIZE, or REORG … APPLY (PURGE)), and name a transaction after that",
         )
 
 

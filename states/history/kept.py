@@ -392,7 +392,7 @@ class Publications:
                 txid=found.control.txid,
                 oldest=kept[0],
                 newest=kept[1],
-                found=f"manifests of transactions before it and behind it, of {kept[0]} to {kept[1]}",
+                found=f"manifests of transactions before and after it, of {kept[0]} to {kept[1]}",
                 expected=f"the manifest of attempt {found.control.attempt_id}",
                 action="bring it back from a back-up of the warehouse; or take transactions on one side of it only",
             )

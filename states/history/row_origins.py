@@ -84,7 +84,7 @@ def origins_of_rows(warehouse: Place, state: StateDescriptor, row: Mapping[str, 
     problem = replace(snapshot, metadata={**snapshot.metadata, "partitionColumns": []}).why_not_rows
     if problem is not None:
         raise TableError(
-            f"the rows of table {path} cannot be told apart without Spark",
+            f"the rows of table {path} cannot be distinguished without Spark",
             found=problem,
             expected="a table of whole Parquet files, as its topology makes it",
             action=f"read it with Spark, and ask for the transaction by its column {TXID_COLUMN!r} where it has one",

@@ -171,7 +171,7 @@ def _columns(path: Place, binding: StateBinding, spec: TableSpec, table: LogSnap
     names = {field["name"] for field in there}
     wrong += [f"no column {name} {_shown(field['type'])}" for name, field in wanted.items() if name not in names]
     if binding.merging == SEQUENCED:
-        wrong.append("an Upsert with sequence_by, which keeps the transaction of each row beside it")
+        wrong.append("an Upsert with sequence_by, which keeps the transaction of each row with it")
     found = [text for text in wrong if text]
     if found:
         raise SchemaMismatch(

@@ -142,7 +142,7 @@ class BackgroundCompactor:
                 lacking = self._advanced - compactor.merged_upto()
                 if lacking > 0:
                     texts.append(
-                        f"the plain table {compactor.state.name} is {lacking} transaction{'s' * (lacking != 1)} behind;"
+                        f"the plain table {compactor.state.name} lacks {lacking} transaction{'s' * (lacking != 1)};"
                         f" run `trident compact {topology}`"
                     )
         return texts

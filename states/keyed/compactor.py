@@ -112,7 +112,7 @@ def _txid(folder: str) -> float:
 log = logging.getLogger("trident.compactor")
 
 MERGE = faults.register("compact.merge", "the MERGE of a keyed state's log into its table")
-SETTLE = faults.register("compact.settle", "the flush of a plain table's versions before they are told to readers")
+SETTLE = faults.register("compact.settle", "the flush of a plain table's versions before readers see them")
 DROP = faults.register("compact.drop", "the commit that drops merged files from a keyed state's log")
 
 # A log is dropped from so often while as many transactions pass as are kept.
@@ -299,7 +299,7 @@ class Compactor:
         if merged < plan.upto:
             # Delta passes over a write whose txnVersion it thinks it has, without a word.
             raise TableError(
-                f"a MERGE into {self.plain} was told as done and is not in the table",
+                f"a MERGE into {self.plain} was reported as done and is not in the table",
                 found=f"merged up to {merged}",
                 expected=plan.upto,
                 action="nothing is lost: the log has the rows, and the MERGE is tried again",

@@ -112,7 +112,7 @@ class StateCopies:
             try:
                 self._copy(state).bring_on(txid)
             except Exception as error:
-                log.debug("the local copy of %s is not brought on: %s", state, error)
+                log.debug("the local copy of %s cannot catch up: %s", state, error)
 
     def open(self) -> None:
         """Lets copies be asked for again behind a :meth:`close`: threads that were late then have found none."""

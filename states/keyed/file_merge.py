@@ -153,7 +153,7 @@ MERGE_PROCESS = MergeProcess()
 
 log = logging.getLogger("trident.compactor")
 
-WRITE = faults.register("compact.write", "writing the files of a native MERGE, by a process beside")
+WRITE = faults.register("compact.write", "writing the files of a native MERGE, by a helper process")
 
 # More of the log is merged by Spark: the process has it all in memory.
 LOG_BYTES_MAX, LOG_ROWS_MAX = 256 << 20, 10_000_000

@@ -388,7 +388,7 @@ class Sender:
             raise TridentError(
                 f"{target.what}: the server at {target.shown} takes no request of this url, method or credentials",
                 found=f"status {status}",
-                action="mend url=, method= or secrets=, then start again: the decided rows are sent then",
+                action="correct url=, method= or secrets=, then start again: the decided rows are sent then",
             )
         if not self._past_refusals:
             raise TridentError(
@@ -425,7 +425,7 @@ class Sender:
                 raise TridentError(
                     f"{target.what}: the proxy takes no request of these credentials, or to {target.shown}",
                     found=str(error),
-                    action="mend proxy=, then start again: the decided rows are sent then",
+                    action="correct proxy=, then start again: the decided rows are sent then",
                 ) from None
             return 0, f"ProxyError: {_reason(error)}", None
         except httpx.TransportError as error:

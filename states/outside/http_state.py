@@ -239,7 +239,7 @@ class HttpState(OutsideState):
             if not _KEPT_IN.fullmatch(place):
                 raise TopologyError(
                     f"the secret {name} of {_USER} cannot be used",
-                    expected="'env:VARIABLE' or 'file:/path', perhaps behind a word: 'Bearer env:VARIABLE'",
+                    expected="'env:VARIABLE' or 'file:/path', perhaps after a word: 'Bearer env:VARIABLE'",
                 )
         names = [name.lower() for name in (*self.headers, *self.secrets, self.key_header)]
         if len(set(names)) < len(names):

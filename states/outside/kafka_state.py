@@ -40,7 +40,7 @@ _OURS = {
     "isolation.level": "marks are read as committed",
     "enable.auto.commit": "the marks are committed with the rows",
     "delivery.timeout.ms": "give it as message.timeout.ms",
-    "delivery.report.only.error": "failures alone are looked at",
+    "delivery.report.only.error": "failures alone are inspected",
 }
 # The client takes no others.
 _LEAST_MS, _MOST_MS = {OPEN_TIMEOUT: 1_000, MESSAGE_TIMEOUT: 1}, 2**31 - 1

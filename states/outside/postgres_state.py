@@ -128,7 +128,7 @@ class PostgresState(OutsideState):
     # --- the store
 
     def check_store(self, rows: OutsideRows) -> None:
-        with self._cursor("looked at") as cursor:
+        with self._cursor("checked") as cursor:
             if self.durable:
                 check_durable(cursor, self.url, f"state {self.name}", "PostgresState(…, durable=False)")
             found = cursor.execute(

@@ -54,8 +54,8 @@ def test_a_zookeeper_that_answers_is_told_of_and_one_that_does_not_is_a_problem(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--cluster",), "there is no cluster to look at; found: local[*] (default)"),
-        (("--cluster", "--conf", "spark.master=local[2]"), "there is no cluster to look at; found: local[2]"),
+        (("--cluster",), "there is no cluster to check; found: local[*] (default)"),
+        (("--cluster", "--conf", "spark.master=local[2]"), "there is no cluster to check; found: local[2]"),
         (("--conf", "spark.master=yarn"), "the embedded ZooKeeper serves one machine, and the Spark master is yarn"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_store_that_was_put_back_is_let_in_by_name(world: World, tmp_path: Pat
     shutil.copy(tmp_path / "copy.db", ledger.path)
     error = world.ends(world.start(5, made(5)))
     assert "`trident repair top --accept-outside ledger --apply`" in str(error) and "is the older side" in str(error)
-    assert world.dry_run().findings == [], "its store is not asked"
+    assert world.dry_run().findings == [], "its store is not queried"
     with pytest.raises(TopologyError, match="no mark of a state 'other' outside of the warehouse"):
         world.repair(accept_outside=["other"])
     found = world.dry_run(accept_outside=["ledger"])
@@ -124,4 +124,4 @@ def test_an_outbox_that_lacks_transactions_is_found(outbox: tuple[int, int] | No
     assert asked.chosen is not None and asked.chosen.steps == (SetMarks("g", forget=("outside:mails",)),)
     shown = report(Repaired(TopologyFacts("top", "inc", None, (group,)), [asked], [], [asked]), [], False)
     assert "trident repair top --accept-outside mails --apply" in shown and "ARE LOST there" in shown
-    assert ("its store is not asked" in shown) == (outbox is None)
+    assert ("its store is not queried" in shown) == (outbox is None)

@@ -51,5 +51,5 @@ def test_a_stopped_session_and_ctrl_c_are_a_line_each_and_the_exit_code_is_pytho
     said = [line for line in ran.stderr.splitlines() if "incubator modules" not in line]
     assert len(said) == 2, ran.stderr
     assert "ticks has ended: the Spark session was stopped while the topology ran" in said[0], said
-    assert said[1] == "trident: interrupted; ticks goes on where it was at the next start"
+    assert said[1] == "trident: interrupted; ticks continues where it was at the next start"
     assert ran.returncode == -2, "as an interrupt ends a program: 130 in a shell"

@@ -289,7 +289,7 @@ def test_the_draft_of_a_writer_that_was_killed_is_removed_and_that_of_a_living_o
 
 @pytest.mark.parametrize(
     ("view_txid", "said"),
-    [(6, "transaction 6, up to date"), (2, "transaction 2, 4 behind"), (9, "transaction 9, up to date"), (None, None)],
+    [(6, "transaction 6, up to date"), (2, "transaction 2, lags by 4"), (9, "transaction 9, up to date"), (None, None)],
 )
 def test_how_far_the_view_of_plain_tables_is_behind_is_shown(view_txid, said):
     lines = [line for line in format_status(make(7, view_txid=view_txid), now=200.0).splitlines() if "view " in line]

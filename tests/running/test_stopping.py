@@ -261,7 +261,7 @@ def test_a_table_that_stays_behind_is_said_in_a_line(start: Starter, armed: Any,
     query = start.run(counted(), merge_at_stop_secs=0.5)
     assert stopped(query, 30)
     said = [one.getMessage() for one in caplog.records if "behind" in one.getMessage()]
-    assert said == ["counted: the plain table counts is 2 transactions behind; run `trident compact counted`"]
+    assert said == ["counted: the plain table counts is 2 transactions late; run `trident compact counted`"]
 
 
 # --- one query of a topology in a process ----------------------------------------------------------

@@ -202,7 +202,7 @@ def test_a_rollback_that_fails_at_every_step_is_finished_by_the_same_command(wor
         if number == 0:
             assert held(world) == before, "nothing was done yet"
         if number == (4 if ALL else 1):
-            assert "`trident rollback top --to 4 --apply` again: it goes on" in str(half_done(world))
+            assert "`trident rollback top --to 4 --apply` again: it continues" in str(half_done(world))
     assert back(world, apply=True).plan.is_there  # type: ignore[union-attr]  # the last step was done, and not heard of
     is_of_then(world, base.then)  # type: ignore[attr-defined]
     assert sorted(row.word for row in pinned.collect()) == rows, "a reader that has pinned a version reads on"
@@ -262,7 +262,7 @@ def test_a_dry_run_says_what_goes_and_comes_and_changes_nothing(world: World) ->
         "transaction 7 is the last that has advanced",
         "words: 6 rows go, 0 rows come back",
         "counts (keyed state): 9 rows go, 3 rows come back",
-        "stream lines (FixedBatchSpout): goes on behind transaction 4",
+        "stream lines (FixedBatchSpout): continues after transaction 4",
         "a reader that has pinned a table version reads on",
         "Nothing was changed: this was a dry run.",
     ):

@@ -44,7 +44,7 @@ def test_what_is_wrong_is_told_where_it_is_written():
         (lambda: F.upper("a", "b"), r"upper cannot be called so: too many.*expected: upper\(col\)"),
         (lambda: F.upper(column="a"), "upper cannot be called so.*'col'"),
         (lambda: n.cast(), r"Column.cast cannot be called so.*expected: cast\(dataType\)"),
-        (lambda: n.otherwise(3), "otherwise belongs behind when"),
+        (lambda: n.otherwise(3), "otherwise belongs after when"),
         (lambda: n.over("w"), "over cannot be used in a stream.*group_by"),
         (lambda: n > 3 and n < 5, r"\(n > 3\) is neither true nor false.*Use & for and"),
         (lambda: 3 in n, "Use contains, isin"),

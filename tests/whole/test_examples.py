@@ -175,7 +175,7 @@ def test_16_time_travel(run: Run) -> None:
         "[1, 2, 4]",
         "till_mended: delft 2524, gouda 2150, leiden 545",
         "first difference: transaction 4",
-        "batch group sales goes on with transaction 3",
+        "batch group sales continues with transaction 3",
         "till: delft 2524, gouda 2150, leiden 545",
     ]
     assert "|delft|   1998|" in out, "what transaction 4 changes, by a replay"

@@ -6,6 +6,7 @@ written, code included: no name needs these words either.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,8 @@ BENT = {
 NOT_FOR_USERS = re.compile("benchmarks|decisions/|faults|modules|proof|reference")
 CODE = r"^```.*?^```$|<!--.*?-->|`[^`\n]*`|\]\([^)]*\)"
 MEANT = r"\bbehind\s+(?:a|the)\s+(?:firewall|proxy|load\s+balancer)"  # a place in a network
+# Values in tables, which stay as they were written.
+STORED = {"asked for"}
 NO_PROSE = re.compile(f"{CODE}|{MEANT}", re.MULTILINE | re.DOTALL | re.IGNORECASE)
 # With a capital it begins a sentence; a question may.
 BEGINS = re.compile(r"\b(?:What|Whether)\b(?![^.?!|]*\?)")
@@ -76,6 +79,28 @@ def test_no_page_for_users_bends_a_word() -> None:
     assert not found, f"say it in words of the field ({BENT}):\n" + "\n".join(found)
 
 
+def messages(code: str) -> Iterator[tuple[int, str]]:
+    """Each string of a module that may be a sentence for users, its docstrings left out, with its line."""
+    tree = ast.parse(code)
+    statements = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in statements:
+            if " " in one.value.strip() or one.value.startswith(" "):
+                yield one.lineno, one.value
+
+
+def test_no_error_bends_a_word() -> None:
+    found = [
+        f"{name}:{line}: {word}"
+        for name, text in texts()
+        if name.endswith(".py")
+        for line, message in messages(text)
+        for _, word in bent(message)
+        if message not in STORED
+    ]
+    assert not found, f"say it in words of the field ({BENT}):\n" + "\n".join(found)
+
+
 def test_no_text_has_a_forbidden_word() -> None:
     files = dict(texts())
     assert len(files) > 300, "the files are found"
@@ -103,6 +128,11 @@ def test_no_text_has_a_forbidden_word() -> None:
 )
 def test_the_look_finds_them(text: str, page: bool, words: list[str]) -> None:
     assert [word for _, word in forbidden(text, page)] == words
+
+
+def test_the_look_finds_messages_and_no_docstring() -> None:
+    code = 'def f():\n    """It goes on."""\n    raise E(f"{a} is told", "told")\n'
+    assert list(messages(code)) == [(3, " is told")]
 
 
 @pytest.mark.parametrize(

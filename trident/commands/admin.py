@@ -92,7 +92,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
                 f"{name}: its transactions are forgotten, but not everything could be deleted",
                 found="; ".join(removed.failed),
                 expected=f"all of it deleted; this is: {', '.join(removed.gone) or 'nothing'}",
-                action=f"mend that and run `trident reset {name}` again, with the same options: it goes on; until it "
+                action=f"fix that and run `trident reset {name}` again, with the same options: it continues; until it "
                 "has ended the topology does not start",
             )
         finish_reset(zk, name)
@@ -270,7 +270,7 @@ def _skip(
     where = warehouse / DEAD_LETTERS.table_name(name, group)
     return (
         f"{name}: transaction {txid} is committed as empty; its metadata is in {where}. "
-        "A spout that acknowledges in commit, such as a queue, was told nothing: its messages come again."
+        "A spout that acknowledges in commit, such as a queue, was not notified: its messages come again."
     )
 
 

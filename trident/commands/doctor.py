@@ -398,7 +398,7 @@ def doctor(config: TridentConfig, cluster: bool) -> Report:
     master = spark_settings(config)["spark.master"]
     if cluster and is_local_master(master):
         raise ConfigError(
-            "the Spark master is this machine: there is no cluster to look at",
+            "the Spark master is this machine: there is no cluster to check",
             found=f"{master} ({config.origin('spark_master')})",
             expected="a cluster's, such as spark://host:7077",
             action="name it: --set spark_master=spark://host:7077",
@@ -483,5 +483,5 @@ def _host(found: Found) -> Iterator[str]:
         if name in found["missing"]:
             yield f"{'':<12} without {name} it has no local copies of states: look-ups read the tables there"
     yield f"{'':<12} framework: {found['framework'] or 'missing'}"
-    yield f"{'':<12} warehouse: {found['error'] or ('read and written' if found['wrote'] else 'not looked at')}"
+    yield f"{'':<12} warehouse: {found['error'] or ('read and written' if found['wrote'] else 'not checked')}"
     yield f"{'':<12} temporary folder: {found['scratch']} ({size(found['scratch_free'])} free)"

@@ -228,7 +228,7 @@ def _said(found: Capture, place: Place) -> str:
     inputs = ", ".join(f"{tx_id} {table.num_rows} rows" for tx_id, table in found.inputs.items())
     whole = set(found.facts["whole"])
     states = ", ".join(
-        f"{name} {table.num_rows} rows{'' if name in whole else ' (those that were asked)'}"
+        f"{name} {table.num_rows} rows{'' if name in whole else ' (those that were requested)'}"
         for name, table in found.states.items()
     )
     expected = ", ".join(f"{name} {table.num_rows} rows" for name, table in found.expected.items())

@@ -110,7 +110,7 @@ class _Handover:
         if live is None:
             raise TopologyError(
                 f"no process leads {self._name}: there is nothing to hand over",
-                action="start it with the new code: it goes on where the last one stopped",
+                action="start it with the new code: it continues where the last one stopped",
             )
         self._leader = live
         there = [one for one in self._handovers.contenders() if not holder_is_gone(one.holder, self._me)]

@@ -145,10 +145,10 @@ def _last_done(found: StreamCheckpoint, doubt: InDoubt) -> tuple[int, str]:
             f"batch {batch} of the checkpoint {found.path} is in doubt",
             found=f"offsets/{batch}, and no commits/{batch}: Spark has planned it, and its rows may be in the target",
             expected="a word on whether the target has them",
-            action="if the MERGEs were written with txnAppId and txnVersion=batch_id: --target TABLE --app-id ID looks "
-            "there. If reading the batch again changes nothing (the last value of each key counts): --again. Else look "
-            "at the target: --again if it does not have the batch, --skip if it does. Or run the old job once more, "
-            "until it has committed the batch",
+            action="if the MERGEs were written with txnAppId and txnVersion=batch_id: --target TABLE --app-id ID "
+            "checks that. If reading the batch again changes nothing (the last value of each key counts): --again. "
+            "Else check the target: --again if it does not have the batch, --skip if it does. Or run the old job once "
+            "more, until it has committed the batch",
         )
     has = {target: _has_batch(target, doubt.app_id or "", batch) for target in doubt.targets}
     if len(set(has.values())) > 1:
@@ -172,7 +172,7 @@ def _has_batch(target: str, app_id: str, batch: int) -> bool:
             f"the target {target} does not say whether it has batch {batch}",
             found=f"transaction ids {known}",
             expected=f"{app_id} at {batch - 1} or {batch}",
-            action="check --app-id; or look at the target, and say --again or --skip",
+            action="check --app-id; or inspect the target, and say --again or --skip",
         )
     return version == batch
 
@@ -196,7 +196,7 @@ def _streams_of(topology: TridentTopology, sources: Sequence[SourceOffset], done
         raise SourceError(
             f"the checkpoint does not say where batch {done + 1} began",
             found="batch 0, of sources that are not Kafka's",
-            expected="a batch behind it",
+            expected="a batch after it",
             action="nothing of the sources was committed: start the topology without `trident migrate`, with a target "
             "that does not have the batch; or run the old job once more, until it has committed the batch",
         )
@@ -210,7 +210,7 @@ def _streams_of(topology: TridentTopology, sources: Sequence[SourceOffset], done
         if len(readers) != 1 or readers[0] in found:
             raise TopologyError(
                 f"source {source.name} of the checkpoint ({source.kind}) has not one stream of {topology.name} "
-                "that goes on with it",
+                "that continues it",
                 found=", ".join(readers) or "no stream that reads it",
                 expected="one stream for each source: its topics, its folder or its table",
                 action=f"the source is {_shown(source)}",

@@ -334,7 +334,7 @@ class Together:
         if job is None:  # jobs of one request may hold all threads
             self._begin()
             return
-        log.info("requests of function %s take long: each is asked in a job of its own", self._plan.function)
+        log.info("requests of function %s take long: each gets a job of its own", self._plan.function)
         self._cancel(job.name)
         self._begin()
 
@@ -455,7 +455,7 @@ class Together:
                 return
             several = len(job.waiting) > 1
             if several:
-                log.info("a job of %d requests failed: each goes on alone", len(job.waiting), exc_info=error)
+                log.info("a job of %d requests failed: each is tried alone", len(job.waiting), exc_info=error)
                 self._again(job.waiting)
         if not several:
             self._go_alone(job.waiting)

@@ -42,7 +42,7 @@ def carry_out(zk: ZooKeeper, lease: Lease, warehouse: Place, steps: Iterable[Cal
 def check_leads(zk: ZooKeeper, lease: Lease) -> None:
     """Raises CoordinationError where this process leads no longer."""
     if lease.lost.is_set():
-        raise CoordinationError("the lease was lost meanwhile", action="run the command again: it goes on")
+        raise CoordinationError("the lease was lost meanwhile", action="run the command again: it continues")
     for fence in lease.fences.values():
         fence.verify(zk)
 

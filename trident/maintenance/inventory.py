@@ -142,7 +142,7 @@ def incarnation_of(warehouse: Place, topology: str) -> str:
             f"the tables of {topology} are of several incarnations",
             found="; ".join(sign.text for sign in signs),
             expected="one",
-            action="start the topology once: it settles which of them it goes on with",
+            action="start the topology once: it settles with which of them it continues",
         )
     raise unknown_topology(warehouse, topology)
 

@@ -188,7 +188,7 @@ def _made(parent: Node, column: Any, what: str, name: str | None = None) -> Made
             f"{what} makes one row of each",
             found=str(column),
             expected="an expression that gives one value of each row",
-            action="to multiply rows beside the other fields write each(expr('explode(items)'), 'item') before it; "
+            action="to multiply rows and keep the other fields write each(expr('explode(items)'), 'item') before it; "
             "for the new rows alone flat_map(expr('explode(items)'), 'item')",
         )
     field = found.fields[0]

@@ -85,7 +85,7 @@ def check_upsert(state: Any, kind: StateKind, schema: StructType, upsert: Any) -
         )
     place = upsert.sequence_by if upsert.history else None
     if not [name for name in schema.names if name not in (*upsert.keys, upsert.delete_when, place)]:
-        raise FieldError("Upsert has nothing to store beside the keys", expected="at least one other field")
+        raise FieldError("Upsert has nothing to store but the keys", expected="at least one other field")
 
 
 def _check_history(schema: StructType) -> None:
@@ -513,7 +513,7 @@ def persistent_aggregate(
     combines = aggregation.kind in ("native", "combiner")
     if aggregation.kind == "aggregator" and not callable(getattr(aggregator, "resume", None)):
         raise TopologyError(
-            f"{what} keeps what complete() gives, and this aggregator cannot go on from it",
+            f"{what} keeps what complete() gives, and this aggregator cannot continue from it",
             found=f"{aggregator_class(aggregator)} without resume(batch_id, *stored)",
             expected="resume(batch_id, *stored) -> the state that aggregate() takes, with one argument per output",
             action="add it; or write a combiner or a reducer",

@@ -102,7 +102,7 @@ def _typed(given: Any, what: str) -> StructType:
     for name, kind in parse_outputs(given):
         if not isinstance(kind, DataType):
             raise OutputTypeError(
-                f"{what} need types", found=repr(name), expected=f"a type behind it, as in '{name} long'"
+                f"{what} need types", found=repr(name), expected=f"a type after it, as in '{name} long'"
             )
         fields.append(StructField(name, kind, True))
     return StructType(fields)

@@ -142,7 +142,7 @@ def state_query(parent: Node, state: AskedState, inputs: Any, query: Any, output
             f"state {state.name} cannot be looked up: it has periods of its keys",
             found="an Upsert with history",
             expected="a state with one value per key",
-            action="read it with query.snapshot, or keep an Upsert without history beside it",
+            action="read it with query.snapshot, or keep an Upsert without history as well",
         )
     many: bool | None = None
     if isinstance(query, BUILT_IN):

@@ -569,7 +569,7 @@ def watermark_required(parent: Node, what: str, why: str) -> Watermark:
         raise TopologyError(
             f"{what} needs a watermark",
             found=f"{parent.operation}, a stream without one",
-            expected="a stream behind with_watermark",
+            expected="a stream after with_watermark",
             action=f"put with_watermark(field, delay) before it: {why}",
         )
     return found

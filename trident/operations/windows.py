@@ -129,7 +129,7 @@ def _carried(node: Node, marks: Sequence[Watermark | None]) -> Watermark | None:
                     f"the watermark's field {mark.field!r} is no longer there",
                     found=f"{node.operation} at {node.location}",
                     expected=f"a stream that carries {mark.field!r} on to its window",
-                    action=f"keep the field, or put with_watermark behind {node.operation}",
+                    action=f"keep the field, or put with_watermark after {node.operation}",
                 )
             found.append(replace(mark, field=field))
     if len({(mark.field, mark.delay) for mark in found}) > 1:
@@ -137,7 +137,7 @@ def _carried(node: Node, marks: Sequence[Watermark | None]) -> Watermark | None:
         raise TopologyError(
             f"streams with different watermarks meet in {node.operation}",
             found=texts,
-            action="put with_watermark behind it, not before",
+            action="put with_watermark after it, not before",
         )
     return found[0] if found else None
 
@@ -217,7 +217,7 @@ def check_session_keys(node: WindowNode, keys: tuple[str, ...]) -> None:
     if set(node.spec.keys) != set(keys):
         raise TopologyError(
             "sessions have one choice of keys",
-            found=f"{', '.join(keys) or 'no key'} behind {', '.join(node.spec.keys) or 'no key'}",
+            found=f"{', '.join(keys) or 'no key'} after {', '.join(node.spec.keys) or 'no key'}",
             expected="the same keys",
             action="write a session_window of its own for each",
         )

@@ -221,7 +221,7 @@ def _group_plan(name: str, nodes: list[Node], tracking: bool) -> GroupPlan:
     if not targets:
         raise TopologyError(
             f"stream {name!r} leads nowhere",
-            found="no state and no Python function behind it",
+            found="no state and no Python function after it",
             expected="partition_persist or persistent_aggregate",
         )
     used = list(nodes_above(targets, nodes))

@@ -476,7 +476,7 @@ def origin_of(node: Node, origins: Origins) -> DrpcNode | None:
                 "a stream of batches" if one is None else f"DRPC stream {one.function!r}" for one in found
             ),
             expected="streams of one DRPC function, or streams of spouts",
-            action="let a state be written by the one and asked by the other: state_query",
+            action="let the one write a state and the other query it: state_query",
         )
     return found[0] if found else None
 
@@ -587,7 +587,7 @@ class TopologyGraph:
             raise TopologyError(
                 "a chained aggregation was left open",
                 found=f"{chain!r} at {location}",
-                expected="chain_end() behind its last link",
+                expected="chain_end() after its last link",
             )
 
     def check_order(self) -> None:

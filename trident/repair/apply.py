@@ -204,7 +204,7 @@ class _Repair:
                     f"{path} was changed while it was repaired; nothing was done to it",
                     found=f"table {found.table_id}, version {found.version}",
                     expected=f"table {step.table_id}, version {step.seen}",
-                    action="run the command again: it looks at what is there now",
+                    action="run the command again: it reads what is there now",
                 )
             session = self._engine.spark.newSession()
             marker = repair_marker(self._facts.name, step.version, step.seen)
@@ -217,7 +217,7 @@ class _Repair:
             except Exception as error:
                 raise TableError(
                     f"{path} could not be restored to version {step.version}: {str(error).splitlines()[0][:500]}",
-                    action="nothing was changed; bring the table back from a back-up, or look at the other choices",
+                    action="nothing was changed; bring the table back from a back-up, or read the other choices",
                 ) from error
         return f"{step.path} has the rows of its version {step.version} again"
 
@@ -297,7 +297,7 @@ def _group_lines(group: GroupFacts, incarnation: str | None) -> list[str]:
     for one in group.outside:
         known = f"transaction {one.mark.txid} attempt {one.mark.attempt_id}" if one.mark else "no transaction"
         outbox = f"its outbox: transaction {one.outbox[0]} attempt {one.outbox[1]}" if one.outbox else ""
-        outbox = "its outbox is damaged" if one.damage else outbox or "its store is not asked"
+        outbox = "its outbox is damaged" if one.damage else outbox or "its store is not queried"
         lines.append(f"  {one.state:<20} outside of the warehouse; ZooKeeper: {known}; {outbox}")
     manifests = ", ".join(f"{one.decision.txid} attempt {one.decision.attempt_id}" for one in group.manifests[-3:])
     lines.append(f"  manifests  {f'of transaction {manifests}' if manifests else 'none'}")

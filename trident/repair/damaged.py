@@ -269,7 +269,7 @@ def _anew(group: GroupFacts, one: OutsideFacts, choices: Choices) -> Finding:
 def _finding(group: str, one: OutsideFacts, mark: TableMark, choices: Choices) -> Finding:
     known = f"transaction {mark.txid} attempt {mark.attempt_id}"
     if one.outbox is None:
-        text = f"ZooKeeper says that state {one.state} has {known}; its store is not asked by this command"
+        text = f"ZooKeeper says that state {one.state} has {known}; this command does not query its store"
     else:
         has = f"transaction {one.outbox[0]} attempt {one.outbox[1]}" if one.outbox[0] else "no transaction"
         text = f"the outbox of state {one.state} is the older side; found: {has}; expected: {known}"
@@ -382,7 +382,7 @@ def _accept(group: GroupFacts, table: TableFacts, restored: bool) -> Offer | Ref
     elif restored:
         meaning = "rows that the RESTORE took away stay away, though their transactions are done: THEY ARE LOST"
     else:
-        meaning = "rows that were added stay, rows that were removed stay away; transactions go on from there"
+        meaning = "rows that were added stay, rows that were removed stay away; transactions continue from there"
     return Offer(
         ("--accept-foreign", table.state),
         f"take {table.path} as it is at version {table.version}: {meaning}. No transaction is processed again.",

@@ -141,9 +141,9 @@ def _lost_tables(group: GroupFacts, choices: Choices) -> list[Finding]:
             group.name,
             f"ZooKeeper is the newer side: it knows tables {', '.join(gone)} with transactions up to "
             f"{last.txid if last else 0}; found: {where or 'no such table'}",
-            refusal="the rows of these transactions are nowhere else, so nothing is taken for them. Bring the folder "
-            "of the table back from a back-up (one of the present moment goes on at once, with an older one run this "
-            "command again), or begin again with `trident reset NAME --drop-tables`.",
+            refusal="the rows of these transactions are nowhere else, so nothing replaces them. Bring the folder "
+            "of the table back from a back-up (with one of the present moment start at once, with an older one "
+            "run this command again), or begin again with `trident reset NAME --drop-tables`.",
         )
     ]
 
@@ -173,7 +173,7 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], ch
     if any(marks[one].digest == ACCEPTED for one in gone):
         meaning = (
             "it is made again from the log, which has every transaction; but changes of others, or versions that could "
-            "not be looked at, were accepted in it: they are in no log and ARE LOST. A back-up of the table has them"
+            "not be checked, were accepted in it: they are in no log and ARE LOST. A back-up of the table has them"
         )
         offer = Offer(("--accept-loss",), meaning, steps)
     else:
@@ -217,7 +217,7 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
         return Finding(
             "tables of different moments",
             group.name,
-            f"neither side is the older one: some tables are ahead of ZooKeeper, some behind it; found: {said}",
+            f"neither side is the older one: some tables are ahead of ZooKeeper, some lag; found: {said}",
             refusal="bring all tables, and the folder _trident, back from one copy, then run this again.",
         )
     if ahead:
@@ -323,7 +323,7 @@ def _went_back(group: GroupFacts, choices: Choices) -> list[Finding]:
             options = ("--accept-loss",)
             meaning += "; but changes of others were accepted in it: those that came after the copy ARE LOST"
         if table.unseen_before:
-            meaning += f"; log entries before version {table.unseen_before} are gone and could NOT BE LOOKED AT"
+            meaning += f"; log entries before version {table.unseen_before} are gone and could NOT BE CHECKED"
         steps = (SetMarks(group.name, marks_of([table])),)
         offer = Offer(options, f"take {table.path} as it is: {meaning}", steps)
         findings.append(choices.finding("table restored from an older copy", group.name, text, offer))

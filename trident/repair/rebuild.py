@@ -62,7 +62,7 @@ def _missing_tables(group: GroupFacts, found: ManifestFacts) -> str:
             what = "is gone" if table is None else f"is another table, dropped and made again (id {table.table_id})"
             return (
                 f"{part.path} {what}: the manifest of transaction {found.decision.txid} names the table "
-                f"{part.table_id} there. Its rows are nowhere else, so nothing is taken for them. Bring its folder "
+                f"{part.table_id} there. Its rows are nowhere else, so nothing replaces them. Bring its folder "
                 "back from a back-up, and run this again; or begin again with `trident reset NAME --drop-tables`."
             )
     return ""
@@ -164,7 +164,7 @@ def without_record(facts: TopologyFacts, group: GroupFacts) -> Finding | None:
         f"ZooKeeper is the older side: it knows no batch group {group.name!r}; found: a manifest of transaction "
         f"{last.decision.txid} attempt {last.decision.attempt_id} (incarnation {last.manifest.incarnation})",
         refusal=f"no Delta table of the group says which transaction was its last, and the states {', '.join(states)} "
-        "are not looked at from here: their transactions may be the manifest's, or those before or behind it, and "
+        "are not checked from here: their transactions may be the manifest's, or those before or after it, and "
         "begun at transaction 1 everything would be counted again. Bring ZooKeeper's data back from a copy of the same "
         "moment, or empty these states and begin again with `trident reset NAME`.",
     )
@@ -364,7 +364,7 @@ def _meaning(
     unsure = sorted(tx_id for tx_id, spout in found.manifest.spouts.items() if spout.get("kind") != "transactional")
     if unsure:
         return ("--adopt-tables", "--accept-loss"), (
-            f"{text}. Data that stream {', '.join(unsure)} has given since and was told to forget (acknowledged "
+            f"{text}. Data that stream {', '.join(unsure)} has given since and then forgot (acknowledged "
             "messages, rows past its retention) DOES NOT COME AGAIN: IT IS LOST."
         )
     return ("--adopt-tables",), f"{text}. Files or rows that were deleted there since are lost."
@@ -376,7 +376,7 @@ def _unseen(group: GroupFacts) -> str:
     text = ""
     if said:
         text += (
-            f". Log entries of {', '.join(said)} are gone: changes of others there could NOT BE LOOKED AT, "
+            f". Log entries of {', '.join(said)} are gone: changes of others there could NOT BE CHECKED, "
             "and are taken as they are"
         )
     remade = [table.path for table in group.tables if table.role == PLAIN and not table.exists]

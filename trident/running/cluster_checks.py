@@ -190,7 +190,9 @@ def prepare_cluster(
             log.warning("%s", error)
             again = True
         if again:
-            log.warning("the store of %s failed while the executors were asked: they are asked once more", warehouse)
+            log.warning(
+                "the store of %s failed while the executors were checked: they are checked once more", warehouse
+            )
             prepare_store(warehouse, spark, {}, single_writer)
             looked = look()
     if looked.problems:

@@ -76,7 +76,7 @@ class Ending:
         """Ends it without what still runs: a write that does not return, a hook of the user's that hangs."""
         calls = stuck_calls(self._is_ours)
         log.warning(
-            "%s: after %g s its stop goes on without %s; the next start goes on from there, as after a kill",
+            "%s: after %g s its stop continues without %s; the next start continues from there, as after a kill",
             self._name,
             self._stop_timeout_secs,
             " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),

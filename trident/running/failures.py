@@ -60,7 +60,7 @@ def _stopped() -> SessionEnded:
         "the Spark session was stopped while the topology ran",
         found="spark.stop()",
         expected="query.stop() before spark.stop()",
-        action="start the topology again, with a new session: it goes on from its last transaction",
+        action="start the topology again, with a new session: it continues from its last transaction",
     )
 
 
@@ -69,7 +69,7 @@ def _jvm_gone(found: str) -> SessionEnded:
         "the JVM of the Spark session is gone",
         found=found,
         expected="a JVM that lives as long as the topology; the system's log says whether it ran out of memory",
-        action="start the topology again in a new process: it goes on from its last transaction",
+        action="start the topology again in a new process: it continues from its last transaction",
     )
 
 
@@ -91,7 +91,7 @@ _MEMORY = re.compile(
     r"|is bigger than spark\.driver\.maxResultSize"
 )
 _OF_A_STORE = re.compile(rf"\[Errno (\d+)\] ([^\n]*?): '((?:{'|'.join(STORES)})://[^'\n]+)'")
-_NEXT = "nothing is lost: the batch is tried again, and after max_attempts it goes on at the next start"
+_NEXT = "nothing is lost: the batch is tried again, and after max_attempts it continues at the next start"
 _TRUSTED = (
     BatchOutOfMemory,
     BatchTimeout,
@@ -262,6 +262,6 @@ class WarehousePlace:
             "written at the old place, and no transaction is lost",
             found=f"no folder {self._folder}",
             expected="the warehouse where it was when the topology started",
-            action="start the topology with the new place (--warehouse FOLDER, or warehouse=…): it goes on where it "
+            action="start the topology with the new place (--warehouse FOLDER, or warehouse=…): it continues where it "
             "was; or put the warehouse back. A disk that is not mounted looks the same",
         )

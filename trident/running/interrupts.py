@@ -270,7 +270,7 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
     try:
         names = ", ".join(stop_all())
         print(
-            "trident: interrupted" + (f"; {names} goes on where it was at the next start" if names else ""),
+            "trident: interrupted" + (f"; {names} continues where it was at the next start" if names else ""),
             file=sys.stderr,
             flush=True,
         )

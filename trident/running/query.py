@@ -102,10 +102,10 @@ def _check_can_process(name: str, supervisor: Supervisor, site: Site) -> None:
         unready = group.driver.unready
         if unready is not None and time.monotonic() - unready[0] > _UNREADY_SECS:
             raise SourceError(
-                f"whether the sources of {group.name} have data cannot be asked",
+                f"whether the sources of {group.name} have data cannot be queried",
                 found=site.explain(unready[1]),
                 expected="an answer within half a minute",
-                action="mend the source and try again; the topology goes on asking",
+                action="fix the source and try again; the topology keeps querying",
             ) from unready[1]
 
 

@@ -357,7 +357,7 @@ def _group_lines(group: GroupStatus, now: float, until: float) -> list[str]:
         )
     if group.view_txid is not None:
         behind = max(group.current_txid - 1 - group.view_txid, 0)
-        lag = f"{behind} behind" if behind else "up to date"
+        lag = f"lags by {behind}" if behind else "up to date"
         lines.append(f"  view     transaction {group.view_txid}, {lag} (the newest that all plain tables have)")
     lines += _copy_lines(group.copies)
     lines += [f"  {line}" for one in group.outside for line in _outside_lines(one, until)]

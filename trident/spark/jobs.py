@@ -50,7 +50,7 @@ class JobWatch:
                     cancel_group(self._context, self.job_group)
                     return
             except Exception as error:  # a session that is being stopped
-                log.debug("cannot look at %s: %s", self.job_group, error)
+                log.debug("cannot inspect %s: %s", self.job_group, error)
 
     def begin_run(self) -> None:
         """The job group runs something again, and has its whole time again."""

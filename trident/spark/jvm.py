@@ -59,7 +59,7 @@ def check_versions(spark: SparkSession) -> None:
     if found and wanted and found.groups() != wanted.groups():
         raise SparkSessionProblem(
             "the session's jar of Delta is of another version than this framework uses",
-            found=f"delta-spark {found[2]} for Spark {found[1]} ({found[0]}), beside PySpark {pyspark.__version__}",
+            found=f"delta-spark {found[2]} for Spark {found[1]} ({found[0]}), next to PySpark {pyspark.__version__}",
             expected=name,
             action="take the other out of spark.jars, spark.jars.packages and the folder jars of Spark; "
             "trident.configure_spark(builder) adds the one that fits",

@@ -136,7 +136,7 @@ def check_store(warehouse: Place, single_writer: bool, safe_mode_secs: float = 0
             told = True
         time.sleep(_LOOK_SECS)
     if not exclusive and not single_writer:
-        raise _not_exclusive(warehouse, "two of four writers that made one file at once were both told that they had")
+        raise _not_exclusive(warehouse, "two of four writers that made one file at once both heard that they had")
 
 
 def _refuses_conditions(error: OSError) -> bool:
@@ -279,7 +279,7 @@ def drop_left_uploads(warehouse: Place, spark: SparkSession, left_after_secs: fl
                 files.abortMultipartUpload(upload)
                 dropped += 1
     except Py4JError as error:
-        _log.info("uploads below %s that were left behind cannot be looked for: %s", warehouse, error)
+        _log.info("uploads below %s that were left cannot be listed: %s", warehouse, error)
     if dropped:
         _log.info("aborted %d uploads below %s that were never ended", dropped, warehouse)
     return dropped

@@ -51,7 +51,7 @@ class SourceOffset:
             f"source {self.name} of the checkpoint is of a kind that cannot be imported",
             found=json.dumps(self.value)[:200],
             expected="offsets of Kafka, of a folder of files, or of a Delta table",
-            action="read it by StructuredStreamSpout(df, checkpoint), which goes on with the checkpoint as it is",
+            action="read it by StructuredStreamSpout(df, checkpoint), which continues with the checkpoint as it is",
         )
 
 
@@ -117,7 +117,7 @@ class StreamCheckpoint:
             raise _torn(path, version, f"the version {' or '.join(_VERSIONS)} of Spark 4.2 and before")
         # The first is about the query, not about a source.
         if not lines or not _is_object(lines[0]):
-            raise _torn(path, lines[0] if lines else "nothing behind the version", "a line about the query")
+            raise _torn(path, lines[0] if lines else "nothing after the version", "a line about the query")
         named = enumerate(lines[1:]) if version == "v1" else (_named(path, line) for line in lines[1:])
         return [self._source(path, str(name), text) for name, text in named if text != _NONE]
 

@@ -319,6 +319,6 @@ def check_reads_only(topology: str, spouts: Mapping[str, Any]) -> None:
             found="; ".join(found),
             expected="spouts that only read; a KafkaSpout without commit_group; a spout of your own with "
             "`acknowledges = False`, when it only reads",
-            action="if its source may be told of the fork's transactions (a copy of the data, a group of its own), run "
+            action="if its source may hear of the fork's transactions (a copy of the data, a group of its own), run "
             "the same `trident fork` command again with --accept-acknowledging; nothing was read",
         )

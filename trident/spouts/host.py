@@ -271,7 +271,7 @@ class GivenBatches:
         if self.after > self.until:
             return "`until` is below `after`"
         if any(not self.after < txid <= self.until for txid in self.batches):
-            return "`batches` has a txid that is not behind `after` and up to `until`"
+            return "`batches` has a txid that is not greater than `after` and at most `until`"
         return None
 
     def of(self, tx_id: str) -> dict[int, Any]:

@@ -106,7 +106,7 @@ class PartitionEmission:
         frame = spark.range(0, len(requests), 1, slices).mapInArrow(task, EMISSION_SCHEMA)
         reports = frame.collect() if in_job else self._collect(attempt, frame, timeout_secs)
         if len({report.partition for report in reports}) != len(requests):
-            raise AssertionError(f"{len(requests)} partitions were asked and {len(reports)} reports came")
+            raise AssertionError(f"{len(requests)} partitions were requested and {len(reports)} reports came")
         found = {report.partition: json.loads(report.metadata) for report in reports}
         order = {request.partition: number for number, request in enumerate(requests)}
         files = sorted((r for r in reports if r.path is not None), key=lambda r: (order[r.partition], r.path))

@@ -333,7 +333,7 @@ class StreamingRun:
             "the streaming query has ended" + (f": {_cause(error)}" if error else ""),
             found=None if error else "it was stopped from outside, or another run took over its checkpoint",
             expected=None if error else "a query that runs as long as the topology",
-            action=f"nothing is lost: it goes on from its checkpoint {self._spout.checkpoint}",
+            action=f"nothing is lost: it continues from its checkpoint {self._spout.checkpoint}",
         )
 
     def process_available(self) -> None:

@@ -38,7 +38,7 @@ def shifted(inputs: Any, aggregator: Any, outputs: Any) -> tuple[Any, Any, Any]:
     if outputs is NOT_GIVEN:
         inputs, aggregator, outputs = (), inputs, aggregator
     if outputs is None:
-        raise FieldError("the aggregate has no output field", expected="a name behind the aggregator")
+        raise FieldError("the aggregate has no output field", expected="a name after the aggregator")
     return inputs, aggregator, outputs
 
 

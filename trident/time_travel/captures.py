@@ -138,7 +138,7 @@ class CapturedGround(Ground):
 
     def after(self, binding: StateBinding, rows: "DataFrame") -> "DataFrame":
         raise TableError(
-            f"a capture does not say what state {binding.name!r} holds behind the transaction",
+            f"a capture does not say what state {binding.name!r} holds after the transaction",
             expected="a replay of the transaction from its warehouse",
             action="`rows` has what the transaction changes in it",
         )
@@ -146,7 +146,7 @@ class CapturedGround(Ground):
     def _is_part(self, binding: StateBinding) -> TableError:
         return TableError(
             f"the capture does not have all rows of state {binding.name!r}",
-            found="those of the keys that were asked" if binding.name in self._capture.states else "none",
+            found="those of the keys that were requested" if binding.name in self._capture.states else "none",
             action="capture the transaction again with more --state-rows",
         )
 

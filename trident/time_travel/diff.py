@@ -326,7 +326,7 @@ def _check_fork(record: ForkRecord, name: str) -> None:
             f"the fork {record.name} is not whole",
             found="a record of a fork that was begun",
             expected="a whole fork",
-            action="run the same `trident fork` again: it goes on",
+            action="run the same `trident fork` again: it continues",
         )
 
 

@@ -161,14 +161,14 @@ def _origins(warehouse: Place, state: StateDescriptor, row: Any) -> Origins:
     if state.state_kind.has_log:
         reason = why_not_exact(state.schema, state.keys)
         if reason is not None:
-            raise TableError(f"the keys of state {state.name} cannot be told apart without Spark", found=reason)
+            raise TableError(f"the keys of state {state.name} cannot be distinguished without Spark", found=reason)
         schema = arrow_schema(state.schema)
         return origins_of_key(
             warehouse, state, asked_keys(state.name, schema, state.keys, [row], RowCodec(schema, state.keys))
         )
     if not isinstance(row, Mapping):
         raise TableError(
-            f"rows of append table {state.name} are not told by {row!r}",
+            f"rows of append table {state.name} are not given by {row!r}",
             found=type(row).__name__,
             expected="a dict of values by the names of its columns",
         )

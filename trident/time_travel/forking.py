@@ -340,7 +340,7 @@ class Forked:
                 f"{record.name} is {record.topology} as of transaction {part.at} of {group}, in {self.warehouse}"
             )
             if part.until > part.at:
-                behind = "and then stops" if record.until_kept else "and cuts its own behind it"
+                behind = "and then stops" if record.until_kept else "and cuts its own after it"
                 lines.append(f"  it is given the batches of transactions {part.at + 1} to {part.until}, {behind}")
             else:
                 lines.append("  no later transaction is kept: it cuts its own batches")

@@ -140,7 +140,7 @@ def check_streams(manifest: Manifest, chosen: GroupPlan) -> None:
             "than the code has",
             found=_named(code),
             expected=_named(ran),
-            action="take the code that ran then, or one that has changed behind the spouts only",
+            action="take the code that ran then, or one that has changed after the spouts only",
         )
     skipped = [tx_id for tx_id, spout in manifest.spouts.items() if not spout.get("kind")]
     if skipped:
@@ -148,7 +148,7 @@ def check_streams(manifest: Manifest, chosen: GroupPlan) -> None:
             f"transaction {manifest.attempt.txid} of {manifest.topology}/{manifest.group} was skipped: it was "
             "committed as empty, and no code of the topology made it",
             found="`trident skip`",
-            action="`trident dead-letters list` shows its metadata; replay the transaction before or behind it",
+            action="`trident dead-letters list` shows its metadata; replay the transaction before or after it",
         )
 
 
@@ -340,7 +340,7 @@ def _as_staged(
     raise SourceError(
         f"the rows that stream {tx_id!r} had in transaction {manifest.attempt.txid} are not to be had again",
         found=why_not,
-        expected="a transactional source; or a DeltaAppend right behind the stream, which has kept its rows",
+        expected="a transactional source; or a DeltaAppend right after the stream, which has kept its rows",
         action=f"append the rows of stream {tx_id!r} as they come to a table, and later transactions can be replayed",
     )
 

@@ -325,7 +325,7 @@ class TableCommits:
         if problem:
             raise TableError(
                 f"table {path} cannot be taken back to its version {older.version}: {problem}",
-                action="it was another table when the rollback was begun: mend that, and run the command again",
+                action="it was another table when the rollback was begun: fix that, and run the command again",
             )
         last = None if stays else intent.last
         adds = stored_adds(log.segment(older.version).replay()) if comes else {}
@@ -560,13 +560,13 @@ class _Rollback:
 
     def _finish(self) -> str:
         finish_rollback(self._zk, self._lease, self._name, self._intent.incarnation)
-        return f"batch group {self._intent.group} goes on with transaction {self._intent.last.txid + 1}"
+        return f"batch group {self._intent.group} continues with transaction {self._intent.last.txid + 1}"
 
 
 # ``trident rollback NAME --to N``: the report of a dry run, and of what was done.
 
 
-_ROLES = {LOG: "log of a keyed state", PLAIN: "keyed state", AUXILIARY: "beside the states"}
+_ROLES = {LOG: "log of a keyed state", PLAIN: "keyed state", AUXILIARY: "with the states"}
 
 
 def report(name: str, rolled_back: RolledBack, applied: bool) -> str:
@@ -632,7 +632,7 @@ def _source_lines(plan: Plan) -> Iterator[str]:
         if tx_id in plan.lost:
             yield f"  stream {tx_id} ({spout.get('spout')}): what it has given since DOES NOT COME AGAIN"
         else:
-            yield f"  stream {tx_id} ({spout.get('spout')}): goes on behind transaction {plan.last.txid}"
+            yield f"  stream {tx_id} ({spout.get('spout')}): continues after transaction {plan.last.txid}"
     for name in plan.left:
         stays = plan.facts.elsewhere[name].group not in ("", plan.group.name)
         of = "of a batch group that stays, with marks of the incarnation before" if stays else "with later rows"

@@ -255,7 +255,7 @@ def _of_txid(facts: TopologyFacts, asked: int, last: Marker | None) -> Iterator[
         yield Refusal(text, "name an earlier one")
     elif last is None and all(table.then is not None for table in group.tables):
         yield Refusal(
-            f"no table of batch group {group.name!r} had a transaction yet behind transaction {asked}",
+            f"no table of batch group {group.name!r} had a transaction yet after transaction {asked}",
             f"`trident reset {facts.name} --drop-tables` begins again, with empty tables",
         )
 
@@ -320,8 +320,9 @@ def _of_outside(facts: TopologyFacts, choices: Choices) -> Iterator[Refusal]:
             yield Refusal(
                 f"state {name} ({kind}) of batch group {group!r}, which stays, is not in Delta tables: what it has is "
                 "marked with the present incarnation, and a rollback begins the next one for all batch groups",
-                f"--leave {name} goes on: a state of PostgreSQL, Kafka or HTTP needs adopt=True at the next start, and "
-                "loses nothing; a map with transactional or opaque values has to be cleared, and has later rows alone",
+                f"--leave {name} continues: a state of PostgreSQL, Kafka or HTTP needs adopt=True at the next start, "
+                "and loses nothing; a map with transactional or opaque values has to be cleared, and has later rows "
+                "alone",
             )
         elif name not in choices.leave:
             yield Refusal(

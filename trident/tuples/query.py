@@ -186,7 +186,7 @@ class TupleQuery(QueryBase):
         """Has it ended without a call of a spout that does not return."""
         calls = stuck_calls(lambda name: name == self._thread.name)
         log.warning(
-            "%s: its stop goes on without %s; messages that are not acknowledged come again at the next start",
+            "%s: its stop continues without %s; messages that are not acknowledged come again at the next start",
             self.name,
             " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
         )

@@ -94,7 +94,7 @@ class SpoutTask:
                 f"{method} of spout {self.name!r} raised",
                 found=describe_error(error),
                 expected="a spout that waits its troubles out",
-                action="what it has not acknowledged it hands out again at the next start",
+                action="what it has not acknowledged it delivers again at the next start",
             ) from error
 
     def next_messages(self) -> list[Message]:

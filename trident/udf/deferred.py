@@ -96,18 +96,18 @@ class DeferredColumn:
             )
         check_call(f"Column.{name}", _methods()[name], (self, *args), kwargs, own=1)
         if name in ("when", "otherwise") and self._name != "when":
-            raise TopologyError(f"{name} belongs behind when", found=str(self), expected="F.when(condition, value)")
+            raise TopologyError(f"{name} belongs after when", found=str(self), expected="F.when(condition, value)")
         return DeferredColumn(name, self, args, kwargs)
 
     def __iter__(self) -> Iterator[Any]:
         # PySpark asks for it when one of its own Columns stands in front.
         raise TypeError(
-            f"a Column is not iterable: {self}; beside a Column of pyspark.sql.functions write that one with "
+            f"a Column is not iterable: {self}; with a Column of pyspark.sql.functions write that one with "
             "trident.functions, too"
         )
 
     def __contains__(self, item: object) -> bool:
-        raise TopologyError("`in` cannot be asked of a Column", action="use contains, isin or array_contains")
+        raise TopologyError("a Column does not support `in`", action="use contains, isin or array_contains")
 
     def __bool__(self) -> bool:
         raise TopologyError(

@@ -361,7 +361,7 @@ def _check_types(found: Analysis, outputs: tuple[StructField, ...], what: str) -
                 f"output {output.name!r} of {what} has another type",
                 found=actual.dataType.simpleString(),
                 expected=output.dataType.simpleString(),
-                action="leave the type out, and cast in an each behind it",
+                action="leave the type out, and cast in an each after it",
             )
 
 

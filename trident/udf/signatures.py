@@ -495,7 +495,7 @@ def check_for_workers(function: Any, what: str) -> None:
 
 _CALLED = {
     "prepare": "it is called with an OperationContext before the first row of a Spark task",
-    "cleanup": "it is called behind the last row of a Spark task",
+    "cleanup": "it is called after the last row of a Spark task",
 }
 
 

@@ -192,4 +192,4 @@ class Watchers:
                 watcher(event)
             except Exception:
                 self.remove(watcher)
-                log.warning("%s raised at %s, and is told nothing more", watcher, type(event).__name__, exc_info=True)
+                log.warning("%s raised at %s, and gets no more events", watcher, type(event).__name__, exc_info=True)

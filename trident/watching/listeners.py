@@ -247,7 +247,7 @@ class Listeners:
         until = time.monotonic() + END_SECS
         for listener, delivery in deliveries:
             if not delivery.close(until):
-                log.warning("the topology ends while %s still is told of it", _name(listener))
+                log.warning("the topology ends while %s still gets its events", _name(listener))
             if delivery.dropped:
                 log.warning("%s was too slow for %d events", _name(listener), delivery.dropped)
 

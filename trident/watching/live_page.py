@@ -556,7 +556,7 @@ async def live_stream(
         try:
             state = await run_in_threadpool(look, sequence)
         except Exception as error:  # a store does not answer, or another page's look takes long: the next one may not
-            log.debug("a page is not told what is new: %s", error)
+            log.debug("a page does not get what is new: %s", error)
             if now >= found_at + LOST_SECS:
                 return
             state = None

@@ -64,7 +64,7 @@ def make_exporters(topology: str, instruments: Collected) -> list[Exporting]:
             exporter = otel_data.make_exporter(name)
         except ImportError as error:
             log.warning(
-                "OpenTelemetry is asked for (%s) and cannot be imported: %s; pip install 'trident-spark[otel]'",
+                "OpenTelemetry is configured (%s) and cannot be imported: %s; pip install 'trident-spark[otel]'",
                 name,
                 error,
             )

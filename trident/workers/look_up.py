@@ -136,7 +136,7 @@ def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:
 
         boot = boot_id()
         if boot == UNKNOWN:
-            raise NoCopyHere(f"there are no copies on {host_name()}: two boots of it cannot be told apart")
+            raise NoCopyHere(f"there are no copies on {host_name()}: two boots of it cannot be distinguished")
         return bring(copy, host_name(), boot)
     except Exception as error:  # no library, no disk, a table that this host sees otherwise: the tables' form decides
         raise NoCopyHere(told(state, error)) from error

@@ -163,7 +163,7 @@ def test_wait_empty_returns_at_the_last_ack_or_says_what_is_left():
     queue.put("a", 1), queue.put("b", 2)
     spout = opened(InProcessQueueSpout(queue))
     assert queue and ids(emitted(spout, 1)) == [1]
-    with pytest.raises(TridentError, match="within 0.05 s; found: 2 left, 1 of them handed out"):
+    with pytest.raises(TridentError, match="within 0.05 s; found: 2 left, 1 of them delivered"):
         queue.wait_empty(0.05)
     done = threading.Event()
     waiter = threading.Thread(target=lambda: (queue.wait_empty(WAIT_SECS), done.set()))

@@ -324,7 +324,7 @@ def check_feed(has_feed: bool, table: str, version: int) -> None:
             f"version {version} of the Delta table {table} has no change data feed",
             found="delta.enableChangeDataFeed is not true there",
             expected="a table with it from the first version on that is read",
-            action="set it: DeltaMapState(…, change_feed=True), or ALTER TABLE … SET TBLPROPERTIES; and begin behind "
+            action="set it: DeltaMapState(…, change_feed=True), or ALTER TABLE … SET TBLPROPERTIES; and begin after "
             "that, with a later starting_version or with None",
         )
 
@@ -371,10 +371,10 @@ def range_behind(source: SourceOffset, table: str, ignore_changes: bool, what: s
     is_known = set(offset) == _KEYS and offset["sourceVersion"] in _SOURCE_VERSIONS and isinstance(starting, bool)
     if not (is_known and is_whole(version, 0) and (index in _BEFORE_ALL or is_whole(index, 0))):
         raise SourceError(
-            f"{what} cannot go on at this offset of the Delta table {table}",
+            f"{what} cannot continue at this offset of the Delta table {table}",
             found=str(dict(offset)),
             expected="a version, and how many of its files are read",
-            action="run the query once more, until it is behind that version (a change of the table's schema, or "
+            action="run the query once more, until it is past that version (a change of the table's schema, or "
             "withEventTimeOrder)",
         )
     version, index = int(offset["reservoirVersion"]), int(offset["index"])

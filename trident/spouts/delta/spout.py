@@ -148,7 +148,7 @@ class DeltaSpout:
                 found="changes=True",
                 expected="a DeltaSpout of the rows that are added",
                 action="start a stream of changes without `trident migrate`, with starting_version=N: the version "
-                "behind the last one that the query read",
+                "after the last one that the query read",
             )
         return range_behind(source, str(self.table), self.ignore_changes, what).to_json()
 

@@ -134,7 +134,7 @@ def _order(path: str, found: list[str], format: "RowFormat") -> tuple[str, ...] 
         found=", ".join(map(repr, found))[:500],
         expected=", ".join(map(repr, wanted))[:500] + (" in this order (enforceSchema=False)" if strict else ""),
         action="correct the file or the schema, or take the file out of the folder; with the option enforceSchema=True "
-        "names in headers are not looked at, and columns are taken by position",
+        "names in headers are not checked, and columns are taken by position",
     )
 
 

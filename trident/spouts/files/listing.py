@@ -356,7 +356,7 @@ def accept_source(ledger: FileLedger, paths: Sequence[str], moved_from: str | No
         known = [entry.path for entry in ledger.book.entries]
         if not any(_related(path, folder) for path in known[-1:] for folder in paths):
             log.warning(
-                "stream %r of topology %r has read files such as %s, and now looks at %s: all files there are new",
+                "stream %r of topology %r has read files such as %s, and now reads %s: all files there are new",
                 tx_id,
                 topology,
                 known[-1],
@@ -369,8 +369,8 @@ def accept_source(ledger: FileLedger, paths: Sequence[str], moved_from: str | No
             found=", ".join(paths),
             expected=", ".join(before),
             action="give the topology another name if it is another one; if the folder was moved, say so once with "
-            f"FileSpout(…, moved_from={folder_of(before[0])!r}); to go on with other files, name both paths in a list "
-            f"until a file of the new one was found; to begin again: `trident reset {topology}`",
+            f"FileSpout(…, moved_from={folder_of(before[0])!r}); to continue with other files, name both paths in a "
+            f"list until a file of the new one was found; to begin again: `trident reset {topology}`",
         )
 
 

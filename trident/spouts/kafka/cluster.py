@@ -228,7 +228,7 @@ class KafkaCluster:
         return BrokersAway(
             f"{self._what} cannot ask the cluster for the offsets of {at}",
             found="no answer of its leader" + (f" ({self._problems[0]})" if self._problems else ""),
-            action="it is asked again, for as long as it takes",
+            action="it is queried again, for as long as it takes",
         )
 
     def _problem(self, error: Any, what: str) -> SourceError:
@@ -240,7 +240,7 @@ class KafkaCluster:
             f"{self._what} cannot ask the cluster for {what}",
             found=f"{inner.name()}: {text}{said}",
             expected=f"brokers that answer at {self._connection.config['bootstrap.servers']}",
-            action="it is asked again, for as long as it takes" if away else None,
+            action="it is queried again, for as long as it takes" if away else None,
         )
 
 
@@ -407,7 +407,7 @@ class Starts:
                 f"{self._what} cannot begin: it is not known where {away[0]} begins",
                 found="no answer of its leader",
                 expected="a leader of each partition when a stream starts for the first time",
-                action="it is asked again, for as long as it takes",
+                action="it is queried again, for as long as it takes",
             )
 
     def _wanted(self, ats: Sequence[At], lows: Mapping[At, int], highs: Mapping[At, int]) -> dict[At, int]:
@@ -427,7 +427,7 @@ class Starts:
         missing = [at for at in ats if at.partition not in start.get(at.topic, {})]
         if missing:
             raise SourceError(
-                f"{self._what} is not told where {missing[0]} begins",
+                f"{self._what} does not hear where {missing[0]} begins",
                 found=f"start= without {', '.join(map(str, missing[:10]))}",
                 expected="an offset for each partition that is there",
             )
@@ -447,7 +447,7 @@ def batch_behind(source: SourceOffset, cluster: KafkaCluster, what: str) -> Batc
     missing = [topic for topic, ends in offsets.items() if topic not in look or len(look[topic].ends) < len(ends)]
     if missing:
         raise SourceError(
-            f"{what} cannot go on with topic {missing[0]!r}",
+            f"{what} cannot continue with topic {missing[0]!r}",
             found="no such topic, or fewer partitions",
             expected=f"the {len(offsets[missing[0]])} partitions that the checkpoint has read",
         )
@@ -455,12 +455,12 @@ def batch_behind(source: SourceOffset, cluster: KafkaCluster, what: str) -> Batc
     lows, highs = cluster.begins(list(ats)), cluster.ends(list(ats))
     for at, offset in ats.items():
         if at not in lows or at not in highs:
-            raise SourceError(f"{what} cannot look at {at}", found="no answer of its leader", action="try it again")
+            raise SourceError(f"{what} cannot inspect {at}", found="no answer of its leader", action="try it again")
         if not lows[at] <= offset <= highs[at]:
             raise SourceError(
-                f"{what} cannot go on at offset {offset} of {at}",
+                f"{what} cannot continue at offset {offset} of {at}",
                 found=f"offsets {lows[at]} … {highs[at]}",
-                expected="the message behind the last one that the checkpoint has read",
+                expected="the message after the last one that the checkpoint has read",
                 action="the messages have expired, or the topic was made again; or the query read messages of open "
                 'transactions: isolation="read_uncommitted"',
             )
@@ -472,7 +472,7 @@ def _offsets(source: SourceOffset, topic: str, what: str) -> tuple[int, ...]:
     numbers = [str(number) for number in range(len(found))]
     if set(found) != set(numbers) or not all(is_whole(offset, 0) for offset in found.values()):
         raise SourceError(
-            f"{what} cannot go on with topic {topic!r}",
+            f"{what} cannot continue with topic {topic!r}",
             found=f"{topic}: {dict(found)}",
             expected="an offset of each partition from 0 on, as a query has that subscribes to topics",
         )

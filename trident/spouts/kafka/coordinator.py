@@ -121,7 +121,7 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
             raise BrokersAway(
                 f"{self._what} cannot tell whether messages wait in {', '.join(map(str, away[:5]))}",
                 found=f"no answer of the leaders of {len(away)} partitions",
-                action="it is asked again, for as long as it takes",
+                action="it is queried again, for as long as it takes",
             )
         self._must_know = False
 
@@ -236,9 +236,9 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
                         "after an unclean election of a leader",
                         found=f"its end at offset {newest}",
                         expected=f"offset {end} or a later one",
-                        action="new messages get offsets that were read already, so going on would leave some out: "
-                        "begin again with `trident reset NAME`, or read the topic by an OpaqueKafkaSpout, which goes "
-                        "on from its end",
+                        action="new messages get offsets that were read already, so continuing would leave some out: "
+                        "begin again with `trident reset NAME`, or read the topic by an OpaqueKafkaSpout, which "
+                        "continues from its end",
                     )
         return None
 
@@ -271,7 +271,7 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
             to = [min(end, self._lost.get(At(one.topic, number), end)) for number, end in enumerate(one.end)]
             if to != list(one.end):
                 log.warning(
-                    "%s: logs of topic %s end before what was read; it goes on from %s", self._what, one.topic, to
+                    "%s: logs of topic %s end before what was read; it continues from %s", self._what, one.topic, to
                 )
             topics.append(TopicRanges(one.topic, one.id, to, to))
         return Batch(tuple(topics))
@@ -305,6 +305,6 @@ def topic_is_another(what: str, known: TopicRanges, found: str | None) -> TopicG
         + ("was deleted" if found is None else "is another one: it was deleted and made again"),
         found="no such topic" if found is None else f"topic id {found}",
         expected=f"topic id {known.id}",
-        action="messages may be lost that were not read. To go on, with a topic of that name that there is now from "
+        action="messages may be lost that were not read. To continue, with a topic of that name that there is now from "
         f"its first message on: forget=[{known.id!r}]; to begin again: `trident reset NAME`",
     )

@@ -250,7 +250,7 @@ class RegistryDecoder:
 
     def _away(self, error: Exception) -> SourceFailure:
         return SourceFailure(
-            "the schema registry cannot be asked for a schema",
+            "the schema registry gives no schema",
             found=self.registry.clean(f"{type(error).__name__}: {first_line(error)}"),
             expected=f"a registry that answers at {self.registry.config['bootstrap.servers']}",
             action="the batch is tried again up to max_attempts",

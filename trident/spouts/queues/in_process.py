@@ -178,7 +178,7 @@ class InProcessQueue:
             if not self._changed.wait_for(lambda: not self._messages, timeout_secs):
                 raise TridentError(
                     f"the messages of an InProcessQueue were not acknowledged within {timeout_secs:g} s",
-                    found=f"{len(self._messages)} left, {len(self._pending)} of them handed out",
+                    found=f"{len(self._messages)} left, {len(self._pending)} of them delivered",
                     expected="a topology that runs and processes them",
                 )
 

@@ -407,7 +407,7 @@ def step(state: CoordinatorState, event: Event) -> Result:
     if state.mode is Mode.NEW and not isinstance(event, (Recovered, StopRequested, LostLeadership, HaltRequested)):
         raise IllegalTransition(f"{event} came before Recovered")
     after, commands = _HANDLERS[type(event)](state, event)
-    after, more = _go_on(after)
+    after, more = _next_steps(after)
     validate(after)
     return after, (*commands, *more)
 
@@ -563,7 +563,7 @@ _HANDLERS: Mapping[type, Callable[[CoordinatorState, Any], Result]] = {
 # --- what follows from a state, whatever led to it -------------------------------------
 
 
-def _go_on(state: CoordinatorState) -> Result:
+def _next_steps(state: CoordinatorState) -> Result:
     """Starts whatever the state allows: a commit, a replay, a question, an end."""
     commands: list[Command] = []
     for rule in (_start_commit, _start_replay, _ask_readiness, _finish):

@@ -142,7 +142,7 @@ def _config(settings: tuple[str, ...], base: TridentConfig | None = None) -> Tri
     return (base or TridentConfig()).with_overrides(settings)
 
 
-def asked_spark_settings(config: TridentConfig) -> dict[str, str]:
+def given_spark_settings(config: TridentConfig) -> dict[str, str]:
     """The Spark settings that were asked for, without the defaults: those the file's own config may say."""
     from trident.spark.session import spark_settings
 
@@ -202,7 +202,7 @@ def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
         from trident.spark.session import ask_for
 
         # An expression in the file may make the session, whose JVM is fixed then.
-        ask_for(asked_spark_settings(given))
+        ask_for(given_spark_settings(given))
         topology, file_config = load_topology(file)
         config = _config(settings, file_config).with_spark_conf(conf)
         topology.run(config=config)

@@ -119,7 +119,7 @@ class StateKind(ABC):
         """Raises FieldError or TopologyError when the state cannot take rows of these fields."""
         return
 
-    def check_beside(self, state: Any, others: "Sequence[Any]") -> None:
+    def check_together(self, state: Any, others: "Sequence[Any]") -> None:
         """Raises TopologyError when the state cannot be in one topology with the other states of its kind."""
         return
 

@@ -194,7 +194,7 @@ APPEND = AppendKind()
 # The state kinds of the tables beside a group's states: dead letters, and the messages that were settled.
 
 
-class BesideKind(RowsKind):
+class SideTableKind(RowsKind):
     """A table that only the framework makes, and whose rows outlive a state.
 
     Attributes:
@@ -210,7 +210,7 @@ class BesideKind(RowsKind):
         return self.pattern.format(topology=topology, part=part)
 
 
-class DeadLetterKind(BesideKind):
+class DeadLetterKind(SideTableKind):
     """The table of what a batch group gave up."""
 
     name = "dead_letters"
@@ -218,7 +218,7 @@ class DeadLetterKind(BesideKind):
     named_after = "batch group"
 
 
-class MessageKind(BesideKind):
+class MessageKind(SideTableKind):
     """The table of how a stream's messages ended."""
 
     name = "messages"
@@ -226,7 +226,7 @@ class MessageKind(BesideKind):
     named_after = "stream"
 
 
-class ViewKind(BesideKind):
+class ViewKind(SideTableKind):
     """The table of a batch group's views. It is written beside transactions, and is no part of any."""
 
     name = "views"
@@ -237,4 +237,4 @@ class ViewKind(BesideKind):
 DEAD_LETTERS = DeadLetterKind()
 MESSAGES = MessageKind()
 VIEWS = ViewKind()
-SIDE_TABLES: tuple[BesideKind, ...] = (DEAD_LETTERS, MESSAGES)
+SIDE_TABLES: tuple[SideTableKind, ...] = (DEAD_LETTERS, MESSAGES)

@@ -198,7 +198,7 @@ def outside_is_ahead(topology: str, state: str, found: str, last_txid: int) -> H
     )
 
 
-def outside_is_behind(topology: str, state: str, found: str, known: TableMark) -> Halted:
+def outside_state_lags(topology: str, state: str, found: str, known: TableMark) -> Halted:
     """An outside state lacks transactions that were published to it."""
     return Halted(
         f"state {state}, which is outside of the warehouse, is the older side: its store has lost transactions, or was "

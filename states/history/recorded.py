@@ -157,7 +157,7 @@ def recorded_transactions(
     return _transactions(warehouse, topology, group, (mark, rows or [], trouble), txids, last, earlier)
 
 
-def rows_behind(
+def rows_after(
     warehouse: AnyPath, topology: str, group: str, mark: RecordedUpTo | None, last: int
 ) -> tuple[str, list[Row]]:
     """The present incarnation, and its transactions that the table does not have yet: of the newest so many.
@@ -239,11 +239,11 @@ def _earlier(
         newest = sorted(recorded.keys() | unreadable.keys())
         newest = newest[-left:] if left else newest
         lost |= {(one, txid): unreadable[txid] for txid in newest if txid in unreadable}
-        found = _told([recorded[txid] for txid in newest if txid in recorded], tables) + found
+        found = _not_rolled_back([recorded[txid] for txid in newest if txid in recorded], tables) + found
     return found, lost
 
 
-def _told(rows: list[Row], tables: Publications) -> list[BeforeRollback]:
+def _not_rolled_back(rows: list[Row], tables: Publications) -> list[BeforeRollback]:
     """Says of the transactions of one incarnation, in their order, whether a rollback has taken them back.
 
     It takes back all behind one transaction; and what the logs cannot tell any more are the oldest. So few are looked
@@ -399,7 +399,7 @@ class LedBefore:
         if table is None:
             table = self._tables[group] = TableFiles(self._warehouse, self._topology, group, _TOLD_BY, _of_file)
         mark, files, _ = table.look()
-        incarnation, behind = rows_behind(self._warehouse, self._topology, group, mark, _BEHIND_MAX)
+        incarnation, behind = rows_after(self._warehouse, self._topology, group, mark, _BEHIND_MAX)
         recorded = [one for file in files for (of, _), one in file.items() if of == incarnation]
         return [*recorded, *(part_of(row) for row in behind if row["epoch"] is not None)]
 

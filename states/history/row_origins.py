@@ -121,7 +121,7 @@ class _AppendedRows:
         for file in self._snapshot.files.values():
             rows = self._rows_in(file)
             found.found += len(rows)
-            if rows and not self._told(found, file, rows):
+            if rows and not self._counted(found, file, rows):
                 moved.append(file)
         if moved:
             self._trace(found, moved)
@@ -138,7 +138,7 @@ class _AppendedRows:
             txids += rows.column(self._column).to_pylist() if self._column else [None] * rows.num_rows
         return txids
 
-    def _told(self, found: Origins, file: LiveFile, rows: list[int | None]) -> bool:
+    def _counted(self, found: Origins, file: LiveFile, rows: list[int | None]) -> bool:
         """Counts rows whose transaction is known by themselves or by their file; False where some are not."""
         staged = _STAGED.fullmatch(file.path)
         if staged is not None:
@@ -165,7 +165,7 @@ class _AppendedRows:
             file = self._file(path)
             if _STAGED.fullmatch(path) and file is not None:
                 if rows := self._rows_in(file):
-                    self._told(found, file, rows)
+                    self._counted(found, file, rows)
                     lacking -= len(rows)
             elif path in self._added_with:
                 left += self._added_with[path].removes

@@ -198,7 +198,7 @@ class ViewRecorder:
     Args:
         epoch: of the leader; None: that of the tables.
         settle: called before versions are told: has all plain tables' versions stay, whatever fails.
-        beside: the group's tables beside its states (dead letters, messages), which a view has too.
+        side_tables: the group's tables beside its states (dead letters, messages), which a view has too.
     """
 
     def __init__(
@@ -207,10 +207,10 @@ class ViewRecorder:
         of: GroupContext,
         epoch: int | None,
         settle: Callable[[], object],
-        beside: Callable[[], Iterable[Place]] = tuple,
+        side_tables: Callable[[], Iterable[Place]] = tuple,
     ) -> None:
         self._engine, self._of, self._epoch = engine, of, epoch
-        self._settle, self._beside = settle, beside
+        self._settle, self._side_tables = settle, side_tables
         self._path = of.warehouse / VIEWS.table_name(of.topology, of.group)
         self._sweeper = LogSweeper(self._path, of.incarnation)
         self._commits = 0
@@ -266,7 +266,7 @@ class ViewRecorder:
             # The log of a table begins behind the last MERGE, as of a fork that began between two: the next one serves.
             log.debug("no view of %s/%s as of transaction %d: %s", self._of.topology, self._of.group, point, error)
             return None
-        tables |= self._versions_beside(point)
+        tables |= self._side_versions(point)
         return GroupView(self._of.topology, self._of.group, self._of.incarnation, epoch, point, time.time(), tables)
 
     def _merged(self, keyed: Iterable[StateDescriptor], txid: int) -> list[int]:
@@ -293,9 +293,9 @@ class ViewRecorder:
             )
         return ViewedTable(state.plain_path, plain.version)
 
-    def _versions_beside(self, txid: int) -> dict[str, ViewedTable]:
+    def _side_versions(self, txid: int) -> dict[str, ViewedTable]:
         tables = {}
-        for path in self._beside():
+        for path in self._side_tables():
             try:
                 version = self._published(path.name, txid)[0]
             except ForeignTable:  # its rows are of the incarnation before

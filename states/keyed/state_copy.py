@@ -304,7 +304,7 @@ class StateCopy:
             return mark
         if self._builder is None:
             self._builder = threading.Thread(
-                target=self._build_beside,
+                target=self._build_in_thread,
                 args=(mark, plain, logged, merged),
                 name=f"copy-{self._state.name}",
                 daemon=True,
@@ -345,7 +345,7 @@ class StateCopy:
             return False
         return commit_of(decode_control(path, control)) == held.commit
 
-    def _build_beside(self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int) -> None:
+    def _build_in_thread(self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int) -> None:
         """Builds the copy of a large table in a thread of its own; later transactions follow when it is there."""
         try:
             with self._counted():

@@ -114,7 +114,7 @@ def connection_to(url: str, user: str, failure: str) -> Iterator[Any]:
             # Without its cause, which may quote the url.
             raise kind(
                 failure,
-                found=without_secrets(f"{type(error).__name__}: {_told(error)}", url),
+                found=without_secrets(f"{type(error).__name__}: {_message(error)}", url),
                 expected=f"a PostgreSQL server that answers, and takes this, at {without_credentials(url)}",
             ) from None
     except BaseException:
@@ -131,7 +131,7 @@ def _may_pass(psycopg: Any, error: Any) -> bool:
     return error.sqlstate.startswith(_MAY_PASS) and error.sqlstate not in _DOES_NOT_PASS
 
 
-def _told(error: Any) -> str:
+def _message(error: Any) -> str:
     """The server's message without values of rows: those are in its detail and context, and within quotes."""
     primary = error.diag.message_primary
     if primary is None:

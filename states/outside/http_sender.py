@@ -430,7 +430,7 @@ class Sender:
             return 0, f"ProxyError: {_reason(error)}", None
         except httpx.TransportError as error:
             return 0, f"{type(error).__name__}: {_reason(error)}", None
-        asked = _asked_secs(response.headers.get("retry-after")) if response.status_code >= 400 else None
+        asked = _retry_after_secs(response.headers.get("retry-after")) if response.status_code >= 400 else None
         return response.status_code, found.decode("utf-8", "replace")[:_SHOWN_CHARS], asked
 
 
@@ -454,7 +454,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or str(inner or "no answer in time")
 
 
-def _asked_secs(header: str | None) -> float | None:
+def _retry_after_secs(header: str | None) -> float | None:
     """The seconds of a Retry-After, which may be a date."""
     if header is None:
         return None

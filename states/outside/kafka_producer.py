@@ -543,7 +543,7 @@ class PartProducers:
         except BaseException:
             one.end()
             raise
-        if not keep or not self._go_on(way, part, one):
+        if not keep or not self._make_next(way, part, one):
             one.end()
 
     def _made(self, identity: tuple[Any, ...], anew: bool) -> PartProducer | None:
@@ -558,7 +558,7 @@ class PartProducers:
             return None
         return one
 
-    def _go_on(self, way: Way, part: int, one: PartProducer) -> bool:
+    def _make_next(self, way: Way, part: int, one: PartProducer) -> bool:
         """Has the next producer made, or keeps one that has begun nothing; False: there are enough."""
         future: Future[PartProducer] = Future()
         with self._lock:

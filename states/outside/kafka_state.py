@@ -142,7 +142,7 @@ class KafkaState(OutsideState):
     def check_rows(self, rows: OutsideRows) -> None:
         self._form.check(rows, self._what)
 
-    def check_beside(self, others: Sequence[OutsideState]) -> None:
+    def check_together(self, others: Sequence[OutsideState]) -> None:
         for other in others:
             if isinstance(other, KafkaState) and self.group is not None and other.group == self.group:
                 raise TopologyError(

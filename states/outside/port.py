@@ -202,7 +202,7 @@ class OutsideState(ABC):
         """Raises FieldError or TopologyError, when the topology is built, for rows that it cannot take; no I/O."""
         return
 
-    def check_beside(self, others: "Sequence[OutsideState]") -> None:
+    def check_together(self, others: "Sequence[OutsideState]") -> None:
         """Raises TopologyError, when the topology is built, where one of its other outside states is in the way."""
         return
 
@@ -315,8 +315,8 @@ class OutsideKind(TablelessKind):
         check_flag(state.adopt, f"adopt of state {state.name}")
         state.check_rows(OutsideRows("", schema, tuple(keys), bool(keys)))
 
-    def check_beside(self, state: Any, others: Sequence[Any]) -> None:
-        state.check_beside(others)
+    def check_together(self, state: Any, others: Sequence[Any]) -> None:
+        state.check_together(others)
 
     def check_has_keys(self, state: Any, what: str) -> None:
         raise TopologyError(

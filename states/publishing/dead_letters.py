@@ -25,7 +25,7 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN
 from trident.states.core.place import Place
 from trident.states.core.tables import StagedFile
-from trident.states.delta.append import DEAD_LETTERS, MESSAGES, SIDE_TABLES, BesideKind
+from trident.states.delta.append import DEAD_LETTERS, MESSAGES, SIDE_TABLES, SideTableKind
 from trident.states.delta.delta_log import DeltaLog, has_log
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
@@ -73,7 +73,7 @@ def message_binding(topology: str, stream: str) -> StateBinding:
     return _binding(MESSAGES, topology, stream, ENDS)
 
 
-def _binding(kind: BesideKind, topology: str, part: str, schema: pa.Schema) -> StateBinding:
+def _binding(kind: SideTableKind, topology: str, part: str, schema: pa.Schema) -> StateBinding:
     # A topology that begins again goes on with its own dead letters.
     state = SimpleNamespace(name=kind.table_name(topology, part), partition_columns=(), adopt=True)
     return StateBinding(state, kind, (), _spark_schema(schema), tuple(schema.names))
@@ -105,7 +105,7 @@ def check_names_apart(warehouse: Place, topology: str, bindings: Iterable[StateB
 
 def same_name(path: Place, topology: str, owner: str) -> ForeignTable:
     """Two topologies mean one table by what are different names for them."""
-    kind = kind_beside(path) or DEAD_LETTERS
+    kind = side_table_kind(path) or DEAD_LETTERS
     mine, theirs = (repr(path.name[len(one) + 2 : -len(kind.name) - 2]) for one in (topology, owner))
     of = kind.named_after
     return ForeignTable(
@@ -118,13 +118,13 @@ def same_name(path: Place, topology: str, owner: str) -> ForeignTable:
     )
 
 
-def kind_beside(path: Place) -> BesideKind | None:
+def side_table_kind(path: Place) -> SideTableKind | None:
     """The kind of a table beside the states, by its name; None for another table."""
     return next((kind for kind in SIDE_TABLES if path.name.endswith(f"__{kind.name}")), None)
 
 
-def tables_beside(
-    warehouse: Place, topology: str, kinds: Collection[BesideKind] = SIDE_TABLES
+def side_tables(
+    warehouse: Place, topology: str, kinds: Collection[SideTableKind] = SIDE_TABLES
 ) -> list[tuple[Place, str]]:
     """The folders of a topology's tables of these kinds, each with the batch group that writes it.
 

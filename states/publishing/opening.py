@@ -20,7 +20,7 @@ from trident.states.delta.evolution import add_columns, enable_change_feed
 from trident.states.delta.kernel import TableMissing, TableSnapshot
 from trident.states.keyed.adoption import adopt
 from trident.states.keyed.tables import ADOPTED, adopted_version
-from trident.states.publishing.dead_letters import kind_beside, same_name, tables_beside
+from trident.states.publishing.dead_letters import same_name, side_table_kind, side_tables
 from trident.states.publishing.group_tables import GroupTables, columns_text
 
 
@@ -82,7 +82,7 @@ class TableOpener:
             if descriptor.ends_at is None:
                 # From now on readers of the group must not wait for this table.
                 replace(descriptor, ends_at=record.current_txid - 1).save(self._tables.warehouse)
-        beside = tables_beside(self._tables.warehouse, self._tables.topology)
+        beside = side_tables(self._tables.warehouse, self._tables.topology)
         return [
             *paths,
             *(path for path, group in beside if group == self._tables.group and path.name not in self._bindings),
@@ -207,7 +207,7 @@ class TableOpener:
 
     def _check_owner(self, path: Place, control: ControlRecord) -> None:
         owner, own = (control.topology, control.group), (self._tables.topology, self._tables.group)
-        if owner[0] != own[0] and kind_beside(path):
+        if owner[0] != own[0] and side_table_kind(path):
             raise same_name(path, self._tables.topology, control.topology)
         if owner != own:
             raise other_owner(path, owner, own, control.txid)

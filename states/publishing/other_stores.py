@@ -94,7 +94,7 @@ class OutsidePublisher:
                 raise halts.outside_is_ahead(self._of.topology, name, text, current - 1)
             if known is not None and found != (known.txid, known.attempt_id):
                 self._of.check_fence()
-                raise halts.outside_is_behind(self._of.topology, name, last.text if last else "no transaction", known)
+                raise halts.outside_state_lags(self._of.topology, name, last.text if last else "no transaction", known)
         self._opened[name] = time.monotonic()
         if decided is None:
             self._progress.has(name, last.txid if last else 0, self._dead_letters(binding))
@@ -174,7 +174,7 @@ class OutsidePublisher:
                 if rows.known is None:  # of a user's store, without a reason
                     raise
                 self._of.check_fence()
-                raise halts.outside_is_behind(self._of.topology, binding.name, error.message, rows.known) from error
+                raise halts.outside_state_lags(self._of.topology, binding.name, error.message, rows.known) from error
 
     def renew(self, bindings: Iterable[StateBinding]) -> None:
         """Has marks written again that are old, in stores that forget them; between transactions.

@@ -83,7 +83,7 @@ def test_of_many_transactions_before_a_rollback_few_are_looked_for(
         return None if row["txid"] <= unknown else row["txid"] > stay
 
     monkeypatch.setattr(recorded, "_taken_back", look)
-    told = recorded._told([{"txid": txid} for txid in range(1, 1001)], None)  # type: ignore[arg-type]
+    told = recorded._not_rolled_back([{"txid": txid} for txid in range(1, 1001)], None)  # type: ignore[arg-type]
     # One that is known to stay says that those before it do.
     cannot_tell = unknown if unknown >= stay else 0
     answers = [None if txid <= cannot_tell else txid > stay for txid in range(1, 1001)]

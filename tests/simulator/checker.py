@@ -358,7 +358,7 @@ class Checker:
             self._claim(attempt in self._emitted and not rows, f"{attempt} advances as empty with {rows}")
             self._world.reached("an empty batch advances")
         if txid > 1:
-            untold = self._untold(txid - 1)
+            untold = self._without_sparks_log(txid - 1)
             self._claim(not untold, f"{txid} advances, and success of {txid - 1} was not told to {untold}")
 
     # --- sources and tables --------------------------------------------------------------------
@@ -441,7 +441,7 @@ class Checker:
         self._told[key[0], name] += 1
         self.on_progress()
 
-    def _untold(self, txid: int) -> list[str]:
+    def _without_sparks_log(self, txid: int) -> list[str]:
         return [name for name in self._sources if not self._told[txid, name]]
 
     def on_open(self, process: Any) -> None:
@@ -480,7 +480,7 @@ class Checker:
         if self.record is None or self.decided is not None:
             return False
         last = self.record["current_txid"] - 1
-        if last and self._untold(last):
+        if last and self._without_sparks_log(last):
             return False
         batches = [self._emitted[attempt] for attempt, _ in self._decided.values()]
         done = {row for batch in batches for rows in batch.values() for row in rows}
@@ -498,7 +498,7 @@ class Checker:
             self._claim(txids == sorted(self._decided), f"{name} has {txids}, decided were {sorted(self._decided)}")
         last = self.record["current_txid"] - 1
         self._claim(sorted(self._advanced) == list(range(1, last + 1)), f"advanced were {sorted(self._advanced)}")
-        untold = [txid for txid in self._advanced if self._untold(txid)]
+        untold = [txid for txid in self._advanced if self._without_sparks_log(txid)]
         self._claim(not untold, f"success of {untold} was never told")
         for source in self._sources.values():
             if source.kind == "queue":

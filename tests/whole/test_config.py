@@ -278,7 +278,7 @@ def test_two_settings_of_one_thing_must_agree():
 
 
 def test_spark_settings_reach_the_session_that_is_made():
-    from trident.cli import asked_spark_settings
+    from trident.cli import given_spark_settings
     from trident.spark.session import spark_settings
 
     config = TridentConfig(driver_memory="3g", shuffle_partitions=7, spark_conf={"spark.ui.enabled": True})
@@ -288,8 +288,8 @@ def test_spark_settings_reach_the_session_that_is_made():
         "spark.sql.shuffle.partitions": "7",
         "spark.ui.enabled": "true",
     }
-    assert "spark.master" not in asked_spark_settings(config), "the file's own settings may say another"
-    assert asked_spark_settings(config.replace(spark_master="local[1]"))["spark.master"] == "local[1]"
+    assert "spark.master" not in given_spark_settings(config), "the file's own settings may say another"
+    assert given_spark_settings(config.replace(spark_master="local[1]"))["spark.master"] == "local[1]"
 
 
 def test_settings_that_need_one_another_are_checked_together():

@@ -36,7 +36,7 @@ from trident.states.history.recorded import tables_of
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import latest_txid
 from trident.states.publishing.committer import DeltaCommitter
-from trident.states.publishing.dead_letters import dead_letter_binding, stage_letters, tables_beside
+from trident.states.publishing.dead_letters import dead_letter_binding, side_tables, stage_letters
 from trident.states.publishing.incarnations import incarnations_in
 
 # ``trident reset``: forgets a topology, first in ZooKeeper, then in the warehouse.
@@ -70,7 +70,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     with own_zookeeper(config, warehouse, name, "reset", force) as zk:
         # Messages settled before say nothing of those that come now, nor views; dead letters are kept like any table.
         kinds = (*SIDE_TABLES, VIEWS) if drop_tables else (MESSAGES, VIEWS)
-        beside = [path for path, _ in tables_beside(warehouse, name, kinds)]
+        beside = [path for path, _ in side_tables(warehouse, name, kinds)]
         beside += tables_of(warehouse, name) if drop_tables else []  # else the past is kept: it names the incarnation
         is_here = bool(descriptors or beside) or storage.exists(folder)
         published = {one.incarnation for one in incarnations_in(warehouse, name)} if is_here else None

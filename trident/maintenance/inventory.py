@@ -20,7 +20,7 @@ from trident.states.core.place import Place
 from trident.states.delta.delta_log import LogSnapshot
 from trident.states.delta.history import control_at
 from trident.states.keyed.tables import merged_upto
-from trident.states.publishing.dead_letters import tables_beside
+from trident.states.publishing.dead_letters import side_tables
 from trident.states.publishing.incarnations import incarnations_in
 
 _NOT_TOPOLOGIES = frozenset({"states", "zookeeper"})
@@ -58,7 +58,7 @@ def tables_of(states: Iterable[StateDescriptor], warehouse: Place, topology: str
         *(StoredTable(one.group, LOG if one in keyed else APPEND, one.published_path, one) for one in states),
         *(
             StoredTable(group, AUXILIARY, path.name)
-            for path, group in tables_beside(warehouse, topology)
+            for path, group in side_tables(warehouse, topology)
             if of is None or _is_of(path, of)
         ),
         *(StoredTable(one.group, PLAIN, one.plain_path, one) for one in keyed),

@@ -27,11 +27,11 @@ from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.names import STREAMS_FOLDER, check_name
 from trident.states.core.place import Place
 from trident.states.core.values import loads
-from trident.states.delta.append import DEAD_LETTERS, MESSAGES, BesideKind
+from trident.states.delta.append import DEAD_LETTERS, MESSAGES, SideTableKind
 from trident.states.delta.data_files import rows_of
 from trident.states.delta.delta_log import LogTables, has_log
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.publishing.dead_letters import ENDS, LETTERS, tables_beside
+from trident.states.publishing.dead_letters import ENDS, LETTERS, side_tables
 
 # Dead letters that are to be tried again: requests, as files in the stream's folder (docs/semantics.md 6).
 #
@@ -388,12 +388,12 @@ class LetterBox:
                 found.setdefault((stream, message), []).append(ASKED)
         return found
 
-    def _paths(self, kind: BesideKind) -> list[Place]:
+    def _paths(self, kind: SideTableKind) -> list[Place]:
         """The topology's tables of a kind. A table that was found to be its own once is not asked whose it is again."""
         pattern = kind.table_name(self._topology, "*")
         there = [self._warehouse / name for name in storage.list_names(self._warehouse) if fnmatchcase(name, pattern)]
         if not self._ours.issuperset(there):
-            self._ours.update(path for path, _ in tables_beside(self._warehouse, self._topology, (kind,)))
+            self._ours.update(path for path, _ in side_tables(self._warehouse, self._topology, (kind,)))
         return sorted(path for path in there if path in self._ours and has_log(path))
 
     def _files(self, path: Place) -> list[LiveFile]:

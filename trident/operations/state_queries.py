@@ -108,7 +108,7 @@ class StateQueryNode(OutputsNode):
 
 
 @dataclass(frozen=True)
-class AskedState:
+class QueriedState:
     """A state that is asked.
 
     Attributes:
@@ -128,7 +128,7 @@ class AskedState:
         return "" if self.writer is None else self.writer.binding.name
 
 
-def state_query(parent: Node, state: AskedState, inputs: Any, query: Any, outputs: Any) -> StateQueryNode:
+def state_query(parent: Node, state: QueriedState, inputs: Any, query: Any, outputs: Any) -> StateQueryNode:
     """See :meth:`trident.streams.stream.Stream.state_query`."""
     what = "state_query"
     names = field_names(inputs, what) if inputs else ()
@@ -164,7 +164,7 @@ def state_query(parent: Node, state: AskedState, inputs: Any, query: Any, output
 
 
 def _built_in(
-    schema: StructType, state: AskedState, inputs: tuple[str, ...], query: Any, outputs: Any
+    schema: StructType, state: QueriedState, inputs: tuple[str, ...], query: Any, outputs: Any
 ) -> list[tuple[str, DataType]]:
     binding = state.binding
     if binding is None or not binding.state_kind.values_by_key:
@@ -194,7 +194,7 @@ def _built_in(
     return [(name, field.dataType) for (name, _), field in zip(outputs, stored)]
 
 
-def _check_collection(state: AskedState, inputs: tuple[str, ...], query: Any) -> None:
+def _check_collection(state: QueriedState, inputs: tuple[str, ...], query: Any) -> None:
     """Raises TopologyError unless a state of one's own can give all its entries at one place."""
     setting = state.binding.state if state.binding is not None else state.source
     if inputs:
@@ -244,7 +244,7 @@ def _check_inputs(schema: StructType, binding: StateBinding, inputs: tuple[str, 
 
 
 def _own(
-    schema: StructType, state: AskedState, inputs: tuple[str, ...], query: Any, outputs: Any
+    schema: StructType, state: QueriedState, inputs: tuple[str, ...], query: Any, outputs: Any
 ) -> tuple[Any, bool | None]:
     for method in ("batch_retrieve", "execute"):
         if not callable(getattr(query, method, None)):

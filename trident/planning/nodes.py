@@ -571,7 +571,7 @@ class TopologyGraph:
         for parent in sink.parents:
             self.check_commits(parent, sink.operation)
         kind, sinks = binding.state_kind, self.sinks.values()
-        kind.check_beside(binding.state, [one.binding.state for one in sinks if one.binding.state_kind is kind])
+        kind.check_together(binding.state, [one.binding.state for one in sinks if one.binding.state_kind is kind])
         self.add(sink)
         self.sinks[binding.name] = sink
 

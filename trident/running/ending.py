@@ -69,10 +69,10 @@ class Ending:
                 if supervisor.leave_at is None:
                     supervisor.leave_at = time.monotonic() + self._stop_timeout_secs
                 elif time.monotonic() > supervisor.leave_at:
-                    self._leave_behind()
+                    self._abandon()
                     return
 
-    def _leave_behind(self) -> None:
+    def _abandon(self) -> None:
         """Ends it without what still runs: a write that does not return, a hook of the user's that hangs."""
         calls = stuck_calls(self._is_ours)
         log.warning(

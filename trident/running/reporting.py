@@ -54,7 +54,7 @@ from trident.watching.events import (
 )
 from trident.watching.listeners import Listeners
 from trident.watching.metric_facts import MergeFacts
-from trident.watching.otel import asked_for
+from trident.watching.otel import configured_exporters
 
 log = logging.getLogger("trident.query")
 _POLL_SECS = 0.5
@@ -402,7 +402,7 @@ def measure(
     Raises:
         ConfigError: OpenTelemetry's environment variables cannot be used.
     """
-    if not config.metrics or not (config.http or asked_for(os.environ)):
+    if not config.metrics or not (config.http or configured_exporters(os.environ)):
         return
     from trident.watching.metrics import Metrics  # time: 60 ms, only where there are metrics
 

@@ -21,7 +21,7 @@ from trident.states.delta.kernel import KernelEngine
 from trident.states.history.kept import published_as_of
 from trident.states.history.views import ViewRecorder, read_view
 from trident.states.keyed.compactor import Compactor
-from trident.states.publishing.dead_letters import tables_beside
+from trident.states.publishing.dead_letters import side_tables
 
 
 class TableAt(NamedTuple):
@@ -203,13 +203,13 @@ def _of_appends(warehouse: Place, states: Sequence[StateDescriptor]) -> View:
 def recorder(
     engine: KernelEngine, of: GroupContext, compactors: Sequence[Compactor], epoch: int | None = None
 ) -> ViewRecorder:
-    """The recorder of a batch group's views, beside the compactors of its keyed states."""
+    """The recorder of a batch group's views, with the compactors of its keyed states."""
 
     def settle() -> None:
         for compactor in compactors:
             compactor.settle()
 
-    def beside() -> list[Place]:
-        return [path for path, owner in tables_beside(of.warehouse, of.topology) if owner == of.group]
+    def own_side_tables() -> list[Place]:
+        return [path for path, owner in side_tables(of.warehouse, of.topology) if owner == of.group]
 
-    return ViewRecorder(engine, of, epoch, settle, beside)
+    return ViewRecorder(engine, of, epoch, settle, own_side_tables)

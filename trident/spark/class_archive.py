@@ -246,7 +246,7 @@ def make_later(spark: SparkSession) -> None:
             return
         _asked_to_make = True
     try:
-        if _given is not None and _is_told(spark, _given) and not is_used(spark):
+        if _given is not None and _has_archive(spark, _given) and not is_used(spark):
             give_up(f"the JVM does not take {_given}")
         job = None if _recording is None else _job(spark, _recording)
     except Exception as error:  # py4j's: of a session that is being stopped, or of a JVM that is no HotSpot
@@ -344,7 +344,7 @@ def _arguments(spark: SparkSession) -> list[str]:
     return list(jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
 
 
-def _is_told(spark: SparkSession, archive: Path) -> bool:
+def _has_archive(spark: SparkSession, archive: Path) -> bool:
     """Tells whether the session's JVM was started with the archive: a session of the user's own may not have been."""
     return f"-XX:SharedArchiveFile={archive}" in _arguments(spark)
 

@@ -8,7 +8,7 @@ from trident.coordinators.errors import TopologyError
 from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.repartitioning import check_hint
 from trident.operations.state_nodes import PersistNode
-from trident.operations.state_queries import AskedState
+from trident.operations.state_queries import QueriedState
 from trident.planning.nodes import TopologyGraph
 from trident.states.core.binding import StateBinding
 from trident.streams.other_names import STATE_NAMES, OtherNames
@@ -50,7 +50,7 @@ class StateHandle(OtherNames):
         return self
 
 
-def asked_state(graph: TopologyGraph, state: Any) -> AskedState:
+def queried_state(graph: TopologyGraph, state: Any) -> QueriedState:
     """The state that a ``state_query`` asks.
 
     Raises:
@@ -68,7 +68,7 @@ def asked_state(graph: TopologyGraph, state: Any) -> AskedState:
             found=repr(state),
             action="query it from a stream of that topology",
         )
-    return AskedState(state._node, state.source)
+    return QueriedState(state._node, state.source)
 
 
 def add_sink(graph: TopologyGraph, node: PersistNode) -> None:

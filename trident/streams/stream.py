@@ -19,7 +19,7 @@ from trident.operations.state_queries import state_query
 from trident.planning.nodes import Names, Node, TopologyGraph
 from trident.streams.other_names import GROUPED_NAMES, STREAM_NAMES, snake_case
 from trident.streams.rows import NOT_GIVEN, RowOperations, as_columns, flat, shifted
-from trident.streams.states import StateHandle, add_sink, asked_state
+from trident.streams.states import StateHandle, add_sink, queried_state
 from trident.streams.ungrouped import StreamOperations
 from trident.udf.expressions import is_expression
 
@@ -186,7 +186,7 @@ class _Ends(RowOperations):
         Raises:
             TopologyError: the state cannot be asked that.
         """
-        asked = asked_state(self._graph, state)
+        asked = queried_state(self._graph, state)
         return self._ungrouped(state_query(self._node, asked, *shifted(inputs, query, outputs)))
 
 

@@ -212,7 +212,7 @@ def make_tables(
         was = published_as_of(path, record.topology, past.group, record.source_incarnation, past.at).control
         control = fork_plan.forked_control(was, record, past.decision, decision, floor)
         published = _clone(source, warehouse, record, state.published_path, versions.published, control)
-        make(replace(published, keeps=_behind(versions)), may_copy, cost)
+        make(replace(published, keeps=_unmerged(versions)), may_copy, cost)
         if control.attempt_id >= 0:
             marks[published.table_id] = control.mark(0)
         if versions.plain is None:
@@ -239,7 +239,7 @@ def _clone(
     )
 
 
-def _behind(versions: ForkedState) -> Callable[[LiveFile], bool]:
+def _unmerged(versions: ForkedState) -> Callable[[LiveFile], bool]:
     """Tells of a log's files whether they have rows that the plain table has not; of an append table all count."""
 
     def keeps(file: LiveFile) -> bool:

@@ -55,7 +55,7 @@ class Rehearsal:
             last: how many of each group.
             ends: tells whether it is to end, since this process is about to lead.
         """
-        told = _Told(ends)
+        told = _Findings(ends)
         with self._cancelled_where(ends):
             for group, txid in advanced.items():
                 if group not in self._plans:
@@ -86,7 +86,7 @@ class Rehearsal:
             with suppress(Exception):
                 context._jsc.clearJobGroup()
 
-    def _group(self, of: GroupPlan, incarnation: str, upto: int, last: int, told: "_Told") -> None:
+    def _group(self, of: GroupPlan, incarnation: str, upto: int, last: int, told: "_Findings") -> None:
         if not of.bindings:
             told.outside[of.name] = f"batch group {of.name}: it has no state"
             return
@@ -107,7 +107,7 @@ class Rehearsal:
                 return
             self._transaction(of, context, txid, told)
 
-    def _transaction(self, of: GroupPlan, context: GroupContext, txid: int, told: "_Told") -> None:
+    def _transaction(self, of: GroupPlan, context: GroupContext, txid: int, told: "_Findings") -> None:
         name = f"transaction {txid} of batch group {of.name}"
         try:
             manifest = read_kept(context, txid)
@@ -127,7 +127,7 @@ class Rehearsal:
             told.failures.append(f"{name} fails with the new code: {type(error).__name__}: {error}"[:_CHARS])
 
     def _compare(
-        self, name: str, txid: int, replay: Replay, of: GroupPlan, ground: WarehouseGround, told: "_Told"
+        self, name: str, txid: int, replay: Replay, of: GroupPlan, ground: WarehouseGround, told: "_Findings"
     ) -> None:
         compared = False
         for state, replayed in replay.states.items():
@@ -152,7 +152,7 @@ class Rehearsal:
             told.compared.setdefault(of.name, []).append(txid)
 
 
-class _Told:
+class _Findings:
     """The findings of a rehearsal so far."""
 
     def __init__(self, ends: Callable[[], bool]) -> None:

@@ -176,13 +176,13 @@ class TupleQuery(QueryBase):
                 if until is not None and until < leave_at:
                     log.warning("%s is still ending after %g s; is_active says when it has", self.name, timeout_secs)
                 else:
-                    self._leave_behind()
+                    self._abandon()
 
     def request_stop(self, compact: bool = True) -> None:
         """Asks for the end, without waiting for it; there is nothing to compact."""
         self._stop_requested.set()
 
-    def _leave_behind(self) -> None:
+    def _abandon(self) -> None:
         """Has it ended without a call of a spout that does not return."""
         calls = stuck_calls(lambda name: name == self._thread.name)
         log.warning(

@@ -421,7 +421,7 @@ def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, wha
         session = session_to_ask()
     empty = session.createDataFrame([], schema)
     try:
-        with _untold():
+        with _without_sparks_log():
             chosen = make(empty)
         plan = chosen._jdf.queryExecution().analyzed()
     except PySparkException as error:
@@ -440,7 +440,7 @@ def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, wha
 
 
 @contextmanager
-def _untold() -> Iterator[None]:
+def _without_sparks_log() -> Iterator[None]:
     """PySpark logs a refused expression as five kilobytes of JSON, beside raising it; here it is told by our error."""
     logger, thread = PySparkLogger.getLogger("DataFrameQueryContextLogger"), threading.get_ident()
 

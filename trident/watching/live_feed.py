@@ -69,8 +69,8 @@ class LiveFeed:
         with self._lock:
             return {
                 "seq": self._sequence,
-                "transactions": _behind(self._transactions, sequence),
-                "failures": _behind(self._failures, sequence),
+                "transactions": _after(self._transactions, sequence),
+                "failures": _after(self._failures, sequence),
             }
 
     def take_overs(self) -> list[_Record]:
@@ -115,7 +115,7 @@ def rates(transactions: Sequence[Mapping[str, Any]], now: float, is_full: bool =
     }
 
 
-def _behind(records: Iterable[_Record], sequence: int) -> list[_Record]:
+def _after(records: Iterable[_Record], sequence: int) -> list[_Record]:
     return [record for record in records if record["seq"] > sequence]
 
 

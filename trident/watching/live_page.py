@@ -414,7 +414,7 @@ class LivePage:
 
     def _one(self, recent: Recent[_Written]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
-            return _told(lambda: _unless_known(request, recent()))
+            return _answer(lambda: _unless_known(request, recent()))
 
         return answer
 
@@ -439,7 +439,7 @@ class LivePage:
         if not self._look_ups.acquire(blocking=False):
             return _json({"error": f"{_LOOK_UPS} look-ups run already; ask again"}, 503)
         try:
-            return _told(lambda: self._source.look_up(name, request.query_params.getlist("key")))
+            return _answer(lambda: self._source.look_up(name, request.query_params.getlist("key")))
         finally:
             self._look_ups.release()
 
@@ -462,7 +462,7 @@ class LivePage:
         if not (stream is None or isinstance(stream, str)) or not texts:
             expected = "expected: a stream as text or null, messages as a list of texts"
             raise HTTPException(400, f"the body cannot be used; {expected}")
-        done = _told(lambda: {"done": self._source.replay(stream, messages, given.get("again") is True)})
+        done = _answer(lambda: {"done": self._source.replay(stream, messages, given.get("again") is True)})
         self._slow["/dead-letters.json"].forget()
         return done
 
@@ -517,7 +517,7 @@ def _unless_known(request: Request, found: _Written) -> Response:
     return Response(found.text, 200, {"ETag": mark}, media_type=_JSON)
 
 
-def _told(find: Callable[[], Any]) -> Response:
+def _answer(find: Callable[[], Any]) -> Response:
     """The answer, or an error that is the business of the person who asked."""
     try:
         found = find()

@@ -33,7 +33,7 @@ class Collected(Protocol):
     def collect(self) -> Iterable[Family]: ...
 
 
-def asked_for(environment: Mapping[str, str]) -> list[str]:
+def configured_exporters(environment: Mapping[str, str]) -> list[str]:
     """The exporters that the environment asks for: otlp, console.
 
     Raises:
@@ -57,7 +57,7 @@ def asked_for(environment: Mapping[str, str]) -> list[str]:
 def make_exporters(topology: str, instruments: Collected) -> list[Exporting]:
     """The exports that the environment asks for; none where OpenTelemetry is not installed."""
     found = []
-    for name in asked_for(os.environ):
+    for name in configured_exporters(os.environ):
         try:
             from trident.watching import otel_data  # an optional dependency
 

@@ -64,7 +64,7 @@ from trident.states.delta.staging import staged_file
 from trident.states.maps.backed_map import opaque
 from trident.states.maps.redis_store import RedisMap
 from trident.states.maps.sqlite_store import SqliteMap
-from trident.states.publishing.dead_letters import check_names_apart, tables_beside
+from trident.states.publishing.dead_letters import check_names_apart, side_tables
 
 NASTY = [
     "",
@@ -253,7 +253,7 @@ def test_two_topologies_never_meet_in_one_table_beside_their_states(kind: str, t
     for word in ("'a'", "'x__y'", "'a__x'", "'y'", f"a__x__y__{kind}", "without '__' they never do"):
         assert word in str(caught.value)
     check_names_apart(tmp_path, "a__x", plan(made("a__x", "y").graph, tracking=True)[0].bindings)
-    assert tables_beside(tmp_path, "a") == [] and len(tables_beside(tmp_path, "a__x")) == 1
+    assert side_tables(tmp_path, "a") == [] and len(side_tables(tmp_path, "a__x")) == 1
 
 
 # -- the command line and what looks after a topology ------------------------

@@ -347,12 +347,12 @@ def test_a_long_pause_is_kept_by_the_next_tries_in_whichever_process(server, fol
     "header, secs", [("7", 7), ("1e9", 1e9), ("-3", 0), ("nan", 0), ("soon", None), (None, None), ("", None)]
 )
 def test_retry_after_is_read(header: str | None, secs: float | None) -> None:
-    assert http_sender._asked_secs(header) == secs
+    assert http_sender._retry_after_secs(header) == secs
 
 
 def test_retry_after_may_be_a_date() -> None:
-    assert http_sender._asked_secs("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert (http_sender._asked_secs("Fri, 31 Dec 2100 23:59:59 GMT") or 0) > 1e9
+    assert http_sender._retry_after_secs("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert (http_sender._retry_after_secs("Fri, 31 Dec 2100 23:59:59 GMT") or 0) > 1e9
 
 
 def test_where_it_was_broken_off_it_goes_on_and_not_from_the_beginning(server, folder, state) -> None:

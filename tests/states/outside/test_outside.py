@@ -180,7 +180,8 @@ def test_marks_that_a_store_forgets_are_written_again_also_without_rows(engine, 
     assert faults.unfired() == [] and state.renewed() == []
     group.advance(decision, group.committer.publish(decision, group.record))
     assert state.renewed() == ["top inc 1"] and state.words() == ["a"]
-    monkeypatch.setattr(group.committer._outside, "_check_fence", deposed)
+    publisher = group.committer._outside
+    monkeypatch.setattr(publisher, "_of", replace(publisher._of, check_fence=deposed))
     decision = without_rows(3)
     with pytest.raises(Deposed):
         group.committer.publish(decision, group.record)

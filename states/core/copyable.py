@@ -1,9 +1,8 @@
-"""Decides which states can have a local copy; how tasks name one, and the error of one that cannot be used."""
+"""Decides which states can have a local copy; and the error of one that cannot be used."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -26,8 +25,6 @@ from pyspark.sql.types import (
 
 from trident.coordinators.errors import TridentError
 from trident.states.core.binding import LAST
-from trident.states.core.descriptor import StateDescriptor
-from trident.states.core.place import Place
 
 # The error of a local copy that cannot be used; without imports, which hosts of a cluster may not have.
 
@@ -116,29 +113,3 @@ def _strange(kind: DataType, is_key: bool) -> str | None:
     if isinstance(kind, MapType) and not is_key:
         return _strange(kind.keyType, False) or _strange(kind.valueType, False)
     return "no copy is made"
-
-
-# The local copy of a state as a task on another host is told of it: whose it is, as of when, where its tables are.
-#
-# Imported by executors that may have no msgspec: keep its imports light.
-
-
-@dataclass(frozen=True)
-class SentCopy:
-    """A copy that each host has for itself: ``host_copy.bring`` finds it there.
-
-    Attributes:
-        state: its descriptor: the incarnation, and the form of keys and values.
-        warehouse: the folder that all hosts share.
-        txid: as of which the copy is read.
-        commit: the last commit of the state's log up to that transaction, as the leader has seen it.
-        repair: the last repair of the warehouse: copies from before it are others.
-        bytes_max: the greatest size of a copy's file.
-    """
-
-    state: StateDescriptor
-    warehouse: Place
-    txid: int
-    commit: str
-    repair: str
-    bytes_max: int

@@ -37,8 +37,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.coordinators import faults
-from trident.states.core.copy_rows import Rows, Run, by_key, hashes, merged, newest, write_run
+from trident.states.core.copy_rows import RowCodec, Rows, Run, by_key, hashes, merged, newest, write_run
 from trident.states.core.copyable import StaleCopy as StaleCopy
+from trident.states.core.shards import WHOLE, Shard
 
 log = logging.getLogger(__name__)
 PUBLISH = faults.register("copy.publish", "replacing the list of a local copy's files")
@@ -115,6 +116,7 @@ class CopyAsOf:
         schema: of keys and values, in Arrow's types.
         keys: the key columns.
         ordered_by: the column that is the position of each row; "": the copy has no order.
+        shard: the keys that it has.
     """
 
     folder: Path
@@ -122,6 +124,7 @@ class CopyAsOf:
     schema: pa.Schema
     keys: tuple[str, ...]
     ordered_by: str = ""
+    shard: Shard = WHOLE
 
     @property
     def values(self) -> pa.Schema:
@@ -383,22 +386,30 @@ class Placed:
         return Placed(self.positions[rows], self.keys.take(at), self.values.take(at))
 
 
-def in_order(copy: CopyAsOf, first: int | None = None, below: int | None = None) -> Iterator[Placed]:
+def in_order(
+    copy: CopyAsOf, first: int | None = None, below: int | None = None, shard: Shard = WHOLE
+) -> Iterator[Placed]:
     """The rows of a copy with first <= position < below, least first, in pieces, from any process of the host.
 
     A row without a position is in no range. The caller's duty: the copy has an order; one without gives no row.
 
     Args:
         first, below: None: from the least one, to the greatest one.
+        shard: whose groups' rows are given; a group is a key without its first column.
 
     Raises:
         StaleCopy: the copy is not there, not that of the mark, or damaged.
     """
+    codec = RowCodec(copy.schema, copy.keys)
     with _refused(copy.folder):
         runs = _as_of(copy)
         spans = [run.span(first, below) for run in runs]
         while any(start < end for start, end in spans):
-            yield _step(runs, spans, copy.values)
+            step = _step(runs, spans, copy.values)
+            if shard.count > 1:
+                keys = codec.decode_keys(step.keys.to_pylist())
+                step = step.take(pc.indices_nonzero(shard.of_rows(keys, copy.schema, copy.keys[1:])).to_numpy())
+            yield step
 
 
 def count_in_order(copy: CopyAsOf, first: int | None = None, below: int | None = None) -> int:

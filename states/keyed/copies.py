@@ -16,10 +16,10 @@ from pathlib import Path
 
 from trident.coordinators.errors import TridentError
 from trident.states.core import storage
-from trident.states.core.copyable import SentCopy
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.core.place import Place
+from trident.states.core.shards import SentCopy
 from trident.states.delta.table_files import TableFiles
 from trident.states.keyed.state_copy import CopyHealth, LogIsPast, StateCopy, commit_of
 from trident.states.keyed.tables import check_own

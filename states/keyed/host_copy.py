@@ -1,5 +1,8 @@
 """Brings the copy of a state on this host to the transaction that a task asks for: on the executors of a cluster.
 
+A copy has the keys of one shard: a host has the copies of the shards whose tasks ran there, each in a folder of its
+own. It lets go of those that others of the state have outlived by an hour, and of those of another number of shards.
+
 The Python workers of a host share its copies. One of them at a time, under the lock of the copy's folder, finds the
 copy and brings it on by the files of the state's log, or builds it; all others find it as of their transaction and
 read. The worker does this in a thread: a task waits for it a moment only, then it fails with a named error, and the
@@ -25,18 +28,21 @@ from pathlib import Path
 import pyarrow as pa
 
 from trident.coordinators import faults
+from trident.coordinators.errors import TridentError
 from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.copyable import SentCopy, arrow_schema
+from trident.states.core.copyable import arrow_schema
 from trident.states.core.imports import import_path
 from trident.states.core.local_copy import CopyAsOf, CopyMark, StaleCopy, copies_in, look_up
 from trident.states.core.place import Place
+from trident.states.core.shards import SentCopy
 from trident.states.core.storage import LockHeld
 from trident.states.keyed.copies import copies_folder, own_folder
 from trident.states.keyed.state_copy import LogIsPast, NotNow, StateCopy, digest_of
 
 log = logging.getLogger(__name__)
 HOST = faults.register("copy.host", "taking the lock of a state's copies on an executor's host")
+LET_GO = faults.register("copy.let_go", "removing the copies of a shard whose tasks run elsewhere now")
 
 # So long a task waits for its copy; the transaction waits for the task.
 WAIT_SECS = 1.0
@@ -45,6 +51,11 @@ _WORKER_SECS = 60.0
 _LOOK_SECS = 1.0
 _READY_SECS = 0.01
 _NO_LIMIT = 1 << 62
+# A copy that was last used so long before another shard's is let go of.
+UNUSED_SECS = 3600.0
+_LET_GO_SECS = 60.0
+_HOST_LOCK = "host.lock"
+_OF = "-of-"
 _EXECUTORS = "executors"
 _PROCESS = "import sys; sys.path[:] = sys.argv[1:]; from trident.states.keyed.host_copy import main; main()"
 
@@ -56,7 +67,7 @@ class NotReady(StaleCopy):
 
 
 def bring(sent: SentCopy, host: str, boot: str) -> CopyAsOf:
-    """The copy of a state on this host as of the transaction that the leader names.
+    """The copy of a shard of a state on this host as of the transaction that the leader names.
 
     Args:
         host, boot: the machine and its boot; a copy of another boot, or of processes with other pids, is another one.
@@ -78,11 +89,11 @@ def bring(sent: SentCopy, host: str, boot: str) -> CopyAsOf:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the copies of one state are on this host.
+    """Where the copies of one shard of a state are on this host.
 
     Attributes:
         anchor: a folder that is there.
-        base: the folder of the copies.
+        base: the folder of the copies, next to those of the state's other shards.
         host, boot: as :func:`bring`.
     """
 
@@ -93,17 +104,21 @@ class _Place:
 
 
 class _Bringer:
-    """Brings the copies of one state on, in a thread at a time."""
+    """Brings the copies of one shard of a state on, in a thread at a time."""
 
     def __init__(self, sent: SentCopy, place: _Place) -> None:
         self.key = sent.state, sent.repair, sent.bytes_max
         self._place, self._base, self._state = place, place.base, sent.state
         self._process_lock, self._failure = self._base / "process.lock", self._base / "process.failed"
         made_for = f"{place.boot} {sent.repair}"
-        self._digest = digest_of(sent.state, made_for)
+        self._digest = digest_of(sent.state, made_for, sent.shard)
         self._schema = arrow_schema(sent.state.schema)
         self._keys = RowCodec(self._schema, sent.state.keys).keys
-        self._copy = StateCopy(Place(sent.warehouse), sent.state, self._base, sent.bytes_max, _NO_LIMIT, made_for)
+        self._copy = StateCopy(
+            Place(sent.warehouse), sent.state, self._base, sent.bytes_max, _NO_LIMIT, made_for, sent.shard
+        )
+        self._what = f"the copy of state {sent.state.name}, shard {sent.shard}, on {place.host}"
+        self._let_go_at = 0.0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._process: "subprocess.Popen[bytes] | None" = None
@@ -114,7 +129,7 @@ class _Bringer:
         mark = CopyMark(sent.state.incarnation, sent.txid, self._digest, sent.commit)
         for folder in copies_in(self._base, storage.list_names(self._base)):
             try:
-                found = CopyAsOf(folder, mark, self._schema, self._keys, sent.state.ordered_by)
+                found = CopyAsOf(folder, mark, self._schema, self._keys, sent.state.ordered_by, sent.shard)
                 look_up(found, pa.array([], pa.large_binary()))
             except StaleCopy:
                 continue
@@ -134,21 +149,18 @@ class _Bringer:
         """Raises why the thread could not bring up this one; what takes long is left to a process."""
         failed, self._error = self._error, None
         if failed is not None and failed[0] == sent:
-            raise StaleCopy(
-                f"there is no copy of {sent.state.name} on {self._place.host}", found=failed[1]
-            ) from failed[1]
+            raise StaleCopy(f"{self._what} cannot be had", found=failed[1]) from failed[1]
 
     def leave_to_a_process(self, sent: SentCopy) -> StaleCopy:
         """Has a process bring the copy up, unless one does; the error of the task, which does not wait for it."""
         with self._lock:
             if not self._is_a_process_at_it():
                 self._process = _started(sent, self._place)
-        of = f"the copy of state {self._state.name} on {self._place.host}"
         try:
             failure = storage.read(self._failure).decode(errors="replace")
         except OSError:
-            return NotReady(f"{of} is being brought up")
-        return StaleCopy(f"{of} could not be brought up, which is tried again", found=failure)
+            return NotReady(f"{self._what} is being brought up")
+        return StaleCopy(f"{self._what} could not be brought up, which is tried again", found=failure)
 
     def go_on(self, sent: SentCopy) -> None:
         """In the process: brings a copy up to the transaction, or to a later one; leaves a note where it cannot."""
@@ -180,11 +192,12 @@ class _Bringer:
     def _brought(self, sent: SentCopy, in_a_process: bool = False) -> None:
         with faults.fault_point(HOST):
             held = storage.lock(
-                self._base / "host.lock", self._place.anchor, timeout_secs=_WORKER_SECS if in_a_process else None
+                self._base / _HOST_LOCK, self._place.anchor, timeout_secs=_WORKER_SECS if in_a_process else None
             )
         with held:
             if self.ready(sent) is not None:
                 return
+            self._let_go()
             try:
                 self._copy.as_of(sent.txid, sent.commit)
             except LogIsPast:
@@ -194,6 +207,27 @@ class _Bringer:
             finally:
                 self._copy.leave()
             storage.try_delete(self._failure)
+
+    def _let_go(self) -> None:
+        """Removes the copies of shards whose tasks ran elsewhere since, and those of another number of shards."""
+        used, count = _last_use(self._base), self._base.name.partition(_OF)[2]
+        if time.monotonic() < self._let_go_at:
+            return
+        self._let_go_at = time.monotonic() + _LET_GO_SECS
+        for other in (self._base.parent / name for name in storage.list_names(self._base.parent)):
+            # Measured by this copy's last use, and not by the clock: a topology may have had nothing to do for long.
+            if other.name.partition(_OF)[2] != count or _last_use(other) < used - UNUSED_SECS:
+                with suppress(OSError, TridentError), faults.fault_point(LET_GO):
+                    with storage.lock(other / _HOST_LOCK, self._place.anchor, timeout_secs=0):
+                        storage.delete(other)
+
+
+def _last_use(base: Path) -> float:
+    """The time when a copy in a folder had its last transaction; 0: there is none."""
+    times = [0.0]
+    with suppress(OSError):
+        times += [folder.stat().st_mtime for folder in copies_in(base, storage.list_names(base))]
+    return max(times)
 
 
 def _started(sent: SentCopy, place: _Place) -> "subprocess.Popen[bytes]":
@@ -237,7 +271,7 @@ def _bringer(sent: SentCopy, host: str, boot: str) -> _Bringer:
     own = own_folder(Place(sent.warehouse))
     if own is None:
         raise StaleCopy(f"there are no copies on {host}: its temporary folder cannot have them")
-    base = copies_folder(Place(sent.warehouse), host, boot, own / _EXECUTORS) / sent.state.name
+    base = copies_folder(Place(sent.warehouse), host, boot, own / _EXECUTORS) / sent.state.name / str(sent.shard)
     with _lock:
         known = _bringers.get(base)
         if known is None or known.key != (sent.state, sent.repair, sent.bytes_max):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -38,6 +39,7 @@ from trident.states.core.local_copy import (
     new_folder,
 )
 from trident.states.core.place import Place
+from trident.states.core.shards import WHOLE, Shard
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta import history
 from trident.states.delta.data_files import rows_of
@@ -49,6 +51,7 @@ from trident.states.keyed.tables import check_own, greatest_txid
 log = logging.getLogger(__name__)
 OPEN = faults.register("copy.open", "looking for the local copy of a state that an earlier process has left")
 BUILD = faults.register("copy.build", "filling a local copy from the state's tables")
+PIECE = faults.register("copy.piece", "taking one piece of a table's rows into a local copy, which has those before it")
 APPLY = faults.register("copy.apply", "bringing a local copy on by the files of the log")
 
 _FORM = 3
@@ -103,6 +106,8 @@ class StateCopy:
         inline_bytes: of larger tables a copy is built in a thread, and there is none meanwhile.
         boot: of the machine, and the last repair: a copy is not flushed and knows of no repair, so that of another one
             is thrown away.
+        shard: the copy has the keys of this shard alone: of a state with an order those whose groups, the keys without
+            the first column, are in it; a row that has no group is in each shard, as the watermarks' are.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class StateCopy:
         bytes_max: int,
         inline_bytes: int,
         boot: str,
+        shard: Shard = WHOLE,
     ) -> None:
         self._warehouse, self._state = warehouse, state
         self._base, self._bytes_max, self._inline_bytes = base, bytes_max, inline_bytes
@@ -120,7 +126,8 @@ class StateCopy:
         self._codec = RowCodec(self._schema, state.keys)
         self._combining = None if state.merging == LAST else self._combined
         self._values = pa.schema([self._schema.field(name) for name in self._codec.values])
-        self._digest = digest_of(state, boot)
+        self._shard, self._cut_by = shard, self._codec.keys[1:] if state.ordered_by else state.keys
+        self._digest = digest_of(state, boot, shard)
         self._lock = threading.RLock()
         self._copy: LocalCopy | None = None
         self._log: TableFiles | None = None
@@ -167,7 +174,7 @@ class StateCopy:
                 raise
             assert self._copy is not None
             self._txid, self._reason = mark.txid, None
-            return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
+            return self._of(self._copy, mark)
 
     def held(self, txid: int) -> CopyAsOf | None:
         """The copy as of that transaction, which has advanced, or as of a later one that has; None: none is kept.
@@ -180,7 +187,7 @@ class StateCopy:
             if copy is None or mark is None:
                 return None
             if mark.txid >= txid:
-                return CopyAsOf(copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
+                return self._of(copy, mark)
             try:
                 return self.as_of(txid)
             except StaleCopy:
@@ -213,13 +220,16 @@ class StateCopy:
                 return None
             elif _is_many(self._behind(held, self._log)):
                 return None  # a reader would wait for long
-            return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
+            return self._of(self._copy, mark)
 
     def bring_on(self, txid: int) -> None:
         """Brings it to a transaction that has advanced, where it is behind; raises as :meth:`as_of`."""
         with self._lock:
             if self._copy is None or self._txid is None or self._txid < txid:
                 self.as_of(txid)
+
+    def _of(self, copy: LocalCopy, mark: CopyMark) -> CopyAsOf:
+        return CopyAsOf(copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by, self._shard)
 
     def is_still(self, copy: CopyAsOf) -> bool:
         """Tells whether that is what is kept now: it has not gone on, nor been built anew. Damaged ones count too."""
@@ -454,11 +464,22 @@ class StateCopy:
                     batch = batch.take(pc.sort_indices(batch.column(TXID_COLUMN)))
                 yield self._encoded(batch)
 
+    def _mine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of the shard."""
+        if self._shard.count == 1:
+            return batch
+        kept = self._shard.of_rows(batch, self._schema, self._cut_by)
+        if self._state.ordered_by:
+            no_group = [batch.column(name).is_null() for name in self._cut_by]
+            kept = pc.or_(kept, reduce(pc.and_, no_group))
+        return batch.filter(kept)
+
     def _encoded(self, batch: pa.RecordBatch) -> Rows:
-        gone = None
-        if DELETED_COLUMN in batch.schema.names:
-            gone = pc.fill_null(batch.column(DELETED_COLUMN), False)
-        return self._codec.rows(batch, self._state.ordered_by, gone)
+        with faults.fault_point(PIECE):
+            batch, gone = self._mine(batch), None
+            if DELETED_COLUMN in batch.schema.names:
+                gone = pc.fill_null(batch.column(DELETED_COLUMN), False)
+            return self._codec.rows(batch, self._state.ordered_by, gone)
 
     def _combined(self, stored: pa.Table, parts: pa.Table, places: np.ndarray) -> tuple[pa.Table, pa.Array | None]:
         assert self._state.aggregator is not None
@@ -480,9 +501,9 @@ def commit_of(control: ControlRecord) -> str:
     return f"{control.txid}-{control.attempt_id}-{control.digest}"
 
 
-def digest_of(state: StateDescriptor, boot: str) -> str:
-    """Tells two forms of a state apart, and two boots of the machine."""
-    facts = [_FORM, state.name, state.keys, state.schema_json, state.aggregator, state.merging, boot]
+def digest_of(state: StateDescriptor, boot: str, shard: Shard = WHOLE) -> str:
+    """Tells two forms of a state apart, two boots of the machine, and two shards."""
+    facts = [_FORM, state.name, state.keys, state.schema_json, state.aggregator, state.merging, boot, str(shard)]
     if state.ordered_by:
         facts.append(state.ordered_by)
     return sha256(json.dumps(facts).encode()).hexdigest()[:32]

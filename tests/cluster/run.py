@@ -229,7 +229,7 @@ def through_kills(run: Run, ensemble: Ensemble, of_store: Sequence[Kill] = ()) -
     assert standby.wait(SECS) == 0, run.story()
     check_rows(run, end)
     # Late parts with functions of the user's looked up in copies of the hosts' own.
-    copies = {worker.name for worker in cluster.workers if list(worker.folder.rglob("counts/*.copy/*.rows"))}
+    copies = {worker.name for worker in cluster.workers if list(worker.folder.rglob("counts/*/*.copy/*.rows"))}
     assert copies == {"node1", "node2"}, run.story()
     numbers = f"{end // ROWS} transactions, {run.sent} messages, {len(run.answers)} answers, {len(run.reads)} reads"
     print(numbers, flush=True)

@@ -23,6 +23,7 @@ from trident.planning.groups import GroupPlan, plan
 from trident.states.core.binding import StateBinding
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, new_folder
+from trident.states.core.shards import Shard
 from trident.states.core.tables import DELETED_COLUMN
 from trident.states.core.values import MapGet
 from trident.states.delta.append import DeltaAppend
@@ -31,7 +32,6 @@ from trident.states.publishing.user_tasks import BatchInfo
 from trident.topology import TridentTopology
 from trident.workers import open_windows
 from trident.workers.late_pass import LatePass
-from trident.workers.look_up import Shard
 
 BATCHES, FIELDS = 5, "k string, v bigint, at timestamp"
 START = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)

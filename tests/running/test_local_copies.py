@@ -499,10 +499,10 @@ def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(sta
     own = own_folder(warehouse)
     if fails:
         assert fails in copies["counts"]["reason"] and copies["counts"]["condition"] in ("off", "following")
-        assert not list(own.glob("executors/*/*/*.copy"))
+        assert not list(own.glob("executors/*/*/*/*.copy"))
     else:
         assert all(copy["on_executors"] for copy in copies.values() if copy["condition"] != "waiting")
-        assert eventually(lambda: len(list(own.glob("executors/*/*/*.copy"))) == 2, WAIT_SECS)
+        assert eventually(lambda: len(list(own.glob("executors/*/*/*/*.copy"))) == 2, WAIT_SECS)
     shutil.rmtree(own, ignore_errors=True)
 
 

@@ -324,7 +324,7 @@ asked.partition_persist(DeltaAppend("asked"))
 warehouse, hosts = sys.argv[1:]
 
 def kill() -> None:
-    while not glob(f"{hosts}/0/trident-copies-*/*/executors/*/counts/*.copy"):
+    while not glob(f"{hosts}/0/trident-copies-*/*/executors/*/counts/*/*.copy"):
         time.sleep(0.05)
     for folder in glob("/proc/[0-9]*"):
         try:
@@ -387,6 +387,6 @@ def test_each_host_of_a_cluster_looks_up_in_its_own_copy_also_after_one_was_kill
     assert "KILLED" in told, "no executor was building a copy"
     taken = ast.literal_eval(told["TAKEN"])
     assert taken.count("resolve_by_pass") > len(taken) // 2, (taken, told["STATUS"])
-    for copy in tmp_path.glob("hosts/*/trident-copies-*/*/executors/*/counts/*.copy"):
+    for copy in tmp_path.glob("hosts/*/trident-copies-*/*/executors/*/counts/*/*.copy"):
         assert (copy / "current").exists()
-    assert list(tmp_path.glob("hosts/1/trident-copies-*/*/executors/*/counts/*.copy/*.rows"))
+    assert list(tmp_path.glob("hosts/1/trident-copies-*/*/executors/*/counts/*/*.copy/*.rows"))

@@ -321,6 +321,8 @@ ELSEWHERE = {
     "compact.view": "test_views.py",
     "copy.build": "test_local_copies.py",
     "copy.apply": "test_local_copies.py",
+    "copy.piece": "test_host_copy.py",
+    "copy.let_go": "test_host_copy.py",
     "copy.publish": "test_local_copy.py",
     "copy.compact": "test_local_copies.py",
     "copy.host": "test_host_copy.py",

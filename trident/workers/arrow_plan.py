@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.states.core.shards import WHOLE
 from trident.workers.calls import prepared
 from trident.workers.chain import Chain, Frame, Meter, Step
-from trident.workers.look_up import WHOLE
 
 # Steps of the framework's own over Arrow: what Spark does to many rows, done to few of them without Spark.
 #

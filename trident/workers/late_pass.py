@@ -16,10 +16,11 @@ from pyspark import TaskContext
 
 from trident.coordinators.errors import TridentError
 from trident.states.core import storage
+from trident.states.core.shards import WHOLE, Shard
 from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
 from trident.workers.failures import LARGE, left_to_spark, marked
-from trident.workers.look_up import WHOLE, Shard, wait_for_copy
+from trident.workers.look_up import wait_for_copy
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 
 from trident.coordinators.errors import TridentError
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
-from trident.states.core.copyable import SentCopy
+from trident.states.core.shards import SentCopy
 from trident.workers.chain import Frame, Step
 from trident.workers.failures import STALE, marked
 
 if TYPE_CHECKING:
-    from trident.states.core.local_copy import CopyAsOf, Placed
+    from trident.states.core.local_copy import CopyAsOf
 
 # Bringing a copy on takes milliseconds; where it takes this long, something is wrong.
 _WAIT_SECS = 10.0
@@ -24,45 +24,6 @@ _WAIT_SECS = 10.0
 
 # A copy as of the transaction before, as a batch gives it to its tasks: of this host, or to be found on theirs.
 CopyOfState: TypeAlias = "CopyAsOf | SentCopy"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A range of the hashes of keys: the part of a large batch that one task has.
-
-    Attributes:
-        number: from 0.
-        count: of all shards.
-    """
-
-    number: int
-    count: int
-
-    def parts(self, count: int) -> Iterator[Shard]:
-        """So many shards, which together are this one."""
-        return (Shard(self.number * count + part, self.count * count) for part in range(count))
-
-    def of_rows(self, rows: pa.Table, schema: pa.Schema, keys: Sequence[str]) -> pa.BooleanArray:
-        """Tells of each row whether its key is in the shard.
-
-        Args:
-            schema: of the keys at least.
-        """
-        from trident.states.core.copy_rows import RowCodec, shards_of  # hosts of a cluster may lack what copies need
-
-        return pc.equal(shards_of(RowCodec(schema, keys).key_array(rows), self.count), self.number)
-
-    def of_entries(self, entries: Placed, copy: CopyAsOf) -> Placed:
-        """The entries of a copy whose groups are in the shard; the first of its key columns is no group's."""
-        if self.count == 1:
-            return entries
-        from trident.states.core.copy_rows import RowCodec  # hosts of a cluster may lack what copies need
-
-        keys = RowCodec(copy.schema, copy.keys).decode_keys(entries.keys.to_pylist())
-        return entries.take(pc.indices_nonzero(self.of_rows(keys, copy.schema, copy.keys[1:])).to_numpy())
-
-
-WHOLE = Shard(0, 1)
 
 
 class NoCopyHere(TridentError):
@@ -110,6 +71,8 @@ class LookUp(Step):
         codec = RowCodec(copy.schema, copy.keys)
         for frame in frames:
             asked = pa.table([frame.array(name) for name in self.inputs], names=list(self.keys))
+            if copy.shard.count > 1 and not pc.all(copy.shard.of_rows(asked, copy.schema, self.keys)).as_py():
+                raise AssertionError(f"a task has keys that are not in shard {copy.shard} of state {self.state}")
             try:
                 values, found = look_up(copy, codec.key_array(asked))
             except StaleCopy as error:

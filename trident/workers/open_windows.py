@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.states.core.shards import WHOLE, Shard
 from trident.states.core.typed_values import WrongValue, to_arrow, two_values
 from trident.workers.calls import Several
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, fail
-from trident.workers.look_up import WHOLE, Shard, copy_here, told
+from trident.workers.look_up import copy_here, told
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec
@@ -500,7 +501,7 @@ class _Copied:
     def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
         from trident.states.core.local_copy import in_order  # hosts of a cluster may lack what copies need
 
-        for piece in (self._shard.of_entries(piece, self._copy) for piece in in_order(self._copy, first, below)):
+        for piece in in_order(self._copy, first, below, self._shard):
             rows = _plain_rows(piece.values, self._copy.schema)
             yield from zip(piece.positions.tolist(), piece.keys.to_pylist(), rows)
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.states.core.shards import WHOLE, Shard
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import WHOLE, Shard, copy_here, told
+from trident.workers.look_up import copy_here, told
 from trident.workers.timed import (
     AT,
     BEFORE,
@@ -167,8 +168,8 @@ class GatherFromCopy(Step):
         yield given({name: column.take(new) for name, column in columns.items()}, len(new))
         held = pa.array(found)
         yield stored(keys.filter(held), values.filter(held))
-        for due in in_order(copy, None, now + 1 if now < LAST else None) if now is not None else ():
-            due = self.shard.of_entries(due, copy)
+        below = now + 1 if now is not None and now < LAST else None
+        for due in in_order(copy, None, below, self.shard) if now is not None else ():
             others = pc.invert(pc.is_in(due.keys, keys))  # an entry may be due and that of a row
             yield stored(due.keys.filter(others), due.values.filter(others))
         changed = [side for side in range(sides) if greatest[side] is not None and greatest[side] != marks[side]]

@@ -20,13 +20,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.states.keyed_helpers import Group, keyed
+from tests.states.keyed_helpers import Group, compactor_of, keyed
 from trident.coordinators import faults
 from trident.states.core import local_copy, storage
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.copyable import SentCopy
 from trident.states.core.local_copy import CopyAsOf, StaleCopy, look_up
 from trident.states.core.place import Place
+from trident.states.core.shards import SentCopy, Shard
 from trident.states.keyed import host_copy, state_copy
 from trident.states.keyed.copies import HostCopies, forget_copies, last_repair, own_folder
 
@@ -144,7 +144,7 @@ def told(group, states=("counts", "last"), repair=""):
 
 
 def copies(tmp_path, host="one"):
-    return sorted((tmp_path / host).glob("trident-copies-*/*/executors/*/*/*.copy"))
+    return sorted((tmp_path / host).glob("trident-copies-*/*/executors/*/*/*/*.copy"))
 
 
 @pytest.mark.parametrize("name", ["counts", "last"])
@@ -227,10 +227,98 @@ def test_a_repair_and_another_incarnation_are_other_copies(group, tmp_path):
         bring(replace(sent, state=replace(sent.state, incarnation="inc2")))
 
 
+def of_shard(group, name, txid, shard):
+    """Those of ``group.expected`` whose keys are in a shard."""
+    whole = group.expected(name, txid)
+    rows = pa.table({"word": pa.array([word for (word,) in whole], pa.string())})
+    kept = shard.of_rows(rows, rows.schema, ["word"]).to_pylist()
+    return {key: value for (key, value), is_in in zip(whole.items(), kept) if is_in}
+
+
+def test_shards_have_all_keys_once_also_after_they_moved_and_were_cut_anew(group, tmp_path, hosts, rng):
+    """Each shard's task runs on any of three hosts, a copy of some transactions before may be there, or another one's;
+    tables are merged, and the next leader has another number of shards."""
+    leader, count, txid = told(group), rng.randint(1, 7), 0
+    homes: dict[Shard, str] = {}
+    for _ in range(14):
+        if rng.random() < 0.25:
+            count, leader, homes = rng.choice([n for n in range(1, 8) if n != count]), told(group), {}
+        txid += 1
+        publish(group, txid)
+        if rng.random() < 0.2:
+            for name in group.bindings:
+                compactor_of(group, name).merge_once(txid, force=True)
+        name = rng.choice(["counts", "last"])
+        sent = leader.as_of([name], txid)[name]
+        for shard in Shard(0, 1).parts(count):
+            if rng.random() < 0.2 or shard not in homes:
+                homes[shard] = rng.choice(["one", "two", "three"])
+            hosts(homes[shard])
+            found = values(replace(sent, shard=shard), words(group, name))
+            assert found == of_shard(group, name, txid, shard), (name, txid, shard)
+            assert bring(replace(sent, shard=shard)).shard == shard
+        leader.served({name: sent})
+
+
+def test_a_host_lets_go_of_copies_of_another_number_of_shards_and_of_those_that_moved(group, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_copy, "_LET_GO_SECS", 0.0)
+    leader, now = told(group), time.time()
+
+    def follow(txid, *shards, used=None):
+        publish(group, txid)
+        sent = leader.as_of(["counts"], txid)["counts"]
+        for shard in shards:
+            assert values(replace(sent, shard=shard), words(group)) == of_shard(group, "counts", txid, shard)
+        return [path.parent.name for path in copies(tmp_path)]
+
+    zero, one, two = Shard(0, 1).parts(3)
+    assert follow(1, zero, one, two) == ["0-of-3", "1-of-3", "2-of-3"]
+    for path in copies(tmp_path):  # nothing has happened for a day
+        os.utime(path, (now - 86400, now - 86400))
+    assert follow(2, zero) == ["0-of-3", "1-of-3", "2-of-3"], "they were used as late as this one"
+    assert follow(3, one) == ["0-of-3", "1-of-3", "2-of-3"]
+    (unused,) = copies(tmp_path)[2:]
+    lock = unused.parent / "host.lock"
+    with storage.lock(lock, tmp_path, timeout_secs=0):
+        assert follow(4, zero) == ["0-of-3", "1-of-3", "2-of-3"], "a process brings it on"
+    faults.arm("copy.let_go:fail_before")
+    assert follow(5, zero) == ["0-of-3", "1-of-3", "2-of-3"] and not faults.unfired()
+    assert follow(6, zero) == ["0-of-3", "1-of-3"]
+    assert follow(7, Shard(1, 2)) == ["1-of-2"]
+
+
+def test_a_shard_that_moves_while_its_old_host_still_runs_the_task(group, tmp_path, workers):
+    leader, shard = told(group), Shard(1, 3)
+    old, new = workers("one"), workers("two")
+
+    def sent(txid):
+        publish(group, txid)
+        return replace(leader.as_of(["counts"], txid)["counts"], shard=shard)
+
+    first = sent(1)
+    old.ask(first, words(group))
+    assert old.answer() == of_shard(group, "counts", 1, shard)
+    hung = workers("one", armed="copy.apply:pause")
+    second = sent(2)
+    hung.ask(second, words(group))
+    new.ask(second, words(group))  # speculation, or the executor is taken for dead
+    assert new.answer() == of_shard(group, "counts", 2, shard)
+    new.ask(sent(3), words(group))
+    assert new.answer() == of_shard(group, "counts", 3, shard)
+    hung._process.kill()
+    back = sent(4)  # the old host has the copy of the first transaction
+    old.ask(back, words(group))
+    assert old.answer() == of_shard(group, "counts", 4, shard)
+    old.ask(second, words(group))
+    assert old.answer().startswith("none: StaleCopy"), "a task that was forgotten takes none back"
+    assert len(copies(tmp_path, "one")) == len(copies(tmp_path, "two")) == 1
+
+
 @pytest.mark.parametrize(
     "fault",
     [
         "copy.apply:do_then_die",
+        "copy.piece:do_then_die:2",
         pytest.param("copy.build:do_then_die", marks=pytest.mark.long),
         pytest.param("copy.host:do_then_die", marks=pytest.mark.long),
     ],
@@ -241,22 +329,23 @@ def test_a_worker_that_is_killed_while_it_brings_a_copy_up_leaves_none_or_that_o
     leader = told(group)
     publish(group, 1)
     asked = words(group)
-    worker = workers(armed=fault)
-    worker.ask(leader.as_of(["counts"], 1)["counts"], asked)
-    if fault.startswith("copy.apply"):
-        assert worker.answer() == group.expected("counts", 1)
+    worker, shard = workers(armed=fault), Shard(1, 2)
+    follows = fault.startswith(("copy.apply", "copy.piece"))
+    worker.ask(replace(leader.as_of(["counts"], 1)["counts"], shard=shard), asked)
+    if follows:
+        assert worker.answer() == of_shard(group, "counts", 1, shard)
         publish(group, 2)
-        worker.ask(leader.as_of(["counts"], 2)["counts"], words(group))
+        worker.ask(replace(leader.as_of(["counts"], 2)["counts"], shard=shard), words(group))
     assert worker.answer() == "" and worker.end() == -signal.SIGKILL
-    publish(group, 2 + fault.startswith("copy.apply"))
+    publish(group, 2 + follows)
     txid = group.rows["counts"][-1][0]
-    sent = leader.as_of(["counts"], txid)["counts"]
-    assert values(sent, words(group)) == group.expected("counts", txid)
+    sent = replace(leader.as_of(["counts"], txid)["counts"], shard=shard)
+    assert values(sent, words(group)) == of_shard(group, "counts", txid, shard)
     assert len(copies(tmp_path)) == 1, "half a copy stays"
 
 
 _SWEEP = os.environ.get("TRIDENT_SWEEP") == "all"
-_POINTS = ("copy.host", "copy.open", "copy.build", "copy.apply")
+_POINTS = ("copy.host", "copy.open", "copy.build", "copy.piece", "copy.apply", "copy.let_go")
 
 
 @pytest.mark.skipif(not _SWEEP, reason="TRIDENT_SWEEP=all runs it")

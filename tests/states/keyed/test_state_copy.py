@@ -17,6 +17,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import Placed, StaleCopy, in_order, look_up, wait_for
+from trident.states.core.shards import WHOLE
 from trident.states.keyed import state_copy
 from trident.states.keyed.copies import StateCopies, forget_copies, last_repair
 from trident.states.keyed.reading import read_state
@@ -39,8 +40,8 @@ def publish(group, txids):
         group.publish(txid, {"counts": counts, "last": last})
 
 
-def copy_of(group, name, base, inline=INLINE, boot=BOOT, bytes_max=1 << 28):
-    return StateCopy(group.warehouse, group.descriptor(name), base / "copies" / name, bytes_max, inline, boot)
+def copy_of(group, name, base, inline=INLINE, boot=BOOT, bytes_max=1 << 28, shard=WHOLE):
+    return StateCopy(group.warehouse, group.descriptor(name), base / "copies" / name, bytes_max, inline, boot, shard)
 
 
 def held(group, name, copy, txid):
@@ -226,6 +227,36 @@ def test_of_two_processes_each_has_its_own(group, tmp_path):
     assert held(group, "counts", other, 2) == group.expected("counts", 2)
     assert one.as_of(2).folder != other.as_of(2).folder
     one.close(), other.close()
+
+
+def test_copies_of_shards_cut_by_groups_each_have_the_rows_of_no_group(spark, engine, tmp_path, rng):
+    """The first key column is a pane, or a part of the state; where the others are null stand the watermarks."""
+    binding = keyed("open", "pane int, word string, n bigint", ["pane", "word"], None, "last", ordered_by="n")
+    group = Group(spark, engine, tmp_path, binding)
+    shards = list(WHOLE.parts(rng.randint(2, 7)))
+    copies = [copy_of(group, "open", tmp_path / str(shard), shard=shard) for shard in shards]
+    words = [None, *"abcdefgh"]
+    for txid in range(1, 9):
+        some = {(rng.randrange(3), rng.choice(words)) for _ in range(9)}
+        group.publish(txid, {"open": [(*key, txid, rng.random() < 0.3) for key in some]})
+        if txid == 4:
+            compactor_of(group, "open").merge_once(txid, force=True)
+        whole = group.expected("open", txid)
+        for shard, copy in zip(shards, copies):
+            if rng.random() < 0.3:
+                copy.drop()
+            found = copy.as_of(txid)
+            assert found.shard == shard
+            codec = RowCodec(found.schema, found.keys)
+            steps = Placed.together(list(in_order(found)), found.values)
+            in_it = set(codec.plain_keys(steps.keys.to_pylist()))
+            groups = pa.table({"word": pa.array([word for _, word in whole], pa.string())})
+            mine = shard.of_rows(groups, groups.schema, ["word"]).to_pylist()
+            assert in_it == {key for key, is_mine in zip(whole, mine) if is_mine or key[1] is None}
+            steps = Placed.together(list(in_order(found, shard=shard)), found.values)
+            assert set(codec.plain_keys(steps.keys.to_pylist())) == {k for k, is_mine in zip(whole, mine) if is_mine}
+    for copy in copies:
+        copy.close()
 
 
 def test_the_copy_of_a_large_table_is_built_beside_the_transactions(group, tmp_path):

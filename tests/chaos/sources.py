@@ -299,7 +299,6 @@ class _Emitter:
 
 
 class _InPartitions:
-    acknowledges = False
     output_schema = SCHEMA
 
     def __init__(self, source: Source) -> None:
@@ -311,6 +310,8 @@ class _InPartitions:
 
 class PartitionedSpout(_InPartitions, PartitionedTridentSpout):
     """Transactional: an emitter per task on the executors."""
+
+    acknowledges = False
 
     def get_partition_emitter(self, context: Any) -> "_PartitionEmitter":
         return _PartitionEmitter(self._source)
@@ -329,6 +330,8 @@ class _PartitionEmitter(_Emitter):
 
 class OpaqueSpout(_InPartitions, OpaquePartitionedTridentSpout):
     """Opaque: each attempt goes on from what is committed, and may give other rows."""
+
+    acknowledges = False
 
     def get_partition_emitter(self, context: Any) -> "_OpaqueEmitter":
         return _OpaqueEmitter(self._source)

@@ -247,7 +247,7 @@ print(json.dumps([version, archive.exists(), class_archive.refusal_path(archive)
     if dies_of == "SharedArchiveFile":
         assert (found, times) == (["4.", False, True], 1)
     else:  # it was not the archive
-        assert (found, times) == (["PySparkRuntimeError", True, False], 2)
+        assert (found, times) == (["SparkSessionProblem", True, False], 2)
 
 
 def test_jobs_go_to_the_process_as_they_are(cache: Path) -> None:

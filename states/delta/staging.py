@@ -27,8 +27,6 @@ from trident.states.delta.parquet_files import (
     ATTEMPT,
     REPORT_SCHEMA,
     FileTarget,
-    of_attempt,
-    write_partition,
     writer_of,
 )
 
@@ -92,24 +90,6 @@ def stage(
             context.setLocalProperty(ATTEMPT, None)
 
     return stage_by(run, targets, incarnation, attempt, point)
-
-
-def stage_tables(
-    tables: Mapping[str, pa.Table],
-    targets: Sequence[StagingTarget],
-    incarnation: str,
-    attempt: TransactionAttempt,
-    codec: str = "snappy",
-) -> dict[str, list[StagedFile]]:
-    """As :func:`stage`, of rows that are in this process: written here, by the code of the tasks."""
-
-    def run(attempt_property: str) -> Iterator[Mapping[str, Any]]:
-        for target in targets:
-            file = file_target(target, codec)
-            batches = tables[target.name].to_batches()
-            yield from write_partition(of_attempt(file, target.txid_column, attempt_property), batches)
-
-    return stage_by(run, targets, incarnation, attempt)
 
 
 def file_target(target: StagingTarget, codec: str) -> FileTarget:

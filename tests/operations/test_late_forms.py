@@ -174,7 +174,7 @@ def by_spark(
 
 
 def on_arrow(group: GroupPlan, inputs: Mapping[str, pa.Table], copies: Mapping[str, CopyAsOf]) -> dict[str, pa.Table]:
-    """As a Python worker runs it; where each operation is the framework's own, the driver too."""
+    """As a Python worker runs it."""
     assert group.late_on_arrow is not None, "every operation here has a form over Arrow"
     fields = {one.name: StructType(list(one.fields)) for one in group.lowered.boundaries.values()}
     cast = {name: table.cast(to_arrow_schema(fields[name], timezone="UTC")) for name, table in inputs.items()}
@@ -230,11 +230,12 @@ def as_if_many() -> Iterator[None]:
 # --- the tests -----------------------------------------------------------------------------
 
 
-def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs: Any, driver: bool) -> bool:
+def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs: Any, own: bool | None) -> bool:
     """The forms agree; False where Spark refuses the rows, as it must then in each form.
 
     Args:
         pairs: (key, value) of what the states hold; or state → all that it holds.
+        own: each step over Arrow is the framework's own; None: the late part is left to Spark.
     """
     stored = pairs if isinstance(pairs, Mapping) else expected_state(group, pairs)
     try:
@@ -257,7 +258,7 @@ def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs:
             assert not oracle, error
         else:
             assert one_pass == oracle
-        assert (group.late_in_driver is not None) == driver
+        assert (None if group.late_on_arrow is None else group.late_on_arrow.is_own) == own
         if group.late_on_arrow is not None:
             try:
                 here = shown(on_arrow(group, inputs, copies))
@@ -293,7 +294,7 @@ def test_spark_is_the_oracle(spark: SparkSession, tmp_path: Path, rng: Any) -> N
     def compare(case: Any) -> None:
         key, value, aggregator, rows, stored, session_zone = case
         spark.conf.set("spark.sql.session.timeZone", session_zone)
-        agree(spark, tmp_path, topology(key, value, aggregator), rows, stored, driver=True)
+        agree(spark, tmp_path, topology(key, value, aggregator), rows, stored, own=True)
 
     try:
         compare()
@@ -319,17 +320,14 @@ def test_spark_is_the_oracle(spark: SparkSession, tmp_path: Path, rng: Any) -> N
 def test_the_forms_agree(
     spark: SparkSession, tmp_path: Path, key: str, value: str, aggregator: Any, rows: Any, stored: Any
 ) -> None:
-    assert agree(spark, tmp_path, topology(key, value, aggregator), rows, stored, driver=True)
+    assert agree(spark, tmp_path, topology(key, value, aggregator), rows, stored, own=True)
 
 
 @pytest.mark.long
-def test_with_functions_of_the_users_the_two_forms_by_spark_agree_and_the_driver_has_none(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_with_functions_of_the_users_the_forms_agree(spark: SparkSession, tmp_path: Path) -> None:
     group = topology("string", "double", Sum(), users=True)
-    assert group.late_in_driver is None and group.late_on_arrow is not None
     rows = [("a b", 1.5), (None, NAN), ("a b", -0.0), ("b", None)]
-    assert agree(spark, tmp_path, group, rows, [("a b", 2.0), (None, 1.0)], driver=False)
+    assert agree(spark, tmp_path, group, rows, [("a b", 2.0), (None, 1.0)], own=False)
 
 
 def topology_below(stored: Any, asked: Any) -> GroupPlan:
@@ -346,10 +344,10 @@ def topology_below(stored: Any, asked: Any) -> GroupPlan:
     return group
 
 
-def test_the_driver_has_no_step_of_a_class_below_a_built_in_aggregator() -> None:
-    assert topology_below(Count(), Count()).late_in_driver is not None
-    assert topology_below(Count(), Known()).late_in_driver is None
-    assert topology_below(Known(), Count()).late_in_driver is None
+def test_a_class_below_a_built_in_aggregator_is_left_to_spark() -> None:
+    assert topology_below(Count(), Count()).late_on_arrow is not None
+    assert topology_below(Count(), Known()).late_on_arrow is None
+    assert topology_below(Known(), Count()).late_on_arrow is None
 
 
 class Widest:
@@ -377,9 +375,8 @@ def test_several_aggregates_of_the_users_at_once_have_one_pass(spark: SparkSessi
         one = stream.chained_agg().aggregate("old", Widest(), "w long").aggregate(Count(), "n").chain_end()
         one.project("w").partition_persist(DeltaAppend(f"projected{n}"))
     (group,) = plan(made.graph)
-    assert group.late_on_arrow is not None and group.late_in_driver is None
     given = [("a", 1.5), (None, NAN), ("a", None), ("b", -0.0)]
-    assert agree(spark, tmp_path, group, given, [("a", 2.0), (None, 1.0)], driver=False)
+    assert agree(spark, tmp_path, group, given, [("a", 2.0), (None, 1.0)], own=False)
 
 
 def topology_of_two_keys(with_columns: bool) -> GroupPlan:
@@ -431,13 +428,13 @@ def test_the_forms_agree_on_two_keys_nested_values_and_several_aggregates_at_onc
         ("y", None, -0.0, inner(4, "r", "s")),
         ("x", 1, 2.5, inner(None, "t")),
     ]
-    assert agree(spark, tmp_path, group, rows, stored, driver=not with_columns)
+    assert agree(spark, tmp_path, group, rows, stored, own=None if with_columns else True)
 
 
 @pytest.mark.long
 def test_a_sum_that_does_not_fit_fails_in_each_form(spark: SparkSession, tmp_path: Path) -> None:
     group = topology("int", "bigint", Sum())
-    assert not agree(spark, tmp_path, group, [(1, 1)], [(1, 2**63 - 1)], driver=True)
+    assert not agree(spark, tmp_path, group, [(1, 1)], [(1, 2**63 - 1)], own=True)
 
 
 def task_of(value: Any) -> int:

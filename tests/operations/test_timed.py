@@ -112,7 +112,7 @@ def visits(lefts: list, rights: list) -> TridentTopology:
     passed.late_rows().project("n").partition_persist(DeltaAppend("late"))
     joined = views.join(buys, "key", "left", "key, at, n, its_at, its_n", within="7 seconds", name="waiting")
     joined.project("n", "its_n").partition_persist(DeltaAppend("joined"))
-    # A group of its own: code of the user's runs on workers, the other group's late part in the driver.
+    # A group of its own, with code of the user's.
     again = topology.new_stream("again", FixedBatchSpout(FIELDS, stamped(lefts))).with_watermark("at", "4 seconds")
     timed = again.group_by("key").process("at", Baskets(), OUTPUTS, state=STATE, name="alarms")
     timed.partition_persist(DeltaAppend("timed"))
@@ -132,7 +132,7 @@ def test_exactly_once_over_crashes(start: Starter, tmp_path: Path, rng: random.R
     last = start.replace_at("publish.table", visits(lefts, rights), visits(lefts, rights))
     progress += last.recent_progress  # the one that hung may have done all batches of one group
     assert {(one["group"], part) for one in progress for part in one["duration_ms"] if "_by_" in part} == {
-        ("buys", "resolve_by_driver"),
+        ("buys", "resolve_by_pass"),
         ("again", "resolve_by_pass"),
     }
     rows = [[[(key, time, n) for key, time, n in batch] for batch in side] for side in (lefts, rights)]

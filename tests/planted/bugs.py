@@ -20,7 +20,7 @@ SUITES = {
     "values and maps": "map_states user_tasks values",
     "local copies": "copy_rows host_copy local_copies local_copy shard_keys shards sorted_runs state_copy",
     "simulator": "simulator",
-    "late part in the driver": "folds in_driver late_forms own_steps",
+    "forms of the late part": "folds in_driver late_forms own_steps",
     "whole topologies": "late_at_once late_states",
     "Kafka": "kafka_answers kafka_consumer kafka_coordinator kafka_poison kafka_reader kafka_spout kafka_values",
     "taken over": "migrate",

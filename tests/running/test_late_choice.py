@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from trident.running.late_part import DRIVER_ROWS_MAX, SHARDS_BYTES, SMALL_BYTES, Able, Breaker, Form, Rows, choose
+from trident.running.late_part import SHARDS_BYTES, SMALL_BYTES, Able, Breaker, Form, Rows, choose
 
-ALL = Able(one_job=True, driver=True, one_partition=True, shards=True)
+ALL = Able(one_job=True, one_partition=True, shards=True)
 FEW = Rows(idle=False, rows=10, size=1_000)
 LARGE = Rows(idle=False, rows=1_000_000, size=SMALL_BYTES + 1)
 
@@ -16,7 +16,7 @@ LARGE = Rows(idle=False, rows=1_000_000, size=SMALL_BYTES + 1)
 @pytest.mark.parametrize(("is_next", "is_open"), list(itertools.product([False, True], repeat=2)))
 @pytest.mark.parametrize("one_job", [False, True])
 def test_before_the_early_part_only_the_next_transaction_is_one_job(one_job, is_next, is_open) -> None:
-    able = Able(one_job=one_job, driver=True, one_partition=True, shards=False)
+    able = Able(one_job=one_job, one_partition=True, shards=False)
     assert choose(able, None, is_next, is_open) is (Form.ONE_JOB if one_job and is_next and not is_open else None)
 
 
@@ -24,17 +24,14 @@ def test_before_the_early_part_only_the_next_transaction_is_one_job(one_job, is_
     ("able", "staged", "is_open", "form"),
     [
         (ALL, Rows(idle=True, rows=0, size=0), True, Form.NOTHING),
-        (ALL, FEW, False, Form.DRIVER),
+        (ALL, FEW, False, Form.PASS),
         (ALL, FEW, True, Form.TABLES),
-        (ALL, Rows(False, DRIVER_ROWS_MAX, SMALL_BYTES), False, Form.DRIVER),
-        (ALL, Rows(False, DRIVER_ROWS_MAX + 1, 1_000), False, Form.PASS),
         (ALL, LARGE, False, Form.PASS),
         (ALL, LARGE, True, Form.TABLES),
         (ALL, Rows(False, 10**9, SHARDS_BYTES + 1), False, Form.TABLES),
-        (Able(True, True, True, shards=False), LARGE, False, Form.TABLES),
-        (Able(False, True, False, False), Rows(False, DRIVER_ROWS_MAX + 1, 1_000), False, Form.TABLES),
-        (Able(False, False, True, False), FEW, False, Form.PASS),
-        (Able(False, False, False, False), FEW, False, Form.TABLES),
+        (Able(True, True, shards=False), LARGE, False, Form.TABLES),
+        (Able(False, True, False), FEW, False, Form.PASS),
+        (Able(False, False, False), FEW, False, Form.TABLES),
     ],
 )
 def test_the_form_of_what_is_staged(able: Able, staged: Rows, is_open: bool, form: Form) -> None:
@@ -61,5 +58,5 @@ def test_batches_that_fail_again_and_again_read_the_tables_without_a_try() -> No
     assert tried == [1, 2, 4, 8, 16, 27, 38]
     # One that fits ends that: the next one that does not is the first again.
     tried.clear()
-    assert [form_of(txid) for txid in range(49, 55)] == [Form.DRIVER] * 2 + [Form.TABLES] * 4
+    assert [form_of(txid) for txid in range(49, 55)] == [Form.PASS] * 2 + [Form.TABLES] * 4
     assert tried == [49, 50, 51, 52, 54]

@@ -171,17 +171,15 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("rows_max", "form", "keep_plans", "small"),
-    [(1000, "driver", True, 1000), (0, "pass", True, 1000), (0, "pass", False, 1000), (0, "pass", True, 0)],
-    ids=["driver", "one task", "no kept plan", "shards"],
+    ("keep_plans", "small"),
+    [(True, 1000), (False, 1000), (True, 0)],
+    ids=["one task", "no kept plan", "shards"],
 )
-def test_the_driver_gives_what_a_spark_job_gives(  # noqa: PLR0913
+def test_one_task_gives_what_spark_gives_on_the_tables(  # noqa: PLR0913
     start,  # noqa: F811
     tmp_path,
     uses,
     monkeypatch,
-    rows_max,
-    form,
     keep_plans,
     small,
 ):
@@ -204,13 +202,12 @@ def test_the_driver_gives_what_a_spark_job_gives(  # noqa: PLR0913
 
     monkeypatch.setattr(SparkBatchRunner, "resolve", noted)
     monkeypatch.setattr(StateCopies, "as_of", taken_away)
-    monkeypatch.setattr("trident.running.late_part.DRIVER_ROWS_MAX", rows_max)
     monkeypatch.setattr(LatePart, "stage_at_once", lambda *_: None)  # as where several are in flight
     faults.arm("stage.write:do_then_fail:4")  # an attempt that fails after it has staged
     query = start(own_topology(), keep_plans=keep_plans)
     query.process_all_available(WAIT_SECS)
     assert not faults.unfired()
-    assert bool(kept) == (form == "pass" and keep_plans)
+    assert bool(kept) == keep_plans
     want = {name: rows for name, rows in expected().items() if name != "lengths"}
     got = {"counts": Counter(tuple(row) for row in query.snapshot("counts").collect())}
     for name, columns in (("news", ("word", "n")), ("asked", ("word", "before"))):
@@ -218,15 +215,14 @@ def test_the_driver_gives_what_a_spark_job_gives(  # noqa: PLR0913
             tuple(row[column] for column in columns) for row in Table.read(tmp_path / "warehouse" / name).rows()
         )
     assert got == want
-    assert Counter(map(frozenset, forms)) >= Counter({frozenset({form}): 3, frozenset({"tables"}): 1})
+    assert Counter(map(frozenset, forms)) >= Counter({frozenset({"pass"}): 3, frozenset({"tables"}): 1})
 
 
 def test_explain_says_which_form_few_rows_take() -> None:
     job = "before (few rows: by the early half's Spark job when it begins in the turn, else"
-    here = "in the coordinator's process, without a Spark job):"
-    assert f"{job} {here}" in sums().explain()
-    assert f"before (few rows: {here}" in own_topology().explain()
+    assert f"{job} by another):" in sums().explain()
     assert f"{job} by another):" in at_once().explain()
+    assert "before (few rows: one Spark job):" in own_topology().explain()
     assert "before (few rows: one Spark job):" in topology().explain()
 
 
@@ -366,7 +362,7 @@ def test_where_two_boots_cannot_be_told_apart_there_are_no_copies(monkeypatch, t
     """As on macOS without psutil: a copy is not flushed, and of an earlier boot it may be half of one."""
     monkeypatch.setattr("trident.running.site.boot_id", lambda: boot)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
-    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]), late_in_driver=None)
+    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
     site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=Place(tmp_path))
     assert (SparkSite._new_copies(site, plan) is not None) == kept
 
@@ -393,7 +389,7 @@ def _late_part(copies: Any, on_copies: Callable[..., Any]) -> LatePart:
     """A late part in one Spark partition that looks states up in copies: without Spark."""
     made: Any = object.__new__(LatePart)
     made._plan, made._states, made._copies, made._is_local = SimpleNamespace(name="lines"), ["counts"], copies, True
-    made._able, made._breaker = Able(False, False, one_partition=True, shards=False), Breaker()
+    made._able, made._breaker = Able(False, one_partition=True, shards=False), Breaker()
     made._size, made._by_spark, made._in_one_partition = lambda staged: Rows(False, 1, 1), lambda *_: {}, on_copies
     return made
 
@@ -443,10 +439,8 @@ class Texts:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rows_max", [1000, 0], ids=["driver", "pass"])
-def test_texts_that_are_not_utf_8_are_looked_up(start, tmp_path, monkeypatch, rows_max):  # noqa: F811
-    """Python would not read them: in the driver, on workers, in a copy they are bytes."""
-    monkeypatch.setattr("trident.running.late_part.DRIVER_ROWS_MAX", rows_max)
+def test_texts_that_are_not_utf_8_are_looked_up(start, tmp_path):  # noqa: F811
+    """Python would not read them: on workers and in a copy they are bytes."""
     batches = [b"a b", b"a tw\xffo", b"tw\xffo \xc3", b"a b"]
     made = TridentTopology("bytes")
     words = made.new_stream("words", Texts(batches))
@@ -465,21 +459,23 @@ def test_texts_that_are_not_utf_8_are_looked_up(start, tmp_path, monkeypatch, ro
     }
 
 
-@pytest.mark.parametrize("in_driver", [None, object()])
-def test_on_a_cluster_copies_are_on_the_drivers_own_disk_and_only_where_no_task_needs_them(
-    monkeypatch, tmp_path: Path, in_driver
+@pytest.mark.parametrize("asked", [(), ("counts",)])
+def test_on_a_cluster_the_driver_has_copies_for_requests_alone_on_its_own_disk(
+    monkeypatch, tmp_path: Path, asked
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
-    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]), late_in_driver=in_driver)
+    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts", "others"]))
     site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=Place(tmp_path / "shared"))
-    copies = SparkSite._new_copies(site, plan)
-    assert (copies is not None) == (in_driver is not None)
-    assert copies is None or copies._folder.is_relative_to(tmp_path / "tmp")
+    copies = SparkSite._new_copies(site, plan, asked)
+    if copies is None:
+        assert not asked
+        return
+    assert copies._states == [*asked] and copies._folder.is_relative_to(tmp_path / "tmp")
     (above,) = (tmp_path / "tmp").iterdir()
     above.chmod(0o770)
-    assert SparkSite._new_copies(site, plan) is None, "others could put values there"
+    assert SparkSite._new_copies(site, plan, asked) is None, "others could put values there"
 
 
 @pytest.mark.parametrize("fails", [None, "a log that is not mounted there"])

@@ -30,7 +30,7 @@ def failed(txid: int, error: BaseException, part: str = "processing") -> Failed:
 
 
 def advanced(txid: int, at: float = 1000.0, published: bool = True, recovered: bool = False) -> Advanced:
-    durations = {"begin": 2.0, "process": 20.0, "resolve_by_driver": 1.0, "total": 30.0}
+    durations = {"begin": 2.0, "process": 20.0, "resolve_by_pass": 1.0, "total": 30.0}
     progress = {"num_input_rows": 10, "duration_ms": durations, "states": {"counts": 4}}
     return Advanced(
         **NAMED,

@@ -16,7 +16,7 @@ import pytest
 import trident.workers
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy
-from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, Columns, OwnPlan, SplitText
+from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, Columns, SplitText
 from trident.workers.best_row import BestOfBatch
 from trident.workers.chain import Chain, Frame, Keep, Meter, Step
 from trident.workers.cogroups import FirstRows
@@ -104,18 +104,16 @@ def test_no_own_step_has_an_object_of_the_user_s() -> None:
     assert found == OBJECTS
 
 
-def test_a_plan_with_a_step_of_the_user_s_is_none_for_the_driver() -> None:
+def test_a_plan_with_a_step_of_the_user_s_is_not_the_framework_s_own() -> None:
     schema = pa.schema([("n", pa.int64())])
     own, users = Columns(("n",)), Keep(Label("filter", "here:1"), bool, ("n",), ("n",))
 
     def segments(*steps: Step) -> tuple[ArrowSegment, ...]:
         return (ArrowSegment(("in",), "out", Chain(steps, schema)),)
 
-    assert ArrowPlan(segments(own, users), {}).in_driver is None
-    with pytest.raises(AssertionError, match="never runs in the coordinator"):
-        OwnPlan(segments(own, users), {})
-    plan = ArrowPlan(segments(own), {"rows": "out"}).in_driver
-    assert plan is not None
+    assert not ArrowPlan(segments(own, users), {}).is_own
+    plan = ArrowPlan(segments(own), {"rows": "out"})
+    assert plan.is_own
     assert plan.run({"in": pa.table({"n": [1], "m": [2]})}, None, None)["rows"].to_pylist() == [{"n": 1}]
 
 

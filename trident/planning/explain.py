@@ -46,7 +46,7 @@ def _answered(request: DrpcPlan) -> str:
 
 
 def _group(group: GroupPlan) -> _Described:
-    return _Described(group.nodes, group.lowered, True, group.late_in_driver is not None, is_one_job(group))
+    return _Described(group.nodes, group.lowered, True, in_one_job=is_one_job(group))
 
 
 def _indented(lines: Iterator[str]) -> Iterator[str]:
@@ -59,7 +59,7 @@ class _Described:
 
     Attributes:
         of_batches: whether it has transactions, in whose turn the late half runs.
-        in_driver: few rows go through the late half in the coordinator's process.
+        in_driver: a request is answered in the leader's process.
         in_one_job: both halves are one Spark job for few rows whose turn has come when the early half begins.
     """
 
@@ -79,10 +79,10 @@ class _Described:
         yield from _indented(self._segments(self.lowered.segments))
         if self.lowered.late_segments:
             turn = "in the transaction's turn, as of the transaction before:"
-            if self.in_driver or self.lowered.copied_states:
+            if self.lowered.copied_states:
                 turn = f"{turn[:-1]} (few rows: {self._few_rows}):"
             asked = "as of one advanced transaction of each group:"
-            if self.in_driver and not self.of_batches:
+            if self.in_driver:
                 asked = f"{asked[:-1]} (from local copies in the leader's process, without a Spark job):"
             yield f"  {turn if self.of_batches else asked}"
             yield from _indented(_indented(self._segments(self.lowered.late_segments)))
@@ -90,11 +90,9 @@ class _Described:
     @property
     def _few_rows(self) -> str:
         """The form in which few rows go through the late half of a transaction."""
-        here = "in the coordinator's process, without a Spark job"
         if not self.in_one_job:
-            return here if self.in_driver else "one Spark job"
-        later = here if self.in_driver else "by another"
-        return f"by the early half's Spark job when it begins in the turn, else {later}"
+            return "one Spark job"
+        return "by the early half's Spark job when it begins in the turn, else by another"
 
     def _nodes(self) -> Iterator[str]:
         numbers = self.numbers

@@ -42,7 +42,7 @@ from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.dead_letters import dead_letter_binding, message_binding
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers.arrow_plan import ArrowPlan, OwnPlan
+from trident.workers.arrow_plan import ArrowPlan
 
 if TYPE_CHECKING:
     from trident.workers.look_up import CopyOfState
@@ -109,11 +109,6 @@ class GroupPlan(LoweredPlan):
         """
         session = next(iter(inputs.values())).sparkSession
         return self.compiled(session).build_late(inputs, Batch(info, stored, copies=copies, rows=rows))
-
-    @cached_property
-    def late_in_driver(self) -> OwnPlan | None:
-        """The late part for few rows, in the coordinator's process; None where it calls code of the user's."""
-        return None if self.late_on_arrow is None else self.late_on_arrow.in_driver
 
     @cached_property
     def late_on_arrow(self) -> ArrowPlan | None:

@@ -23,7 +23,7 @@ from trident.planning.session_frames import Batch, compute_once
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.types import PLAIN
-from trident.workers.arrow_plan import ArrowPlan, OwnPlan
+from trident.workers.arrow_plan import ArrowPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,11 +52,11 @@ class DrpcPlan(LoweredPlan):
         return sorted({group for _, group in self.states.values()})
 
     @cached_property
-    def in_driver(self) -> OwnPlan | None:
+    def in_driver(self) -> ArrowPlan | None:
         """The plan for the leader's process; None where it calls code of the user's, or only Spark can do it."""
         if self._arrow is None or not all(isinstance(field.dataType, PLAIN) for field in self.result):
             return None
-        return self._arrow.in_driver
+        return self._arrow if self._arrow.is_own else None
 
     @cached_property
     def together(self) -> ArrowPlan | None:

@@ -19,7 +19,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators import faults
-from trident.coordinators.errors import TridentError
 from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.threads import DaemonPool
 from trident.operations.window_spec import Unit
@@ -34,11 +33,11 @@ from trident.states.core.local_copy import CopyAsOf
 from trident.states.core.place import Place
 from trident.states.core.tables import StagedFile
 from trident.states.delta.data_files import require_whole
-from trident.states.delta.staging import StagingTarget, file_target, reports_by, reports_of, stage, stage_tables
+from trident.states.delta.staging import StagingTarget, file_target, reports_by, reports_of, stage
 from trident.states.keyed.copies import HostCopies, StateCopies
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers.failures import LARGE, SPARKS, STALE, find_report, left_to_spark
-from trident.workers.late_pass import LATE, LateAtOncePass, LateBatch, LatePass, rows_of
+from trident.workers.failures import LARGE, SPARKS, STALE, find_report
+from trident.workers.late_pass import LATE, LateAtOncePass, LateBatch, LatePass
 from trident.workers.look_up import CopyOfState
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
 # Chooses the form in which a batch's late part runs, from plain data: no Spark here.
 
 
-# More rows than this are worth a Spark job, whose Python runs beside the coordinator's threads (docs/decisions/0031).
-DRIVER_ROWS_MAX = 10_000
 # Rows in so few bytes are worth one Spark partition.
 SMALL_BYTES = 8 << 20
 # So few rows are one task's; more, or larger ones, are cut into shards, one for each core.
@@ -67,7 +64,6 @@ class Form(Enum):
 
     NOTHING = "nothing"
     ONE_JOB = "one_job"
-    DRIVER = "driver"
     PASS = "pass"
     TABLES = "tables"
 
@@ -78,13 +74,11 @@ class Able:
 
     Attributes:
         one_job: early and late part as one Spark job.
-        driver: in the coordinator's process.
         one_partition: in one Spark partition, with copies where tasks run.
         shards: in several tasks, each with the rows of some keys.
     """
 
     one_job: bool
-    driver: bool
     one_partition: bool
     shards: bool
 
@@ -120,8 +114,6 @@ def choose(able: Able, staged: Rows | None, is_next: bool, is_open: bool) -> For
         return Form.NOTHING
     if is_open or staged.size > (SHARDS_BYTES if able.shards else SMALL_BYTES):
         return Form.TABLES
-    if able.driver and staged.rows <= DRIVER_ROWS_MAX and staged.size <= SMALL_BYTES:
-        return Form.DRIVER
     return Form.PASS if able.one_partition else Form.TABLES
 
 
@@ -182,14 +174,6 @@ class StagedBoundary:
         where = "a batch between its two halves"
         require_whole(where, str(self.root), files, "the batch is tried again; check the disk")
         return [str(self.root / file.path) for file in files]
-
-    def rows(self, files: Sequence[StagedFile]) -> pa.Table:
-        """Its rows in this process, in the order of the batch.
-
-        Raises:
-            TableError: a file is gone or not whole.
-        """
-        return rows_of(self.paths(files), self.schema)
 
     def frame(self, spark: "SparkSession", files: Sequence[StagedFile], ordered: bool) -> "DataFrame":
         """Its rows in Spark; few of them are one Spark partition.
@@ -365,8 +349,8 @@ class LatePart:
         keep_plans: bool,
     ) -> None:
         self._spark, self._plan, self._staging, self._reader = spark, plan, staging, reader
-        self._copies, self._states = copies, plan.lowered.copied_states
         self._is_local = is_local_master(spark.sparkContext.master)
+        self._copies, self._states = copies if self._is_local else None, plan.lowered.copied_states
         self._host_copies = None if self._is_local else host_copies
         self._breaker, self._large = Breaker(), Breaker()  # of all forms on copies; of the one job, by its size
         self._always = _works_on_nothing(plan)
@@ -384,7 +368,6 @@ class LatePart:
         where_tasks_run = copies if self._is_local else host_copies
         self._able = Able(
             one_job=self._one_job is not None,
-            driver=copies is not None and plan.late_in_driver is not None,
             one_partition=bool(self._states) and where_tasks_run is not None,
             shards=self._worker is not None and plan.shard_keys is not None,
         )
@@ -471,16 +454,14 @@ class LatePart:
         assert form is not None, "a batch that is staged has a form"
         if form is Form.NOTHING:
             return form, {target.name: [] for target in self._staging.late}
-        owner: Any = self._copies if form is Form.DRIVER or self._is_local else self._host_copies
+        owner: Any = self._copies if self._is_local else self._host_copies
         copies = None
         if form is not Form.TABLES and owner is not None:
             copies = owner.as_of(self._states, attempt.txid - 1)
         if owner is not None and copies is not None:
-            if form is Form.PASS:
-                begin_jobs()
-            run = self._in_driver if form is Form.DRIVER else self._in_one_partition
+            begin_jobs()
             try:
-                found = run(attempt, staged, info, copies)
+                found = self._in_one_partition(attempt, staged, info, copies)
             except Exception as error:
                 report = find_report(error, STALE, SPARKS)
                 if report is None:
@@ -512,21 +493,6 @@ class LatePart:
         files = [staged[one.name] for one in self._staging.boundaries]
         rows = sum(file.num_records for some in files for file in some)
         return Rows(not (self._always or any(files)), rows, max(map(bytes_of, files), default=0))
-
-    def _in_driver(
-        self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Mapping[str, Any]
-    ) -> Files:
-        plan, to = self._plan.late_in_driver, self._staging
-        assert plan is not None
-        try:
-            with faults.fault_point(RESOLVE):
-                inputs = {one.name: one.rows(staged[one.name]) for one in to.boundaries}
-                return stage_tables(plan.run(inputs, info, copies), to.late, to.incarnation, attempt, to.codec)
-        except TridentError:
-            raise
-        except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
-            # No code of the user's has run: Spark, on the tables, has the last word.
-            raise left_to_spark(error) from error
 
     def _in_one_partition(
         self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Mapping[str, Any]

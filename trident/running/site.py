@@ -117,13 +117,14 @@ class SparkSite:
             return self._copies[group]
 
     def _new_copies(self, plan: GroupPlan, asked: Collection[str] = ()) -> StateCopies | None:
-        boot, states, base = boot_id(), {*plan.lowered.copied_states, *asked}, None
+        one_host = is_local_master(self.spark.sparkContext.master)
+        # On a cluster a task has the copies of its own host: see _host_copies.
+        boot, states, base = boot_id(), {*(plan.lowered.copied_states if one_host else ()), *asked}, None
         if not states or not self.config.local_copies or boot == UNKNOWN:
             return None
-        one_host = is_local_master(self.spark.sparkContext.master)
         if not one_host or not self.warehouse.is_local:
             base = own_folder(self.warehouse)
-            if base is None or (not one_host and plan.late_in_driver is None):  # a task has those of its own host
+            if base is None:
                 return None
         return StateCopies(self.warehouse, self.config.local_copy_bytes_max, host_name(), boot, states, base)
 

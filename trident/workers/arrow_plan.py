@@ -516,11 +516,6 @@ class ArrowPlan:
             rows[segment.ends] = pa.Table.from_batches(chain.pass_over(segment.batches(rows)), schema=chain.schema)
         return {output: rows[name] for output, name in self.outputs.items()}
 
-    @property
-    def in_driver(self) -> OwnPlan | None:
-        """The plan for the coordinator's process; None where it calls code of the user's."""
-        return OwnPlan(self.segments, self.outputs) if self.is_own else None
-
     def has_times(self, schemas: Iterable[pa.Schema]) -> bool:
         """Tells whether there are times in the rows that it begins with, or around a segment with code of the user's.
 
@@ -534,18 +529,9 @@ class ArrowPlan:
 
     @property
     def is_own(self) -> bool:
-        """Tells whether each step says that it is the framework's own."""
+        """Tells whether each step says that it is the framework's own: no other plan runs in the leader's process."""
         return all(map(_is_own, self.segments))
 
 
 def _is_own(segment: ArrowSegment) -> bool:
     return all(isinstance(step, Step) and step.own for step in segment.chain.steps)
-
-
-@dataclass(frozen=True)
-class OwnPlan(ArrowPlan):
-    """A plan of the framework's own steps alone: the only kind that runs in the coordinator's process."""
-
-    def __post_init__(self) -> None:
-        if not self.is_own:
-            raise AssertionError("code of the user's never runs in the coordinator's process")

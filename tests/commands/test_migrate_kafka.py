@@ -50,8 +50,8 @@ def test_offsets_at_which_no_stream_can_go_on_are_refused(kafka: KafkaBroker, to
     kafka.put(topic, [b"x"] * 5, 0)
     kafka.delete_before(topic, 0, 3)
     for name, offsets, said in (
-        ("expired", {"0": 2, "1": 0}, "cannot go on at offset 2 of .*found: offsets 3 … 5"),
-        ("ahead", {"0": 6, "1": 0}, "cannot go on at offset 6"),
+        ("expired", {"0": 2, "1": 0}, "cannot continue at offset 2 of .*found: offsets 3 … 5"),
+        ("ahead", {"0": 6, "1": 0}, "cannot continue at offset 6"),
         ("some", {"1": 0}, "an offset of each partition from 0 on"),
         ("negative", {"0": -1, "1": 0}, "an offset of each partition"),
         ("more", {"0": 5, "1": 0, "2": 0}, "the 3 partitions that the checkpoint has read"),

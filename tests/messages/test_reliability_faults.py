@@ -51,7 +51,7 @@ class Life:
         }
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "tests" / "reliability_child.py"), json.dumps(settings)],
+                [sys.executable, str(ROOT / "tests" / "messages" / "reliability_child.py"), json.dumps(settings)],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -387,7 +387,7 @@ def test_the_parts_are_part_of_the_identity_and_the_rows_of_an_older_version_go_
         (
             lambda s: (w := s.session_window("1 hour")).group_by("word") and w.group_by("n"),
             TopologyError,
-            "one choice of keys.*n behind word",
+            "one choice of keys.*n after word",
         ),
         (
             lambda s: (

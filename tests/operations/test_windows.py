@@ -406,7 +406,7 @@ def marked(fields: str = "at timestamp, word string, n long") -> Stream:
         (
             lambda s: marked().map(lambda *row: row, "at timestamp, n long").tumbling_window("1 minute"),
             TopologyError,
-            "no longer there.*put with_watermark behind",
+            "no longer there.*put with_watermark after",
         ),
         *[
             (

@@ -589,8 +589,8 @@ def test_a_rebuild_says_where_nobody_could_look() -> None:
     model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
     (finding,) = diagnose(model.facts(words={"unseen_before": 2}))
     assert "words before version 2 are gone" in finding.offers[0].text
-    assert "NOT BE LOOKED AT" in finding.offers[0].text
-    assert "LOOKED AT" not in diagnose(model.facts())[0].offers[0].text
+    assert "NOT BE CHECKED" in finding.offers[0].text
+    assert "NOT BE CHECKED" not in diagnose(model.facts())[0].offers[0].text
 
 
 def test_a_manifest_from_before_a_rollback_is_the_topologys_own_and_one_from_before_a_reset_is_not() -> None:

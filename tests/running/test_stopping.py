@@ -143,7 +143,7 @@ def test_a_stop_leaves_behind_a_hook_that_does_not_return(
     assert eventually(lambda: any(name == reached for name, _ in spout.calls), WAIT_SECS)
     assert stopped(query, 30), "it ends"
     assert not query.is_active and query.exception() is None
-    said = [one.getMessage() for one in caplog.records if "its stop goes on without" in one.getMessage()]
+    said = [one.getMessage() for one in caplog.records if "its stop continues without" in one.getMessage()]
     if hook == "backlog":
         assert not said, "nobody waits for a figure"
     else:
@@ -188,7 +188,7 @@ def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Sta
         standby.process_all_available(0.1)
     standby.stop(WAIT_SECS)
     broken = True
-    with pytest.raises(SourceError, match="have data cannot be asked.*a hook's own error"):
+    with pytest.raises(SourceError, match="have data cannot be queried.*a hook's own error"):
         leader.process_all_available()
     leader.pause()
     with pytest.raises(TridentError, match="paused.*resume"):
@@ -260,8 +260,8 @@ def test_a_table_that_stays_behind_is_said_in_a_line(start: Starter, armed: Any,
     armed("compact.merge:hang")
     query = start.run(counted(), merge_at_stop_secs=0.5)
     assert stopped(query, 30)
-    said = [one.getMessage() for one in caplog.records if "behind" in one.getMessage()]
-    assert said == ["counted: the plain table counts is 2 transactions late; run `trident compact counted`"]
+    said = [one.getMessage() for one in caplog.records if "lacks" in one.getMessage()]
+    assert said == ["counted: the plain table counts lacks 2 transactions; run `trident compact counted`"]
 
 
 # --- one query of a topology in a process ----------------------------------------------------------

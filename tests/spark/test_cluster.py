@@ -280,7 +280,7 @@ def test_executors_that_do_not_see_a_store_are_asked_once_more_behind_a_look_at_
     else:
         cluster_checks.prepare_cluster(session, warehouse)
     assert log == (["asked"] if asked == 1 else ["asked", warehouse, "asked"])
-    assert ("asked once more" in caplog.text) == (asked == 2)
+    assert ("checked once more" in caplog.text) == (asked == 2)
 
 
 def test_what_the_store_does_not_mend_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

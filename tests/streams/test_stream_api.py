@@ -362,7 +362,7 @@ def test_an_aggregator_can_be_kept_only_if_it_can_go_on() -> None:
         def complete(self, state: list) -> str:
             return state[0]
 
-    with pytest.raises(TopologyError, match=r"cannot go on from it.*resume\(batch_id, \*stored\)"):
+    with pytest.raises(TopologyError, match=r"cannot continue from it.*resume\(batch_id, \*stored\)"):
         stream_of("word string").persistent_aggregate(DeltaMapState("longest"), "word", Longest(), "longest")
 
 

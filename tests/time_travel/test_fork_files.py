@@ -19,7 +19,7 @@ from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.history.cloning import live_table
 from trident.time_travel.fork_plan import ForkedState, ForkRecord, Past, load_fork
-from trident.time_travel.forking import _behind, _Fork, copy_streams, pasts_of
+from trident.time_travel.forking import _Fork, _unmerged, copy_streams, pasts_of
 
 
 def record_of(warehouse: Path, incarnation: str, source: str = "9f3c-r1") -> ForkRecord:
@@ -50,8 +50,8 @@ def test_of_two_calls_at_once_one_begins_the_fork(tmp_path: Path) -> None:
 
 def test_of_an_append_table_every_file_is_taken_whatever_a_column_of_the_users_has() -> None:
     file = LiveFile("a", 1, {}, {"maxValues": {TXID_COLUMN: -5}}, 1, 0)
-    assert _behind(ForkedState(3, None, -1))(file)
-    assert not _behind(ForkedState(3, None, 0))(file)
+    assert _unmerged(ForkedState(3, None, -1))(file)
+    assert not _unmerged(ForkedState(3, None, 0))(file)
 
 
 @pytest.mark.parametrize("removed", ["city=%C3%A9/a%20b", "city=é/a%20b"])

@@ -30,7 +30,7 @@ from trident import (
 from trident.coordinators.handing_over import DIFFERENT, EQUAL, FAILED, NOT_COMPARED
 from trident.running.standby import Rehearsed
 from trident.states.core.place import Place
-from trident.time_travel.rehearsal import Rehearsal, _Told
+from trident.time_travel.rehearsal import Rehearsal, _Findings
 from trident.time_travel.replay_inputs import incarnation_of
 
 BATCHES = [[("a b",)], [("a c",)], [("c c",)]]
@@ -64,7 +64,7 @@ def test_a_group_and_a_table_of_which_no_row_can_be_compared_are_named(tmp_path:
     assert found.lines == ("there is no transaction that could be rehearsed", NO_STATE), found
 
     own = SimpleNamespace(name="own", kind="append")
-    told = _Told(lambda: False)
+    told = _Findings(lambda: False)
     group: Any = SimpleNamespace(name="seen", bindings=[own])
     nothing: Any = SimpleNamespace(states={}, others=lambda plan: {})
     rehearsal._compare("transaction 7", 7, nothing, group, nothing, told)

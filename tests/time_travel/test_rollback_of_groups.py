@@ -103,7 +103,9 @@ def test_a_state_outside_of_delta_is_refused_by_name_or_left(world: World) -> No
     world.run(3, made=made(3))
     with pytest.raises(TopologyError, match="state totals .* is not in Delta tables.*--leave totals leaves it"):
         back("kept")
-    with pytest.raises(TopologyError, match="state kept .* of batch group 'others', which stays.*--leave kept goes on"):
+    with pytest.raises(
+        TopologyError, match="state kept .* of batch group 'others', which stays.*--leave kept continues"
+    ):
         back("totals")
     back("kept", "totals")
     counts = read(world.spark, str(world.warehouse), "counts")

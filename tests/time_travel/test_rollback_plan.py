@@ -269,7 +269,7 @@ def test_a_state_outside_of_a_group_that_stays_is_refused_with_what_becomes_of_i
     facts = replace(facts, elsewhere={"totals": Elsewhere("sqlite-map", "numbers")})
     (said,) = refused(facts, 3)
     assert "state totals (sqlite-map) of batch group 'numbers', which stays, is not in Delta tables" in said
-    assert "--leave totals goes on" in said and "has to be cleared" in said
+    assert "--leave totals continues" in said and "has to be cleared" in said
     assert refused(facts, 3, Choices(frozenset({"totals"}))) == []
 
 

@@ -253,7 +253,7 @@ def test_what_is_not_simple_is_left_to_spark():
 
 
 def test_a_column_of_pyspark_in_front_of_one_of_these_says_what_to_write(spark):
-    with pytest.raises(TypeError, match="is not iterable: n; beside a Column of pyspark.*trident.functions"):
+    with pytest.raises(TypeError, match="is not iterable: n; with a Column of pyspark.*trident.functions"):
         P.col("i") + F.col("n")
     assert plain(build(F.col("n") + P.col("i"))) == plain(P.col("n") + P.col("i"))
 

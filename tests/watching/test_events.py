@@ -23,7 +23,7 @@ def test_a_watcher_that_raises_is_told_nothing_more_and_the_others_are(caplog: A
     watchers.tell(event(1))
     watchers.tell(event(2))
     assert [getattr(one, "txid", one) for one in heard] == ["raised", 1, 2]
-    assert "raised at Began, and is told nothing more" in caplog.text
+    assert "raised at Began, and gets no more events" in caplog.text
 
 
 def test_a_watcher_that_is_removed_is_told_nothing_more() -> None:

@@ -164,7 +164,7 @@ def test_the_end_waits_for_a_slow_listener_but_not_for_ever(
     watchers.tell(Terminated(**OF_ALL, error=None))
     of_query.close()
     assert slow.calls == ["terminated"] and hangs.calls == []
-    assert "the topology ends while the listener Hears still is told of it" in caplog.text
+    assert "the topology ends while the listener Hears still gets its events" in caplog.text
     hangs.goes_on.set()
     assert eventually(lambda: hangs.calls == ["terminated"]), "it is told behind the end"
 

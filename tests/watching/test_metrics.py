@@ -495,12 +495,12 @@ def asked(metrics: Metrics, *headers: tuple[bytes, bytes]) -> Any:
     ],
 )
 def test_an_exporter_is_asked_for_as_opentelemetry_says(environment: dict[str, str], exporters: list[str]) -> None:
-    assert otel.asked_for(environment) == exporters
+    assert otel.configured_exporters(environment) == exporters
 
 
 def test_an_unknown_exporter_and_interval_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="otpl"):
-        otel.asked_for({"OTEL_METRICS_EXPORTER": "otpl"})
+        otel.configured_exporters({"OTEL_METRICS_EXPORTER": "otpl"})
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "soon")
     with pytest.raises(ConfigError, match="soon"):

@@ -93,7 +93,7 @@ def test_given_offsets_must_be_there_and_be_given_for_every_partition(kafka, top
     kafka.put(topic, numbers(9), 0)
     one = coordinate(topic, start={topic: {0: 4, 1: 0}}).initialize_transaction(1, None, None)
     assert ranges(one) == [(topic, 0, 4, 9)]
-    with pytest.raises(SourceError, match=rf"is not told where {topic}\[1\] begins"):
+    with pytest.raises(SourceError, match=rf"does not hear where {topic}\[1\] begins"):
         coordinate(topic, start={topic: {0: 4}}).is_ready(1)
     with pytest.raises(SourceError, match=r"cannot begin at offset 10 .*; found: offsets 0 … 9"):
         coordinate(topic, start={topic: {0: 10, 1: 0}}).is_ready(1)

@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "states/core/imports.py": (1, _MACHINE),
     "states/core/local_copy.py": (17, "a copy beside the workers, which is thrown away when it is doubted"),
     "states/keyed/copies.py": (4, "the folder of copies on a disk of this host, outside of the warehouse"),
+    "states/keyed/host_copy.py": (1, "the same, of an executor's host"),
     "states/core/hdfs_storage.py": (1, _STORAGE + ": drafts"),
     "states/core/object_storage.py": (2, _STORAGE + ": drafts, and large files until they are whole"),
     "states/core/copy_rows.py": (6, "the files of such a copy"),

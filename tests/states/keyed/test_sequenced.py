@@ -349,7 +349,7 @@ def test_a_start_with_another_retention_keeps_those_before_it(engine, tmp_path) 
     assert load_descriptor(tmp_path, "s").retention == Retention(0, ((4, 2), (8, 4)))
     path = tmp_path / "_trident/states/s.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "earlier_retentions": [[4, 2], [3, 4]]}))
-    with pytest.raises(TableError, match="one behind the other"):
+    with pytest.raises(TableError, match="ascending order"):
         load_descriptor(tmp_path, "s")
 
 

@@ -81,15 +81,21 @@ def stage(
     """
 
     def run(attempt_property: str) -> list[dict[str, Any]]:
-        written = reports_of(frames, targets, codec)
-        context: Any = written.sparkSession.sparkContext
-        context.setLocalProperty(ATTEMPT, attempt_property)
-        try:
-            return [row.asDict() for row in written.collect()]
-        finally:
-            context.setLocalProperty(ATTEMPT, None)
+        return collected(reports_of(frames, targets, codec), {ATTEMPT: attempt_property})
 
     return stage_by(run, targets, incarnation, attempt, point)
+
+
+def collected(reports: "DataFrame", properties: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The reports of one job with these local properties."""
+    context: Any = reports.sparkSession.sparkContext
+    try:
+        for name, value in properties.items():
+            context.setLocalProperty(name, value)
+        return [row.asDict() for row in reports.collect()]
+    finally:
+        for name in properties:
+            context.setLocalProperty(name, None)
 
 
 def file_target(target: StagingTarget, codec: str) -> FileTarget:

@@ -99,10 +99,10 @@ def test_times_at_the_ends_of_64_bits_are_right_or_as_far_as_positions_go(spark:
     group = group_of(stream)
     rows = [("low", -LAST - 1), ("low", -LAST), ("zero", 0), ("high", LAST - 5 * SECOND), ("high", LAST)]
     inputs = early(spark, group, rows)
-    stored = {one.name: rows_like(one.schema, []) for one in group.bindings if one.name in group.lowered.copied_states}
+    stored = {one.name: rows_like(one.schema, []) for one in group.bindings if one.name in group.copied_states}
     with copied(tmp_path, group, stored) as copies:
         here = shown(on_arrow(group, inputs, copies))
-    assert shown(by_spark(spark, group, inputs, stored, None)) == here
+    assert shown(by_spark(spark, group, inputs, stored)) == here
     # -2^62 and 0 are in two windows each, or one; the watermark has passed them, and not the last hour.
     assert {text for text in here["counts"] if "zero" in text} == {"{'k': 'zero', 'c': 1}"}
     assert {text for text in here["counts"] if "low" in text} == {"{'k': 'low', 'c': 2}"}
@@ -119,7 +119,7 @@ def test_windows_that_keep_rows_take_times_at_the_ends_of_64_bits(spark: SparkSe
     group = group_of(stream)
     inputs = early(spark, group, [("low", -LAST - 1), ("zero", 0), ("high", LAST)])
     (binding,) = [one for one in group.bindings if one.name == "open"]
-    found = by_spark(spark, group, inputs, {"open": rows_like(binding.schema, [])}, None)["out"]
+    found = by_spark(spark, group, inputs, {"open": rows_like(binding.schema, [])})["out"]
     assert set(found.column("k").to_pylist()) == {"low", "zero"}
 
 

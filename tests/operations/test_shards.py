@@ -88,7 +88,7 @@ class Copies:
     """Local copies of a group's states, which follow what is given for these."""
 
     def __init__(self, folder: Path, group: GroupPlan) -> None:
-        self._bindings = {one.name: one for one in group.bindings if one.name in group.lowered.copied_states}
+        self._bindings = {one.name: one for one in group.bindings if one.name in group.copied_states}
         self._copies = {name: self._made(folder, one) for name, one in self._bindings.items()}
         self._txid = 0
 
@@ -159,7 +159,7 @@ def test_all_shards_together_give_what_one_task_gives(
         }
         with group.build(frames, info.attempt) as early:
             inputs = {name: early[name].toArrow().cast(schema) for name, schema in schemas.items()}
-            own = {name: early[name].toArrow() for name in group.lowered.copied_states if name in early}
+            own = {name: early[name].toArrow() for name in group.copied_states if name in early}
         whole = group.late_on_arrow.run(inputs, info, copies.now())
         count = rng.randrange(2, 8)
         monkeypatch.setattr(open_windows, "_DUE_AT_ONCE", 1)  # in parts of each shard

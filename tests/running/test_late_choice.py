@@ -8,27 +8,27 @@ import pytest
 
 from trident.running.late_part import SHARDS_BYTES, SMALL_BYTES, Able, Breaker, Form, Rows, choose
 
-ALL = Able(one_job=True, one_partition=True, shards=True)
-FEW = Rows(idle=False, rows=10, size=1_000)
-LARGE = Rows(idle=False, rows=1_000_000, size=SMALL_BYTES + 1)
+ALL = Able(one_job=True, tasks=True, shards=True)
+FEW = Rows(idle=False, size=1_000)
+LARGE = Rows(idle=False, size=SMALL_BYTES + 1)
 
 
 @pytest.mark.parametrize(("is_next", "is_open"), list(itertools.product([False, True], repeat=2)))
 @pytest.mark.parametrize("one_job", [False, True])
 def test_before_the_early_part_only_the_next_transaction_is_one_job(one_job, is_next, is_open) -> None:
-    able = Able(one_job=one_job, one_partition=True, shards=False)
+    able = Able(one_job=one_job, tasks=True, shards=False)
     assert choose(able, None, is_next, is_open) is (Form.ONE_JOB if one_job and is_next and not is_open else None)
 
 
 @pytest.mark.parametrize(
     ("able", "staged", "is_open", "form"),
     [
-        (ALL, Rows(idle=True, rows=0, size=0), True, Form.NOTHING),
+        (ALL, Rows(idle=True, size=0), True, Form.NOTHING),
         (ALL, FEW, False, Form.PASS),
         (ALL, FEW, True, Form.TABLES),
         (ALL, LARGE, False, Form.PASS),
         (ALL, LARGE, True, Form.TABLES),
-        (ALL, Rows(False, 10**9, SHARDS_BYTES + 1), False, Form.TABLES),
+        (ALL, Rows(False, SHARDS_BYTES + 1), False, Form.TABLES),
         (Able(True, True, shards=False), LARGE, False, Form.TABLES),
         (Able(False, True, False), FEW, False, Form.PASS),
         (Able(False, False, False), FEW, False, Form.TABLES),

@@ -207,7 +207,7 @@ def test_one_task_gives_what_spark_gives_on_the_tables(  # noqa: PLR0913
     query = start(own_topology(), keep_plans=keep_plans)
     query.process_all_available(WAIT_SECS)
     assert not faults.unfired()
-    assert bool(kept) == keep_plans
+    assert kept
     want = {name: rows for name, rows in expected().items() if name != "lengths"}
     got = {"counts": Counter(tuple(row) for row in query.snapshot("counts").collect())}
     for name, columns in (("news", ("word", "n")), ("asked", ("word", "before"))):
@@ -362,7 +362,7 @@ def test_where_two_boots_cannot_be_told_apart_there_are_no_copies(monkeypatch, t
     """As on macOS without psutil: a copy is not flushed, and of an earlier boot it may be half of one."""
     monkeypatch.setattr("trident.running.site.boot_id", lambda: boot)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
-    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
+    plan = SimpleNamespace(copied_states=["counts"])
     site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=Place(tmp_path))
     assert (SparkSite._new_copies(site, plan) is not None) == kept
 
@@ -386,11 +386,12 @@ INFO = BatchInfo(TransactionAttempt(3, 0))
 
 
 def _late_part(copies: Any, on_copies: Callable[..., Any]) -> LatePart:
-    """A late part in one Spark partition that looks states up in copies: without Spark."""
+    """A late part in a task that looks states up in copies: without Spark."""
     made: Any = object.__new__(LatePart)
-    made._plan, made._states, made._copies, made._is_local = SimpleNamespace(name="lines"), ["counts"], copies, True
-    made._able, made._breaker = Able(False, one_partition=True, shards=False), Breaker()
-    made._size, made._by_spark, made._in_one_partition = lambda staged: Rows(False, 1, 1), lambda *_: {}, on_copies
+    made._plan, made._states, made._copies = SimpleNamespace(name="lines"), ["counts"], copies
+    made._able, made._breaker = Able(False, tasks=True, shards=False), Breaker()
+    made._worker = SimpleNamespace(stage=on_copies)
+    made._size, made._by_spark = lambda staged: Rows(False, 1), lambda *_: {}
     return made
 
 
@@ -466,7 +467,7 @@ def test_on_a_cluster_the_driver_has_copies_for_requests_alone_on_its_own_disk(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
-    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts", "others"]))
+    plan = SimpleNamespace(copied_states=["counts", "others"])
     site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=Place(tmp_path / "shared"))
     copies = SparkSite._new_copies(site, plan, asked)
     if copies is None:
@@ -482,8 +483,7 @@ def test_on_a_cluster_the_driver_has_copies_for_requests_alone_on_its_own_disk(
 @pytest.mark.long
 def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(start, tmp_path, monkeypatch, fails):  # noqa: F811
     """As on a cluster: the master is local, and the batches are told that it is not."""
-    for module in ("late_part", "site"):
-        monkeypatch.setattr(f"trident.running.{module}.is_local_master", lambda master: False)
+    monkeypatch.setattr("trident.running.site.is_local_master", lambda master: False)
     if fails:
         monkeypatch.setattr(HostCopies, "as_of", _elsewhere(HostCopies.as_of, fails))
     query = start(topology())

@@ -69,7 +69,7 @@ NEED_ALL = {
 DATA = {"str", "int", "bool", "tuple", "None", "pa.DataType", "pa.Schema", "pa.StructType", "Typed"} | {
     "Aggregate",
     "Condition",
-    "CopyOfState",
+    "CopyAsOf",
     "Label",
     "Part",
     "Shard",

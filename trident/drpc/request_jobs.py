@@ -100,7 +100,7 @@ class StatesAsOf:
         """
         found: dict[str, CopyAsOf] = {}
         for group, txid in as_of.items():
-            copied = plan.lowered.copied_states
+            copied = plan.copied_states
             states = frozenset(name for name, (_, of) in plan.states.items() if of == group and name in copied)
             if not states:
                 continue
@@ -573,7 +573,7 @@ class SharedJobs:
                 self._jobs[plan.function] = RequestJobs(self._spark, plan)
             jobs = self._jobs[plan.function]
         as_of, copies = self._states.pinned(plan), {}
-        if plan.lowered.copied_states:
+        if plan.copied_states:
             try:
                 found = self._states.for_tasks(plan, as_of)
             except LogIsPast as error:

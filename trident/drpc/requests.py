@@ -36,7 +36,6 @@ from trident.drpc.request_jobs import (
     settle,
 )
 from trident.drpc.values import arguments
-from trident.planning.groups import Stored
 from trident.planning.nodes import RESULT
 from trident.planning.requests import DrpcPlan
 from trident.spark.jobs import cancel_group
@@ -44,15 +43,13 @@ from trident.spark.rows import to_dataframe
 from trident.states.core import spark_jobs
 from trident.states.core.addresses import is_local_master
 from trident.states.core.binding import InProcessKind, StateBinding
-from trident.states.core.local_copy import CopyAsOf
 from trident.states.core.place import Place
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.reading import StoredFrames
-from trident.states.keyed.state_copy import LogIsPast
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.signatures import users_error
-from trident.workers.failures import SPARKS, STALE, UserCodeFailed, find_report
+from trident.workers.failures import UserCodeFailed, find_report
 from trident.workers.requests import RequestId
 from trident.workers.states import NewerThanAsked
 
@@ -265,36 +262,8 @@ class DrpcRequests:
         def stored(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
             return self._frames(binding, keys, as_of[binding.name], pin.memory.get(binding.name))
 
-        copied = self._copied(plan, pin)
-        if copied is not None:
-            try:
-                return self._collected(plan, asked, info, stored, request, copied)
-            except Exception as error:
-                if find_report(error, STALE, SPARKS) is None:
-                    raise
-                self._states.could_not_use(plan, copied, error)
-        return self._collected(plan, asked, info, stored, request, None)
-
-    def _copied(self, plan: DrpcPlan, pin: _Pin) -> dict[str, CopyAsOf] | None:
-        """The local copies that a request's job can use; None: it reads the tables."""
-        if not plan.lowered.copied_states:
-            return None
         try:
-            return self._states.for_tasks(plan, pin.as_of)
-        except LogIsPast:
-            return None
-
-    def _collected(
-        self,
-        plan: DrpcPlan,
-        asked: "DataFrame",
-        info: BatchInfo,
-        stored: Stored,
-        request: RequestId,
-        copies: Mapping[str, CopyAsOf] | None,
-    ) -> list[Row]:
-        try:
-            with plan.build(asked, info, stored, copies) as built:
+            with plan.build(asked, info, stored) as built:
                 return built[RESULT].collect()
         except Exception as error:
             translated = _translated(error, plan.function, request)

@@ -41,7 +41,6 @@ from trident.workers.timed import (
     AT,
     BEFORE,
     CHANGED,
-    CLOCK,
     DELETED,
     DUE,
     GIVEN,
@@ -172,20 +171,9 @@ class NewRowsOp(MultiInputOp):
 
     def join(self, frames: SessionFrames) -> Join:
         selects = [frames.prepared_select(self._side(side)) for side in range(len(self.rows))]
-        marker = frames.prepared_select(
-            [column(field.name).cast(field.dataType).alias(field.name) for field in self.fields]
-        )
 
         def join(sides: Sequence[Any], batch: Batch) -> Any:
-            new = reduce(lambda a, b: a.union(b), [select(frame) for select, frame in zip(selects, sides)])
-            if batch.copies is None:
-                return new
-            if not self.spec.event:
-                # Also for an empty batch, which has no Spark partition.
-                values = {KIND: f"{CLOCK}", AT: f"{self.clock()}L"}
-                texts = [f"{values.get(field.name, 'null')} as {backquoted(field.name)}" for field in self.fields]
-                new = new.union(marker(frames.session.range(0, 1, 1, 1).selectExpr(*texts)))
-            return new.coalesce(1)
+            return reduce(lambda a, b: a.union(b), [select(frame) for select, frame in zip(selects, sides)])
 
         return join
 

@@ -54,6 +54,7 @@ def arrow_plan(segments: Iterable[Segment], named: Mapping[Node, str]) -> ArrowP
     """
     made: list[ArrowSegment] = []
     outputs: dict[str, str] = {}
+    states: set[str] = set()
     names = dict(named)
     segments = list(segments)
     used = {anchor for segment in segments for anchor in segment.anchors}
@@ -67,13 +68,19 @@ def arrow_plan(segments: Iterable[Segment], named: Mapping[Node, str]) -> ArrowP
             return None  # its rows are those of the map and of the stream of new values
         begins, ends = tuple(names[anchor] for anchor in segment.anchors), names.setdefault(target, f"#{len(names)}")
         made.append(_segment(begins, ends, tuple(op.step for op in steps), segment.fields, len(made)))
+        states |= {op.looks_up for op in steps if op.looks_up}
         if target.output_name is not None:
             outputs[target.output_name] = ends
             if target.output_step is not None and target.writes is not None:
                 log = tuple(target.writes.log_schema.fields)
                 outputs[target.output_name] = output = f"{ends} of the state"
                 made.append(_segment((ends,), output, (target.output_step,), log, len(made)))
-    return ArrowPlan(tuple(made), outputs)
+    return ArrowPlan(tuple(made), outputs, frozenset(states))
+
+
+def left_to_spark(segments: Iterable[Segment]) -> Operation | None:
+    """The first operation without a form as a step; None: there is none."""
+    return next((op for segment in segments for op in segment.ops if op.on_arrow is None), None)
 
 
 def _segment(begins: tuple[str, ...], ends: str, steps: tuple[Step, ...], fields: Fields, number: int) -> ArrowSegment:
@@ -132,9 +139,6 @@ class CompiledGroup:
         variants = (False, True) if lowered.depends_on_partitions else (False,)
         self._early = {single: self._compile(lowered.segments, single) for single in variants}
         self._late = self._compile(lowered.late_segments, False)
-        self._late_on_copies = self._late
-        if lowered.copied_states:  # rows that a local copy is asked for are few, and in one Spark partition
-            self._late_on_copies = self._compile(lowered.late_on_copies, True, lowered.boundaries)
 
     def build(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo) -> BuiltBatch:
         """The rows of early states and of boundaries.
@@ -152,11 +156,11 @@ class CompiledGroup:
         """The rows of late states.
 
         Args:
-            inputs: boundary name → its rows; with copies each in one Spark partition.
-            batch: with ``stored``, and perhaps with ``copies``.
+            inputs: boundary name → its rows.
+            batch: with ``stored``.
         """
         frames = {node: inputs[boundary.name] for node, boundary in self._lowered.boundaries.items()}
-        return self._build(self._late if batch.copies is None else self._late_on_copies, frames, batch)
+        return self._build(self._late, frames, batch)
 
     def _spread(self, source: SourceNode, frame: "DataFrame") -> "DataFrame":
         """The batch in as many Spark partitions as a hint says."""
@@ -196,10 +200,10 @@ class CompiledGroup:
 
     # --- once per session ----------------------------------------------------------------
 
-    def _compile(self, segments: Sequence[Segment], single: bool, alone_too: Iterable[Node] = ()) -> list[_Compiled]:
+    def _compile(self, segments: Sequence[Segment], single: bool) -> list[_Compiled]:
         compiled = []
         # Nodes whose rows certainly are in one Spark partition.
-        alone = dict.fromkeys(alone_too, True)
+        alone: dict[Node, bool] = {}
         # Nodes whose rows code of the user's makes in several Spark partitions.
         parallel: dict[Node, bool] = {}
         for segment in segments:

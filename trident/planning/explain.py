@@ -11,7 +11,7 @@ from typing import Any
 
 from trident.coordinators.errors import ConfigError, EnvironmentProblem
 from trident.coordinators.tracebacks import with_cells
-from trident.planning.compiled import passes
+from trident.planning.compiled import left_to_spark, passes
 from trident.planning.groups import GroupPlan, is_one_job, plan, why_not_kept
 from trident.planning.lowering import Lowered, Segment
 from trident.planning.nodes import Node, TopologyGraph, is_source
@@ -32,7 +32,8 @@ def explain(graph: TopologyGraph) -> str:
         why_not = why_not_kept(group)
         lines.append(f"  {_KEPT if why_not is None else f'{_ANEW}: {why_not}'}")
     for request in drpc_plans(graph).values():
-        described = _Described(request.nodes, request.lowered, False, request.in_driver is not None)
+        here = "from local copies in the leader's process, without a Spark job" if request.in_driver else ""
+        described = _Described(request.nodes, request.lowered, False, here)
         lines += ["", f"requests {request.function}", *described.lines(), f"  {_answered(request)}"]
     return "\n".join(lines)
 
@@ -46,7 +47,15 @@ def _answered(request: DrpcPlan) -> str:
 
 
 def _group(group: GroupPlan) -> _Described:
-    return _Described(group.nodes, group.lowered, True, in_one_job=is_one_job(group))
+    late, by = group.lowered.late_segments, ""
+    left = left_to_spark(late)
+    if is_one_job(group):
+        by = "few rows: by the early half's Spark job when it begins in the turn, else by another"
+    elif group.late_on_arrow is not None:
+        by = "few rows: one Spark job"
+    elif left is not None and any(op.on_arrow and op.on_arrow.looks_up for one in late for op in one.ops):
+        by = f"on the states' tables: {left.describe()} is left to Spark"
+    return _Described(group.nodes, group.lowered, True, by)
 
 
 def _indented(lines: Iterator[str]) -> Iterator[str]:
@@ -59,15 +68,13 @@ class _Described:
 
     Attributes:
         of_batches: whether it has transactions, in whose turn the late half runs.
-        in_driver: a request is answered in the leader's process.
-        in_one_job: both halves are one Spark job for few rows whose turn has come when the early half begins.
+        by: how its late half runs.
     """
 
     nodes: Sequence[Node]
     lowered: Lowered
     of_batches: bool
-    in_driver: bool = False
-    in_one_job: bool = False
+    by: str
 
     @property
     def numbers(self) -> Mapping[Node, int]:
@@ -79,20 +86,10 @@ class _Described:
         yield from _indented(self._segments(self.lowered.segments))
         if self.lowered.late_segments:
             turn = "in the transaction's turn, as of the transaction before:"
-            if self.lowered.copied_states:
-                turn = f"{turn[:-1]} (few rows: {self._few_rows}):"
             asked = "as of one advanced transaction of each group:"
-            if self.in_driver:
-                asked = f"{asked[:-1]} (from local copies in the leader's process, without a Spark job):"
-            yield f"  {turn if self.of_batches else asked}"
+            begin = turn if self.of_batches else asked
+            yield f"  {begin[:-1]} ({self.by}):" if self.by else f"  {begin}"
             yield from _indented(_indented(self._segments(self.lowered.late_segments)))
-
-    @property
-    def _few_rows(self) -> str:
-        """The form in which few rows go through the late half of a transaction."""
-        if not self.in_one_job:
-            return "one Spark job"
-        return "by the early half's Spark job when it begins in the turn, else by another"
 
     def _nodes(self) -> Iterator[str]:
         numbers = self.numbers

@@ -26,9 +26,8 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from trident.coordinators.errors import TopologyError
@@ -36,17 +35,13 @@ from trident.coordinators.identities import TransactionAttempt
 from trident.planning.compiled import BuiltBatch, LoweredPlan, arrow_plan
 from trident.planning.lowering import late_nodes, lower, shard_keys
 from trident.planning.nodes import Node, TopologyGraph, above, result_of, sources
-from trident.planning.operation import Operation, arrow_types, names_of
+from trident.planning.operation import Operation
 from trident.planning.session_frames import Batch, compute_and_count
 from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.dead_letters import dead_letter_binding, message_binding
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.arrow_plan import ArrowPlan
-
-if TYPE_CHECKING:
-    from trident.workers.look_up import CopyOfState
-
 
 Stored = Callable[[StateBinding, Any], "DataFrame"]
 
@@ -91,31 +86,28 @@ class GroupPlan(LoweredPlan):
         return self.compiled(session).build(inputs, info or BatchInfo(attempt))
 
     def build_late(
-        self,
-        inputs: Mapping[str, "DataFrame"],
-        info: BatchInfo,
-        stored: Stored,
-        copies: Mapping[str, CopyOfState] | None = None,
-        rows: int | None = None,
+        self, inputs: Mapping[str, "DataFrame"], info: BatchInfo, stored: Stored, rows: int | None = None
     ) -> BuiltBatch:
         """The rows to stage for states that are read in the transaction's turn, and for those behind them.
 
         Args:
-            inputs: boundary name → the rows that were staged for it; with copies each in one Spark partition.
+            inputs: boundary name → the rows that were staged for it.
             stored: gives a state's keys and values as of the transaction before.
-            copies: the local copies of ``lowered.copied_states`` as of that transaction; None: states are only read
-                from their tables.
             rows: how many there are in all inputs; None: few.
         """
         session = next(iter(inputs.values())).sparkSession
-        return self.compiled(session).build_late(inputs, Batch(info, stored, copies=copies, rows=rows))
+        return self.compiled(session).build_late(inputs, Batch(info, stored, rows=rows))
 
     @cached_property
     def late_on_arrow(self) -> ArrowPlan | None:
         """The late part over Arrow, with local copies of states; None where it is left to Spark."""
-        if not self.lowered.copied_states:
-            return None
-        return arrow_plan(self.lowered.late_segments, self._boundary_names)
+        found = arrow_plan(self.lowered.late_segments, self._boundary_names)
+        return found if found is not None and found.states else None
+
+    @property
+    def copied_states(self) -> frozenset[str]:
+        """The states that are looked up in their local copies."""
+        return frozenset() if self.late_on_arrow is None else self.late_on_arrow.states
 
     @cached_property
     def shard_keys(self) -> Mapping[str, tuple[str, ...] | None] | None:
@@ -291,22 +283,9 @@ def why_not_kept(plan: GroupPlan) -> str | None:
     return None
 
 
-def is_worker_pass(plan: GroupPlan) -> bool:
-    """Tells whether the late part of a small batch can be one pass of a Python worker, where the session agrees.
-
-    Around segments with code of the user's Spark gives times in the session's zone, and a worker in UTC; the
-    framework's own steps do not look at the zone.
-    """
-    late = plan.late_on_arrow
-    if late is None or plan.tracked or not plan.late_states:
-        return False
-    fields = (one.fields for one in plan.lowered.boundaries.values())
-    return late.is_own or not late.has_times(pa.schema(list(zip(names_of(one), arrow_types(one)))) for one in fields)
-
-
 def is_one_job(plan: GroupPlan) -> bool:
     """Tells whether both parts of a small batch can be one Spark job in the batch's turn, where the session agrees."""
-    return is_worker_pass(plan) and len(plan.lowered.boundaries) == 1 and why_not_kept(plan) is None
+    return plan.late_on_arrow is not None and len(plan.lowered.boundaries) == 1 and why_not_kept(plan) is None
 
 
 def _ops(plan: GroupPlan) -> Iterator[Operation]:

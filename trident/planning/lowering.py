@@ -59,18 +59,6 @@ class Segment:
         steps = [op.on_arrow for op in self.ops]
         return tuple(step for step in steps if step is not None) if None not in steps else None
 
-    @cached_property
-    def on_copies(self) -> Segment:
-        """For few rows in one Spark partition: one pass where it looks a state up in its copy, else as it is."""
-        steps = [op.on_arrow for op in self.ops]
-        if not any(step is not None and step.looks_up for step in steps):
-            return self
-        # Spark gives an empty batch no partition: an operation that gives rows for it stays with Spark.
-        if self.steps is not None and len(self.anchors) == 1 and not any(op.gives_rows_for_none for op in self.ops):
-            return replace(self, ops=self.steps)
-        kept = (step if step is not None and step.looks_up else op for step, op in zip(steps, self.ops, strict=True))
-        return replace(self, ops=tuple(kept))
-
 
 @dataclass(frozen=True)
 class Boundary:
@@ -134,17 +122,6 @@ class Lowered:
     def staged_boundaries(self) -> dict[str, Fields]:
         """The boundaries that have a folder of their own: name → fields."""
         return {boundary.name: boundary.fields for boundary in self.boundaries.values() if boundary.own}
-
-    @cached_property
-    def late_on_copies(self) -> tuple[Segment, ...]:
-        """The late segments with states looked up in their local copies; as they are where no state is."""
-        return tuple(segment.on_copies for segment in self.late_segments)
-
-    @cached_property
-    def copied_states(self) -> frozenset[str]:
-        """The states that are looked up in their local copies; none where no copy would be used."""
-        ops = (op for segment in self.late_on_copies for op in segment.ops)
-        return frozenset(op.looks_up for op in ops if op.looks_up)
 
     @property
     def _late_ops(self) -> Iterator[Operation]:

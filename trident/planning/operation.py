@@ -55,11 +55,6 @@ class Operation:
         return None
 
     @property
-    def looks_up(self) -> str:
-        """The name of the state whose local copy it asks; "": it asks none."""
-        return ""
-
-    @property
     def in_python(self) -> bool:
         """Tells whether it runs on a Python worker, in one pass with its neighbours that do."""
         return False
@@ -112,7 +107,8 @@ class PyOp(Operation):
     Attributes:
         step: see trident.workers.chain and trident.workers.groups.
         takes: the columns that it reads or carries on.
-        per_batch: whether the step is given the attempt, or the local copy of a state.
+        per_batch: whether the step is given the attempt.
+        looks_up: the state whose local copy the step asks; "": it asks none, and Spark may run it too.
     """
 
     in_python = True
@@ -147,7 +143,7 @@ def users_op(fields: Fields, step: Step, takes: Iterable[str], looks_up: str) ->
         arrow_types(fields)
     except OutputTypeError:
         return None
-    return PyOp(fields, step, frozenset(takes), bool(looks_up), looks_up)
+    return PyOp(fields, step, frozenset(takes), looks_up=looks_up)
 
 
 @dataclass(frozen=True)

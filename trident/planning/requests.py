@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
 from trident.coordinators.errors import TopologyError
-from trident.planning.compiled import BuiltBatch, LoweredPlan, arrow_plan
+from trident.planning.compiled import BuiltBatch, LoweredPlan, arrow_plan, left_to_spark
 from trident.planning.groups import Stored, group_of_states
 from trident.planning.lowering import lower, repeatable
 from trident.planning.nodes import DrpcNode, Node, TopologyGraph, result_of, sources
@@ -27,8 +27,6 @@ from trident.workers.arrow_plan import ArrowPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from trident.workers.look_up import CopyOfState
 
 
 @dataclass(kw_only=True)
@@ -72,10 +70,9 @@ class DrpcPlan(LoweredPlan):
         for field in self.result:
             if not _comes_from_arrow(field.dataType):
                 return f"result {field.name} is of type {field.dataType.simpleString()}"
-        for segment in (*self.lowered.segments, *self.lowered.late_segments):
-            for op in segment.ops:
-                if op.on_arrow is None:
-                    return f"{op.describe()} is left to Spark"
+        left = left_to_spark((*self.lowered.segments, *self.lowered.late_segments))
+        if left is not None:
+            return f"{left.describe()} is left to Spark"
         return "" if self._arrow is not None else "its steps are left to Spark"
 
     @cached_property
@@ -86,18 +83,17 @@ class DrpcPlan(LoweredPlan):
         named |= {node: node.tx_id for node in sources(self.nodes)}
         return arrow_plan((*self.lowered.segments, *self.lowered.late_segments), named)
 
-    def build(
-        self,
-        arguments: "DataFrame",
-        info: BatchInfo,
-        stored: Stored,
-        copies: Mapping[str, CopyOfState] | None = None,
-    ) -> BuiltBatch:
+    @property
+    def copied_states(self) -> frozenset[str]:
+        """The states that are looked up in their local copies."""
+        found = self.in_driver or self.together
+        return frozenset() if found is None else found.states
+
+    def build(self, arguments: "DataFrame", info: BatchInfo, stored: Stored) -> BuiltBatch:
         """The answer to a request, under ``results.RESULT``; lazy as far as that of a batch is.
 
         Args:
             stored: gives a state's keys and values as of the transaction that the request reads.
-            copies: the local copies of ``lowered.copied_states`` as of it; None: the tables are read.
         """
         compiled = self.compiled(arguments.sparkSession)
         early = compiled.build({self.function: arguments}, info)
@@ -107,9 +103,7 @@ class DrpcPlan(LoweredPlan):
             inputs = dict(early)
             for name in self._needed_once():
                 inputs[name] = compute_once(early[name], early.checkpoints)
-            if copies is not None:  # the rows that are looked up in copies are in one Spark partition
-                inputs = {name: frame.coalesce(1) for name, frame in inputs.items()}
-            late = compiled.build_late(inputs, Batch(info, stored, copies=copies))
+            late = compiled.build_late(inputs, Batch(info, stored))
         except BaseException:
             early.release()
             raise
@@ -145,7 +139,7 @@ def copied_states(plans: Mapping[str, DrpcPlan]) -> dict[str, set[str]]:
     """The states that functions look up in local copies, by the batch group that writes them."""
     found: dict[str, set[str]] = {}
     for plan in plans.values():
-        for state in plan.lowered.copied_states:
+        for state in plan.copied_states:
             found.setdefault(plan.states[state][1], set()).add(state)
     return found
 

@@ -8,7 +8,7 @@ sequences. For that this module uses PySpark's classic inner objects
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,6 @@ from trident.workers.chain import Chain, SentChain
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from trident.workers.look_up import CopyOfState
-
 KEEP = faults.register("batch.keep", "the Spark job that keeps the rows of a batch which are used more than once")
 _LARGE_BYTES = 1 << 17
 
@@ -45,14 +43,12 @@ class Batch:
         stored: (state, frame of its keys or None) → its keys and values as of the
             transaction before; for late segments.
         once: computes a frame now, so that it can be used twice; and tells how many rows it has.
-        copies: state name → its local copy as of the transaction before; for late segments that look up in copies.
         rows: how many rows come into its late segments; None: few.
     """
 
     info: BatchInfo
     stored: Callable[[StateBinding, "DataFrame | None"], "DataFrame"] | None = None
     once: Callable[["DataFrame"], tuple["DataFrame", int]] | None = None
-    copies: Mapping[str, CopyOfState] | None = None
     rows: int | None = None
 
 
@@ -100,7 +96,7 @@ class SessionFrames:
         """
         if per_batch:
             sent = self._sent_once(chain)
-            return lambda frame, batch: _mapped(frame, _udf(sent.for_batch(batch.info, batch.copies), takes, schema))
+            return lambda frame, batch: _mapped(frame, _udf(sent.for_batch(batch.info), takes, schema))
         udf = _udf(chain, takes, schema)
         return lambda frame, _: _mapped(frame, udf)
 

@@ -22,23 +22,23 @@ from trident.coordinators import faults
 from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.threads import DaemonPool
 from trident.operations.window_spec import Unit
-from trident.planning.groups import is_one_job, is_worker_pass, why_not_kept
+from trident.planning.groups import is_one_job, why_not_kept
 from trident.planning.operation import MARKER, MARKER_FIELD, Fields, OnePartitionOp
 from trident.planning.session_frames import Batch, SessionFrames
 from trident.running.kept_plans import NONE, KeptPlans
 from trident.spark.jobs import JobWatch
 from trident.spark.rows import RowsSlot, Slot, parquet_reader
-from trident.states.core.addresses import is_local_master
 from trident.states.core.local_copy import CopyAsOf
 from trident.states.core.place import Place
+from trident.states.core.shards import SentCopy
 from trident.states.core.tables import StagedFile
 from trident.states.delta.data_files import require_whole
-from trident.states.delta.staging import StagingTarget, file_target, reports_by, reports_of, stage
+from trident.states.delta.parquet_files import ATTEMPT
+from trident.states.delta.staging import StagingTarget, collected, file_target, reports_by, reports_of, stage, stage_by
 from trident.states.keyed.copies import HostCopies, StateCopies
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.failures import LARGE, SPARKS, STALE, find_report
 from trident.workers.late_pass import LATE, LateAtOncePass, LateBatch, LatePass
-from trident.workers.look_up import CopyOfState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,12 +74,12 @@ class Able:
 
     Attributes:
         one_job: early and late part as one Spark job.
-        one_partition: in one Spark partition, with copies where tasks run.
+        tasks: in a task, with copies where it runs.
         shards: in several tasks, each with the rows of some keys.
     """
 
     one_job: bool
-    one_partition: bool
+    tasks: bool
     shards: bool
 
 
@@ -93,7 +93,6 @@ class Rows:
     """
 
     idle: bool
-    rows: int
     size: int
 
 
@@ -114,7 +113,7 @@ def choose(able: Able, staged: Rows | None, is_next: bool, is_open: bool) -> For
         return Form.NOTHING
     if is_open or staged.size > (SHARDS_BYTES if able.shards else SMALL_BYTES):
         return Form.TABLES
-    return Form.PASS if able.one_partition else Form.TABLES
+    return Form.PASS if able.tasks else Form.TABLES
 
 
 class Breaker:
@@ -145,6 +144,9 @@ class Breaker:
 
 
 Staged = Mapping[str, Sequence[StagedFile]]
+Files = dict[str, list[StagedFile]]
+# State → its copy as of the transaction before: of this host, or of each host for itself.
+Copies = Mapping[str, CopyAsOf] | Mapping[str, SentCopy]
 
 
 @dataclass(frozen=True)
@@ -248,14 +250,14 @@ class OneJob:
         self._plans = KeptPlans(spark, plan.name, targets, why_not_kept(plan), self._reports)
 
     def stage(
-        self, attempt: TransactionAttempt, slots: Mapping[str, Slot], info: BatchInfo, copies: Mapping[str, CopyAsOf]
-    ) -> dict[str, list[StagedFile]] | None:
+        self, attempt: TransactionAttempt, slots: Mapping[str, Slot], info: BatchInfo, copies: Copies
+    ) -> Files | None:
         """Stages all rows of a batch; None: no plan is kept for such batches, and nothing has been done.
 
         Args:
             copies: as of the transaction before.
         """
-        return self._plans.stage(slots, self._staging.incarnation, attempt, _sent(LateBatch(info, dict(copies))))
+        return self._plans.stage(slots, self._staging.incarnation, attempt, _sent(LateBatch(info, copies)))
 
     @contextmanager
     def _reports(self, inputs: Mapping[str, "DataFrame"]) -> Iterator["DataFrame"]:
@@ -273,6 +275,7 @@ class WorkerPass:
     Args:
         late: of one shard.
         keys: see ``lowering.shard_keys``.
+        why_not: a reason to keep no plan; then one is made for each batch.
     """
 
     def __init__(
@@ -282,6 +285,7 @@ class WorkerPass:
         late: LatePass,
         staging: Staging,
         keys: Mapping[str, tuple[str, ...] | None] | None,
+        why_not: str | None,
     ) -> None:
         self._late, self._staging, self._keys = late, staging, keys
         # One row for the tasks; what they do is sent with the job.
@@ -289,23 +293,28 @@ class WorkerPass:
         self._shards = spark.sparkContext.defaultParallelism
         counts = (1,) if keys is None else (1, self._shards)
         self._plans = {
-            count: KeptPlans(spark, group, staging.late, None, partial(self._reports, count)) for count in counts
+            count: KeptPlans(spark, group, staging.late, why_not, partial(self._reports, count)) for count in counts
         }
 
-    def stage(
-        self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Mapping[str, CopyAsOf]
-    ) -> dict[str, list[StagedFile]] | None:
-        """Stages the rows of late states; None: no plan is kept, and nothing has been done.
+    def stage(self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Copies) -> Files:
+        """Stages the rows of late states.
 
         Raises:
             TableError: a staged file is gone or not whole.
         """
-        files = {one.name: one.paths(staged[one.name]) for one in self._staging.boundaries}
-        batch = _sent(LateBatch(info, dict(copies), files))
-        found = [file for one in self._staging.boundaries for file in staged[one.name]]
+        to = self._staging
+        files = {one.name: one.paths(staged[one.name]) for one in to.boundaries}
+        sent = _sent(LateBatch(info, copies, files))
+        found = [file for one in to.boundaries for file in staged[one.name]]
         is_small = sum(file.num_records for file in found) <= TASK_ROWS and bytes_of(found) <= SMALL_BYTES
-        plans = self._plans[1 if self._keys is None or is_small else self._shards]
-        return plans.stage({"one": self._one}, self._staging.incarnation, attempt, batch)
+        shards = 1 if self._keys is None or is_small else self._shards
+        kept = self._plans[shards].stage({"one": self._one}, to.incarnation, attempt, sent)
+        if kept is not None:
+            return kept
+        with self._reports(shards, {"one": self._one.frame().coalesce(1)}) as reports:
+            return stage_by(
+                lambda value: collected(reports, {**sent, ATTEMPT: value}), to.late, to.incarnation, attempt
+            )
 
     @contextmanager
     def _reports(self, shards: int, inputs: Mapping[str, "DataFrame"]) -> Iterator["DataFrame"]:
@@ -324,7 +333,6 @@ RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and 
 _CLOSE_SECS = 10.0
 # So long the thread that submits a job needs the interpreter, which another one would keep for 5 ms.
 _JOB_SECS = 0.0015
-Files = dict[str, list[StagedFile]]
 
 
 class LatePart:
@@ -333,8 +341,7 @@ class LatePart:
     Args:
         staging: where rows are staged.
         reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
-        copies: the local copies of the states that the group looks up; None: there are none here.
-        host_copies: those on the hosts of a cluster's executors; None: tasks use none, or find those of this host.
+        copies: of the states that the group looks up, where tasks run; None: there are none.
         keep_plans: whether a plan may serve the batches after it.
     """
 
@@ -344,31 +351,27 @@ class LatePart:
         plan: "GroupPlan",
         staging: Staging,
         reader: Callable[..., "DataFrame"],
-        copies: StateCopies | None,
-        host_copies: HostCopies | None,
+        copies: StateCopies | HostCopies | None,
         keep_plans: bool,
     ) -> None:
         self._spark, self._plan, self._staging, self._reader = spark, plan, staging, reader
-        self._is_local = is_local_master(spark.sparkContext.master)
-        self._copies, self._states = copies if self._is_local else None, plan.lowered.copied_states
-        self._host_copies = None if self._is_local else host_copies
+        self._copies, self._states = copies, plan.copied_states
         self._breaker, self._large = Breaker(), Breaker()  # of all forms on copies; of the one job, by its size
         self._always = _works_on_nothing(plan)
         self._advanced = self._followed = -1  # the last transaction; the last one that copies were to follow
         self._follower = DaemonPool(1, "trident-copies")
         self._one_job: OneJob | None = None
         self._worker: WorkerPass | None = None
-        if copies is not None and self._is_local and keep_plans and is_worker_pass(plan):
-            assert plan.late_on_arrow is not None
+        if copies is not None and plan.late_on_arrow is not None:
             targets = [(file_target(one, staging.codec), one.txid_column) for one in staging.late]
             late = LatePass(plan.late_on_arrow, {one.name: one.schema for one in staging.boundaries}, targets)
-            self._worker = WorkerPass(spark, plan.name, late, staging, plan.shard_keys)
-            if is_one_job(plan):
+            why_not = None if keep_plans else "the setting keep_plans is off"
+            self._worker = WorkerPass(spark, plan.name, late, staging, plan.shard_keys, why_not)
+            if is_one_job(plan) and keep_plans:
                 self._one_job = OneJob(spark, plan, late, self._always, staging)
-        where_tasks_run = copies if self._is_local else host_copies
         self._able = Able(
             one_job=self._one_job is not None,
-            one_partition=bool(self._states) and where_tasks_run is not None,
+            tasks=self._worker is not None,
             shards=self._worker is not None and plan.shard_keys is not None,
         )
 
@@ -383,7 +386,7 @@ class LatePart:
         then, and it takes no time of this process's threads, which have one interpreter.
         """
         advanced = self._advanced
-        if self._copies is not None and self._followed < advanced:
+        if isinstance(self._copies, StateCopies) and self._followed < advanced:
             self._followed = advanced
             self._follower.submit(self._copies.bring_on, self._states, advanced)
 
@@ -403,13 +406,8 @@ class LatePart:
         is_open = self._breaker.is_open(attempt.txid) or self._large.is_open(attempt.txid)
         if choose(self._able, None, self._advanced == before, is_open) is None:
             return None
-        assert self._copies is not None and self._one_job is not None
-        copies = self._copies.promised(self._states, before)
-        if copies is not None:
-            self._followed = before
-            self._follower.submit(self._follow_soon, before)
-        else:
-            copies = self._copies.as_of(self._states, before)
+        assert self._one_job is not None
+        copies = self._promised(before)
         if copies is None:
             return None
         watch.parts, staged = 2, None
@@ -423,19 +421,28 @@ class LatePart:
             if report["kind"] == LARGE:
                 self._large.failed(attempt.txid)
             else:
-                self._failed(report, attempt.txid, self._copies, copies)
+                self._failed(report, attempt.txid, copies)
         if staged is None:
             watch.parts = 1
             watch.begin_run()
             return None
-        self._breaker.worked()
+        self._worked(copies)
         self._large.worked()
-        self._copies.served(copies)
         return staged
+
+    def _promised(self, txid: int) -> Copies | None:
+        """The copies as the worker will find them once it has the rows of the batch."""
+        owner = self._copies
+        copies = owner.promised(self._states, txid) if isinstance(owner, StateCopies) else None
+        if copies is None:
+            return None if owner is None else owner.as_of(self._states, txid)
+        self._followed = txid
+        self._follower.submit(self._follow_soon, txid)
+        return copies
 
     def _follow_soon(self, txid: int) -> None:
         time.sleep(_JOB_SECS)
-        assert self._copies is not None
+        assert isinstance(self._copies, StateCopies)
         self._copies.bring_on(self._states, txid)
 
     def stage(
@@ -454,36 +461,39 @@ class LatePart:
         assert form is not None, "a batch that is staged has a form"
         if form is Form.NOTHING:
             return form, {target.name: [] for target in self._staging.late}
-        owner: Any = self._copies if self._is_local else self._host_copies
         copies = None
-        if form is not Form.TABLES and owner is not None:
-            copies = owner.as_of(self._states, attempt.txid - 1)
-        if owner is not None and copies is not None:
-            begin_jobs()
+        if form is Form.PASS and self._copies is not None:
+            copies = self._copies.as_of(self._states, attempt.txid - 1)
+        begin_jobs()
+        if copies is not None:
+            assert self._worker is not None
             try:
-                found = self._in_one_partition(attempt, staged, info, copies)
+                with faults.fault_point(RESOLVE):
+                    found = self._worker.stage(attempt, staged, info, copies)
             except Exception as error:
                 report = find_report(error, STALE, SPARKS)
                 if report is None:
                     raise
-                self._failed(report, attempt.txid, owner, copies)
+                self._failed(report, attempt.txid, copies)
             else:
-                self._breaker.worked()
-                owner.served(copies)
+                self._worked(copies)
                 return form, found
-        begin_jobs()
-        return Form.TABLES, self._by_spark(attempt, staged, info, None)
+        return Form.TABLES, self._by_spark(attempt, staged, info)
 
-    def _failed(
-        self, report: Mapping[str, Any], txid: int, owner: StateCopies | HostCopies, copies: Mapping[str, Any]
-    ) -> None:
+    def _worked(self, copies: Any) -> None:
+        assert self._copies is not None
+        self._breaker.worked()
+        self._copies.served(copies)
+
+    def _failed(self, report: Mapping[str, Any], txid: int, copies: Mapping[str, Any]) -> None:
         """Takes note of why a batch could not be computed with copies."""
+        owner = self._copies
         if report["kind"] == SPARKS:
             log.info("transaction %d of group %s reads the tables: %s", txid, self._plan.name, report["error"])
             self._breaker.failed(txid)
         elif isinstance(owner, HostCopies):
             owner.failed(report["state"], report["error"], bool(report.get("building")))
-        else:
+        elif owner is not None:
             owner.damaged(report["state"], copies[report["state"]], report["error"])
 
     def close(self) -> None:
@@ -491,32 +501,14 @@ class LatePart:
 
     def _size(self, staged: Staged) -> Rows:
         files = [staged[one.name] for one in self._staging.boundaries]
-        rows = sum(file.num_records for some in files for file in some)
-        return Rows(not (self._always or any(files)), rows, max(map(bytes_of, files), default=0))
+        return Rows(not (self._always or any(files)), max(map(bytes_of, files), default=0))
 
-    def _in_one_partition(
-        self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Mapping[str, Any]
-    ) -> Files:
-        if self._worker is not None:
-            with faults.fault_point(RESOLVE):
-                found = self._worker.stage(attempt, staged, info, copies)
-            if found is not None:
-                return found
-        small = self._size(staged).size <= SMALL_BYTES
-        return self._by_spark(attempt, staged, info, copies if small else None)
-
-    def _by_spark(
-        self,
-        attempt: TransactionAttempt,
-        staged: Staged,
-        info: BatchInfo,
-        copies: Mapping[str, CopyOfState] | None,
-    ) -> Files:
+    def _by_spark(self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo) -> Files:
         ordered, to = self._plan.lowered.late_order, self._staging
         inputs = {one.name: one.frame(self._spark, staged[one.name], ordered) for one in to.boundaries}
         stored = partial(self._reader, txid=attempt.txid - 1)
         rows = sum(file.num_records for one in to.boundaries for file in staged[one.name])
-        with self._plan.build_late(inputs, info, stored, copies, rows) as frames, faults.fault_point(RESOLVE):
+        with self._plan.build_late(inputs, info, stored, rows) as frames, faults.fault_point(RESOLVE):
             return stage(frames, to.late, to.incarnation, attempt, to.codec)
 
 

@@ -142,7 +142,8 @@ class SparkBatchRunner:
                 incarnation,
                 self._codec,
             )
-            self._late = LatePart(spark, plan, staging, reader, copies, host_copies, keep_plans)
+            where_tasks_run = copies if host_copies is None else host_copies
+            self._late = LatePart(spark, plan, staging, reader, where_tasks_run, keep_plans)
         self._running: dict[TransactionAttempt, AttemptJobs] = {}
         self._lock = threading.Lock()
 

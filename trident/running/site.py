@@ -119,7 +119,7 @@ class SparkSite:
     def _new_copies(self, plan: GroupPlan, asked: Collection[str] = ()) -> StateCopies | None:
         one_host = is_local_master(self.spark.sparkContext.master)
         # On a cluster a task has the copies of its own host: see _host_copies.
-        boot, states, base = boot_id(), {*(plan.lowered.copied_states if one_host else ()), *asked}, None
+        boot, states, base = boot_id(), {*(plan.copied_states if one_host else ()), *asked}, None
         if not states or not self.config.local_copies or boot == UNKNOWN:
             return None
         if not one_host or not self.warehouse.is_local:
@@ -200,7 +200,7 @@ class SparkOpening:
 
     def _host_copies(self) -> HostCopies | None:
         """Those that executors have on their hosts."""
-        site, name, states = self._site, self._plan.name, self._plan.lowered.copied_states
+        site, name, states = self._site, self._plan.name, self._plan.copied_states
         site.host_copies.pop(name, None)
         if states and site.config.local_copies and not is_local_master(site.spark.sparkContext.master):
             repair = settled_repair(site.warehouse)

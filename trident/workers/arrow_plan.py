@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -472,10 +472,12 @@ class ArrowPlan:
 
     Attributes:
         outputs: name of an output → the name of its rows.
+        states: those that are looked up in local copies.
     """
 
     segments: tuple[ArrowSegment, ...]
     outputs: Mapping[str, str]
+    states: frozenset[str] = frozenset()
 
     def run(self, inputs: Mapping[str, pa.Table], info: Any, copies: Any, shard: Any = WHOLE) -> dict[str, pa.Table]:
         """The outputs' rows.
@@ -492,7 +494,7 @@ class ArrowPlan:
         """
         rows = dict(inputs)
         for segment in self.segments:
-            chain = segment.chain.for_batch(info, copies).in_shard(shard)
+            chain = segment.chain.for_batch(info).with_copies(copies).in_shard(shard)
             batches = chain(segment.batches(rows))
             rows[segment.ends] = pa.Table.from_batches(batches, schema=chain.schema)
         return {output: rows[name] for output, name in self.outputs.items()}
@@ -512,20 +514,9 @@ class ArrowPlan:
         """As ``run``, with the copies of ``for_copies``, within ``prepared``; once for each input."""
         rows = dict(inputs)
         for segment in self.segments:
-            chain = segment.chain.with_info(info)
+            chain = segment.chain.for_batch(info)
             rows[segment.ends] = pa.Table.from_batches(chain.pass_over(segment.batches(rows)), schema=chain.schema)
         return {output: rows[name] for output, name in self.outputs.items()}
-
-    def has_times(self, schemas: Iterable[pa.Schema]) -> bool:
-        """Tells whether there are times in the rows that it begins with, or around a segment with code of the user's.
-
-        Args:
-            schemas: of the rows that it begins with.
-        """
-        users = [one for one in self.segments if not _is_own(one)]
-        around = {name for one in users for name in (*one.begins, one.ends)}
-        between = [*schemas, *(segment.chain.schema for segment in self.segments if segment.ends in around)]
-        return any("timestamp" in str(field.type) for schema in between for field in schema)
 
     @property
     def is_own(self) -> bool:

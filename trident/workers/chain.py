@@ -331,12 +331,8 @@ class Chain:
         """One pass with objects of the user's that the caller has prepared."""
         return self._through(self.steps, batches)
 
-    def for_batch(self, info: Any, copies: Any) -> "Chain":
-        """The chain with a BatchInfo and local copies of states, for steps that need them."""
-        return self.with_info(info).with_copies(copies)
-
-    def with_info(self, info: Any) -> "Chain":
-        """The chain with a BatchInfo."""
+    def for_batch(self, info: Any) -> "Chain":
+        """The chain with a BatchInfo, for steps that need it."""
         if not any(hasattr(step, "for_batch") for step in self.steps):
             return self
         steps = tuple(step.for_batch(info) if hasattr(step, "for_batch") else step for step in self.steps)
@@ -359,19 +355,18 @@ class SentChain:
 
     Attributes:
         sent: a Broadcast of the pickled chain: each task unpickles a copy of its own.
-        info, copies: of the batch.
+        info: of the batch.
     """
 
     sent: Any
     info: Any = None
-    copies: Any = None
 
-    def for_batch(self, info: Any, copies: Any) -> "SentChain":
-        """The chain with a BatchInfo and local copies of states."""
-        return replace(self, info=info, copies=copies)
+    def for_batch(self, info: Any) -> "SentChain":
+        """The chain with a BatchInfo."""
+        return replace(self, info=info)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from pickle.loads(self.sent.value).for_batch(self.info, self.copies)(batches)
+        yield from pickle.loads(self.sent.value).for_batch(self.info)(batches)
 
 
 def _of_type(array: pa.Array, kind: pa.DataType) -> pa.Array:

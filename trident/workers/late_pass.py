@@ -20,10 +20,11 @@ from trident.states.core.shards import WHOLE, Shard
 from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
 from trident.workers.failures import LARGE, left_to_spark, marked
-from trident.workers.look_up import wait_for_copy
+from trident.workers.look_up import copy_here
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
+    from trident.states.core.shards import SentCopy
 
 # The local property of a job that runs early and late part at once: a LateBatch, pickled, in base 64.
 LATE = "trident.late"
@@ -40,13 +41,17 @@ class LateBatch:
 
     Attributes:
         info: a BatchInfo.
-        copies: the local copies of the states that are looked up.
+        copies: the copies of the states that are looked up: the coordinator's, or those that each host has.
         files: boundary → the paths of its staged files, in the order of the batch; none: its rows come in.
     """
 
     info: Any
-    copies: Mapping[str, "CopyAsOf"]
+    copies: Mapping[str, "CopyAsOf | SentCopy"]
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def copies_here(self) -> dict[str, "CopyAsOf"]:
+        """The copies on this host, at their marks."""
+        return {state: copy_here(state, copy) for state, copy in self.copies.items()}
 
 
 @dataclass(frozen=True)
@@ -68,18 +73,18 @@ class LatePass:
     shards: int = 1
 
     def staged(
-        self, inputs: Mapping[str, pa.Table], batch: LateBatch, attempt: str, shard: Shard = WHOLE
+        self, inputs: Mapping[str, pa.Table], info: Any, copies: Mapping[str, "CopyAsOf"], shard: Shard = WHOLE
     ) -> Iterator[dict[str, Any]]:
         """The reports on the files of one batch."""
-        for state, copy in batch.copies.items():
-            wait_for_copy(state, copy)
-        tables = self._run(inputs, batch, shard)
+        tables, attempt = self._run(inputs, info, copies, shard), attempt_of_job()
         for target, txid_column in self.targets:
             yield from write_partition(of_attempt(target, txid_column, attempt), tables[target.name].to_batches())
 
-    def _run(self, inputs: Mapping[str, pa.Table], batch: LateBatch, shard: Shard) -> dict[str, pa.Table]:
+    def _run(
+        self, inputs: Mapping[str, pa.Table], info: Any, copies: Mapping[str, "CopyAsOf"], shard: Shard
+    ) -> dict[str, pa.Table]:
         try:
-            return self.plan.run(inputs, batch.info, batch.copies, shard)
+            return self.plan.run(inputs, info, copies, shard)
         except TridentError:
             raise
         except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
@@ -93,11 +98,12 @@ class LatePass:
                 yield from report_batches(self._reports(_batch_of_job(), Shard(number, self.shards)))
 
     def _reports(self, batch: LateBatch, shard: Shard) -> Iterator[dict[str, Any]]:
+        copies = batch.copies_here()  # before all else: a host without copies may lack what shards need, too
         inputs = {
             name: rows_of(batch.files[name], schema, self._in_shard(name, schema, shard))
             for name, schema in self.boundaries.items()
         }
-        yield from self.staged(inputs, batch, attempt_of_job(), shard)
+        yield from self.staged(inputs, batch.info, copies, shard)
 
     def _in_shard(self, boundary: str, schema: pa.Schema, shard: Shard) -> Callable[[pa.Table], pa.Table] | None:
         """Keeps the rows of a shard; None: all rows of the boundary are taken."""
@@ -143,7 +149,7 @@ class LateAtOncePass:
             target, txid_column = self.state
             yield from write_partition(of_attempt(target, txid_column, attempt_of_job()), rows.to_batches())
         if rows.num_rows or self.marker:
-            yield from self.late.staged({name: rows.combine_chunks()}, batch, attempt_of_job())
+            yield from self.late.staged({name: rows.combine_chunks()}, batch.info, batch.copies_here())
 
 
 def _batch_of_job() -> LateBatch:

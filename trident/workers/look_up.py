@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 # Bringing a copy on takes milliseconds; where it takes this long, something is wrong.
 _WAIT_SECS = 10.0
-
-
-# A copy as of the transaction before, as a batch gives it to its tasks: of this host, or to be found on theirs.
-CopyOfState: TypeAlias = "CopyAsOf | SentCopy"
 
 
 class NoCopyHere(TridentError):
@@ -52,9 +48,9 @@ class LookUp(Step):
     columns: tuple[tuple[str, str], ...]
     found: str | None
     keep: tuple[str, ...]
-    copy: CopyOfState | None = None
+    copy: CopyAsOf | None = None
 
-    def with_copies(self, copies: Mapping[str, CopyOfState]) -> LookUp:
+    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> LookUp:
         """The step with the copy of its state."""
         return replace(self, copy=copies[self.state])
 
@@ -63,7 +59,8 @@ class LookUp(Step):
         return f"look up {', '.join(self.inputs)} in {self.state}"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        copy = copy_here(self.state, self.copy)
+        assert self.copy is not None, "the batch has given no copy"
+        copy = self.copy
         # Hosts of a cluster may lack what copies need.
         from trident.states.core.copy_rows import RowCodec
         from trident.states.core.local_copy import StaleCopy, look_up
@@ -84,14 +81,15 @@ class LookUp(Step):
             yield Frame(columns, frame.length, frame.meter)
 
 
-def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:
-    """The copy of a state on this host.
+def copy_here(state: str, copy: CopyAsOf | SentCopy) -> CopyAsOf:
+    """The copy of a state on this host, at its mark: that of the coordinator's process, or one that this host has.
 
     Raises:
-        NoCopyHere: there is none, for whatever reason.
+        StaleCopy: the coordinator's process does not bring it there.
+        NoCopyHere: this host has none, for whatever reason.
     """
-    assert copy is not None, "the batch has given no copy"
     if not isinstance(copy, SentCopy):
+        _wait_for_copy(state, copy)
         return copy
     try:
         # Hosts of a cluster may lack what copies need.
@@ -105,7 +103,7 @@ def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:
         raise NoCopyHere(told(state, error)) from error
 
 
-def wait_for_copy(state: str, copy: CopyAsOf) -> None:
+def _wait_for_copy(state: str, copy: CopyAsOf) -> None:
     """Waits for a copy that the coordinator's process is bringing to its mark meanwhile.
 
     Raises:

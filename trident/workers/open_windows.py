@@ -20,12 +20,11 @@ from trident.states.core.typed_values import WrongValue, to_arrow, two_values
 from trident.workers.calls import Several
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, fail
-from trident.workers.look_up import copy_here, told
+from trident.workers.look_up import told
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec
     from trident.states.core.local_copy import CopyAsOf
-    from trident.workers.look_up import CopyOfState
 
 # Columns of the rows that come in: the pane or the time, the number of rows, the greatest time.
 AT, ROWS, NEWEST = "__trident_at", "__trident_rows", "__trident_newest"
@@ -222,10 +221,10 @@ class OpenWindows(Step):
     parts: tuple[Part, ...]
     raws: tuple[tuple[str, pa.DataType], ...]
     looks_up: bool
-    copy: CopyOfState | None = None
+    copy: CopyAsOf | None = None
     shard: Shard = WHOLE
 
-    def with_copies(self, copies: Mapping[str, CopyOfState]) -> OpenWindows:
+    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> OpenWindows:
         """The step with the copy of its state."""
         return replace(self, copy=copies[self.state]) if self.looks_up else self
 
@@ -309,8 +308,8 @@ class OpenWindows(Step):
             rows = codec.rows(stored, self.rules.ordered_by)
             given = _Rows(rows.keys.to_pylist(), _plain_rows(rows.values, self.schema), rows.positions.to_pylist())
             return given, _new(table, old), _Turn(before, now, 0, 0)
-        copy, order = copy_here(self.state, self.copy), self.rules.ordered_by
-        assert copy.ordered_by == order, "the batch has given no copy in the order of what is due"
+        copy = self.copy
+        assert copy is not None and copy.ordered_by == self.rules.ordered_by, "no copy in the order of what is due"
         store = _Copied(copy)
         (about,) = store.get([self._about(codec)])
         first: dict[str, Any] = {POSITION: None, NEXT: 0, LATE_ROWS: 0}

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from trident.states.core.shards import WHOLE, Shard
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import copy_here, told
+from trident.workers.look_up import told
 from trident.workers.timed import (
     AT,
     BEFORE,
@@ -40,7 +40,6 @@ from trident.workers.timed import (
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
-    from trident.workers.look_up import CopyOfState
 
 
 @dataclass(frozen=True)
@@ -109,10 +108,10 @@ class GatherFromCopy(Step):
     delays: tuple[int, ...]
     takes: Typed
     gives: Typed
-    copy: CopyOfState | None = None
+    copy: CopyAsOf | None = None
     shard: Shard = WHOLE
 
-    def with_copies(self, copies: Mapping[str, CopyOfState]) -> GatherFromCopy:
+    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> GatherFromCopy:
         """The step with the copy of its state."""
         return replace(self, copy=copies[self.state])
 
@@ -124,12 +123,12 @@ class GatherFromCopy(Step):
         columns, length = whole(frames, self.takes)
         if not length:
             return
-        copy = copy_here(self.state, self.copy)
+        assert self.copy is not None, "the batch has given no copy"
         # Hosts of a cluster may lack what copies need.
         from trident.states.core.local_copy import StaleCopy
 
         try:
-            yield from self._gathered(columns, copy)
+            yield from self._gathered(columns, self.copy)
         except StaleCopy as error:
             raise StaleCopy(told(self.state, error)) from error
 

@@ -533,21 +533,19 @@ def spread_rows(count: int) -> GroupPlan:
 
 
 @pytest.mark.long
-def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: SparkSession, tmp_path: Path) -> None:
+def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: SparkSession) -> None:
     together, spread = spread_rows(0), spread_rows(3)
     # Each second a row; those of "a" are in several partitions.
     times = [dt.datetime(2026, 1, 1, second=n, tzinfo=UTC) for n in range(9)]
     given = [("a" if n % 4 else "b", n, at) for n, at in enumerate(times)]
     given.append(("c", 9, times[0] + dt.timedelta(hours=1)))
     inputs = between(together, early(spark, together, given))
-    assert together.copied_states == {"open", "seen", "kept"} and not spread.copied_states
     stored = {
         one.name: to_arrow_schema(one.schema, timezone="UTC").empty_table()
         for one in together.bindings
-        if one.name in together.copied_states
+        if one.name in ("open", "seen", "kept")
     }
-    with copied(tmp_path, together, stored) as copies:
-        oracle = shown(on_arrow(together, inputs, copies))
+    oracle = shown(by_spark(spark, together, inputs, stored))
     assert len(oracle["fired"]) == 2 and len(oracle["first"]) == 3 and oracle["all"] == ["{'n': 10}"]
     assert len(oracle["top"]) == 2 and len(oracle["greatest"]) == 1
     found = shown(by_spark(spark, spread, inputs, stored))

@@ -132,7 +132,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/delta/parquet_files.py:_OpenFile._flush": (2, _TASK),
     "states/maps/redis_store.py:RedisMap.clear": (1, _NO_BATCH),
     "states/delta/staging.py:drop_attempts_up_to": (1, _SPACE),
-    "states/delta/staging.py:stage": (1, "within stage_by, which is stage.write"),
+    "states/delta/staging.py:collected": (1, "within stage_by, which is stage.write"),
     "states/delta/staging.py:fsync_folders": (2, _INSIDE + ": stage.write"),
     "states/delta/torn_entries.py:set_aside_torn_entry": (
         1,
@@ -169,7 +169,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/keyed/fitting.py:Fitting._look_up": (1, "reads a state before the decision: a failure fails the attempt"),
     "states/keyed/fitting.py:Fitting.stuck_keys": (1, _NO_BATCH),
     "states/delta/kernel.py:KernelEngine.why_not_written": (1, "makes a transaction of Kernel's and commits nothing"),
-    "trident/drpc/requests.py:DrpcRequests._collected": (1, "a request that reads; no batch"),
+    "trident/drpc/requests.py:DrpcRequests._rows": (1, "a request that reads; no batch"),
     "trident/drpc/request_jobs.py:RequestJobs.run": (1, "requests that read; no batch"),
     "trident/workers/requests.py:told": (1, "into memory"),
     "trident/spouts/files/ledger.py:FileLedger._append_behind": (1, "opens the file that spout.ledger appends to"),

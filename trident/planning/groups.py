@@ -284,8 +284,13 @@ def why_not_kept(plan: GroupPlan) -> str | None:
 
 
 def is_one_job(plan: GroupPlan) -> bool:
-    """Tells whether both parts of a small batch can be one Spark job in the batch's turn, where the session agrees."""
-    return plan.late_on_arrow is not None and len(plan.lowered.boundaries) == 1 and why_not_kept(plan) is None
+    """Tells whether both parts of a small batch can be one Spark job in the batch's turn, where the session agrees.
+
+    Not so of tracked messages: a job that gives up has written its ledger, and the one after it would write another
+    beside it, whose ids would cancel the first one's.
+    """
+    on_arrow = plan.late_on_arrow is not None and not plan.tracked
+    return on_arrow and len(plan.lowered.boundaries) == 1 and why_not_kept(plan) is None
 
 
 def _ops(plan: GroupPlan) -> Iterator[Operation]:

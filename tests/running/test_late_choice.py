@@ -6,6 +6,9 @@ import itertools
 
 import pytest
 
+from tests.messages.message_helpers import Messages
+from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
+from trident.planning.groups import is_one_job, plan
 from trident.running.late_part import SHARDS_BYTES, SMALL_BYTES, Able, Breaker, Form, Rows, choose
 
 ALL = Able(one_job=True, tasks=True, shards=True)
@@ -60,3 +63,14 @@ def test_batches_that_fail_again_and_again_read_the_tables_without_a_try() -> No
     tried.clear()
     assert [form_of(txid) for txid in range(49, 55)] == [Form.PASS] * 2 + [Form.TABLES] * 4
     assert tried == [49, 50, 51, 52, 54]
+
+
+@pytest.mark.parametrize("tracking", [True, False])
+def test_tracked_messages_have_no_job_of_both_parts(tracking: bool) -> None:
+    """A job that gave up has told its ledger; the next one would tell the same ids again, and they would cancel out."""
+    made = TridentTopology("messages")
+    lines = made.new_stream("lines", Messages("line string"))
+    counts = lines.group_by("line").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    counts.new_values_stream().partition_persist(DeltaAppend("news"))
+    (group,) = plan(made.graph, tracking)
+    assert group.late_on_arrow is not None and is_one_job(group) != tracking

@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
 from typing import Any, BinaryIO, cast
 
 from hdfs_native import Client, WriteOptions
@@ -23,6 +24,7 @@ from trident.states.core.local_storage import AnyPath, LocalStorage, OutcomeUnkn
 from trident.states.core.remote_files import AppendedParts, RangedFile, read_parts
 
 _READ_BYTES = 4 << 20
+_PAGE = 1_000
 # A name node that is away is tried again for some ten seconds; the library's own 15 tries take three minutes.
 _FEW_TRIES = {"dfs.client.failover.max.attempts": "4"}
 # How long a name node may take for the first answer, and any server for a later one; for a megabyte a second more.
@@ -40,7 +42,7 @@ class HdfsStorage:
         OSError: no name node can be reached, or none answers.
     """
 
-    keeps_names = True
+    keeps_names, lists_after = True, False
 
     def __init__(self, root: str, settings: Mapping[str, str]) -> None:
         self._root = root
@@ -54,7 +56,7 @@ class HdfsStorage:
             count = len(file) - start
             return bytes(_bounded(file.read_range, start, count, secs=_secs(count))) if count > 0 else b""
 
-    def input(self, path: AnyPath) -> BinaryIO:
+    def input(self, path: AnyPath, buffering: int = 0) -> BinaryIO:
         with _told(path):
             file = _bounded(self._client.read, self._at(path))
 
@@ -62,7 +64,23 @@ class HdfsStorage:
             with _told(path):
                 return _bounded(file.read_range, start, count, secs=_secs(count))
 
-        return cast("BinaryIO", io.BufferedReader(RangedFile(len(file), read_range), _READ_BYTES))
+        return cast("BinaryIO", io.BufferedReader(RangedFile(len(file), read_range), buffering or _READ_BYTES))
+
+    def fetch(self, path: AnyPath) -> tuple[bytes, Stat]:
+        with _told(path):
+            found = _stat(_bounded(self._client.get_file_info, self._at(path)))
+            data = self.read(path)
+            if _stat(_bounded(self._client.get_file_info, self._at(path))) != found or len(data) != found.size:
+                raise OSError(errno.ESTALE, "the file changes while it is read", os.fspath(path))
+        return data, found
+
+    def pages(self, folder: AnyPath, after: str = "", deep: bool = False) -> Iterator[Sequence[tuple[str, Stat]]]:
+        begin = len(self._at(folder).rstrip("/")) + 1
+        with _told(folder):
+            found = iter(_bounded(self._client.list_status, self._at(folder), recursive=deep))
+            while page := _bounded(lambda: list(islice(found, _PAGE))):
+                named = ((each.path[begin:], each) for each in page if not each.isdir)
+                yield [(name, _stat(each)) for name, each in named if name > after]
 
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
         at = self._at(path)

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import IO, Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trident.coordinators.stored_json import read_stored
@@ -128,13 +128,34 @@ class LocalAppending:
 class LocalStorage:
     """Implements ``Storage`` on a file system with rename, flock and fsync: Linux's own, NFSv4, CephFS."""
 
-    keeps_names = False
+    keeps_names = lists_after = False
 
     def read(self, path: AnyPath, start: int = 0) -> bytes:
         return read_stored(local(path), start)
 
-    def input(self, path: AnyPath) -> BinaryIO:
+    def input(self, path: AnyPath, buffering: int = 0) -> BinaryIO:
         return open(local(path), "rb")
+
+    def fetch(self, path: AnyPath) -> tuple[bytes, Stat]:
+        with self.input(path) as file:
+            found, data = opened_stat(file), file.read()
+            if opened_stat(file) != found or len(data) != found.size:
+                raise OSError(errno.ESTALE, "the file changes while it is read", local(path))
+            return data, found
+
+    def pages(self, folder: AnyPath, after: str = "", deep: bool = False) -> Iterator[Sequence[tuple[str, Stat]]]:
+        root, found = local(folder), []
+        for above, folders, names in os.walk(root):
+            below = os.path.relpath(above, root)
+            for name in names if deep or below == "." else ():
+                there = self.stat(os.path.join(above, name))
+                if there is not None and there.is_file:
+                    found.append((name if below == "." else f"{below}/{name}", there))
+            if not deep:
+                folders.clear()
+        found.sort(key=lambda one: os.fsencode(one[0]))
+        if page := [one for one in found if os.fsencode(one[0]) > os.fsencode(after)]:
+            yield page
 
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
         path = local(path)
@@ -341,6 +362,11 @@ def local(path: AnyPath) -> str:
     """The path as the operating system takes it."""
     text = os.fspath(path)
     return unquote(urlsplit(text).path) if text.startswith("file:") else text
+
+
+def opened_stat(file: IO[bytes]) -> Stat:
+    """Of a file that is open."""
+    return _stat(os.fstat(file.fileno()))
 
 
 def _stat(found: os.stat_result) -> Stat:

@@ -37,6 +37,7 @@ from trident.states.core.remote_files import AppendedParts, RangedFile, StoreSet
 _SPOOL_BYTES = 64 << 20
 # Parts of a file are fetched in pieces of this size.
 _PIECE_BYTES = 4 << 20
+_PAGE = 1_000
 _WRITER = "trident-writer"
 # After an outcome that is not known a conditional PUT is sent again so often, after these waits.
 _AGAIN_SECS = (0.1, 0.5)
@@ -50,7 +51,7 @@ class ObjectStorage:
         settings: how it is reached.
     """
 
-    keeps_names = True
+    keeps_names = lists_after = True
 
     def __init__(self, root: str, settings: StoreSettings) -> None:
         self._root, bucket = root, root.partition("://")[2]
@@ -81,16 +82,25 @@ class ObjectStorage:
                     raise
                 return b""  # refused as no part of it
 
-    def input(self, path: AnyPath) -> BinaryIO:
+    def input(self, path: AnyPath, buffering: int = 0) -> BinaryIO:
         key = self._key(path)
         with _told(path):
-            size = obstore.head(self._store, key)["size"]
+            head = obstore.head(self._store, key)
 
         def read_range(start: int, count: int) -> Any:
+            options: Any = {"range": (start, start + count)}
+            if head["e_tag"]:
+                options["if_match"] = head["e_tag"]  # all parts of one version
             with _told(path):
-                return obstore.get_range(self._store, key, start=start, end=start + count)
+                return obstore.get(self._store, key, options=options).bytes()
 
-        return cast("BinaryIO", io.BufferedReader(RangedFile(size, read_range), _PIECE_BYTES))
+        file = RangedFile(head["size"], read_range)
+        return cast("BinaryIO", io.BufferedReader(file, buffering or _PIECE_BYTES))
+
+    def fetch(self, path: AnyPath) -> tuple[bytes, Stat]:
+        with _told(path):
+            got = obstore.get(self._store, self._key(path))
+            return bytes(got.bytes()), _stat(got.meta)
 
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
         with _told(path):
@@ -197,6 +207,16 @@ class ObjectStorage:
         except FileNotFoundError:
             return False
         return True
+
+    def pages(self, folder: AnyPath, after: str = "", deep: bool = False) -> Iterator[Sequence[tuple[str, Stat]]]:
+        key = self._key(folder)
+        begin = len(key) + 1 if key else 0
+        with _told(folder):
+            offset = f"{key}/{after}" if key and after else after or None
+            for page in obstore.list(self._store, key or None, offset=offset, chunk_size=_PAGE):
+                named = ((each["path"][begin:], each) for each in page)
+                # A marker of a folder is empty, as ``_objects`` says; whether it is one is no matter here.
+                yield [(name, _stat(each)) for name, each in named if each["size"] and (deep or "/" not in name)]
 
     def list(self, folder: AnyPath) -> list[str]:
         key = self._key(folder)
@@ -347,6 +367,8 @@ def _told(path: AnyPath) -> Iterator[None]:
         if "NoSuchBucket" in str(error):
             raise _no_bucket(text) from error
         raise FileNotFoundError(errno.ENOENT, "no such object", text) from error
+    except exceptions.PreconditionError as error:
+        raise OSError(errno.ESTALE, "the object is another one than when it was opened", text) from error
     except exceptions.AlreadyExistsError as error:
         raise FileExistsError(errno.EEXIST, "the name is taken", text) from error
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import total_ordering
 from urllib.parse import unquote, urlsplit
 
-from trident.coordinators.errors import ConfigError
+from trident.coordinators.errors import ConfigError, TridentError
 from trident.states.core import storage
 from trident.states.core.storage import AnyPath as AnyPath
 
@@ -161,21 +161,35 @@ def warehouse_place(warehouse: AnyPath) -> Place:
     scheme, colon, rest = text.partition("://")
     if not colon:
         return Place(os.path.realpath(text))
+    return store_place(text, "a warehouse", "set `warehouse`")
+
+
+def store_place(url: str, what: str, action: str, kind: type[TridentError] = ConfigError) -> Place:
+    """The place that a URL of a store names.
+
+    Args:
+        what: is to be there, for messages: "a warehouse".
+        kind: of the error.
+
+    Raises:
+        TridentError: it is of a kind that the framework cannot keep files in, or holds credentials.
+    """
+    scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES or not rest.partition("/")[0]:
-        raise ConfigError(
-            f"{text!r} is no place for a warehouse",
+        raise kind(
+            f"{url!r} is no place for {what}",
             found=f"scheme {scheme!r}" if scheme not in SCHEMES else "no host and no bucket",
             expected=", ".join(["a path", "file:///PATH", *(_URLS[each] for each in SCHEMES)]),
-            action="set `warehouse`",
+            action=action,
         )
     if "@" in rest.partition("/")[0]:  # and nothing of it is shown
-        raise ConfigError(
-            "a warehouse's URL holds no credentials",
+        raise kind(
+            f"the URL of {what} holds no credentials",
             found=f"{scheme}://…@{rest.partition('/')[0].rpartition('@')[2]}",
             expected=_URLS[scheme],
-            action="set `warehouse` without them; docs/storage.md says where a store's credentials come from",
+            action=f"{action} without them; docs/storage.md says where a store's credentials come from",
         )
-    return Place(text)
+    return Place(url)
 
 
 _URLS = {"hdfs": "hdfs://HOST:PORT/PATH", "s3a": "s3a://BUCKET/PREFIX"}

@@ -25,11 +25,13 @@ from trident.coordinators.threads import DaemonPool
 from trident.states.core.local_storage import AnyPath as AnyPath
 from trident.states.core.local_storage import Appending as Appending
 from trident.states.core.local_storage import CannotLink as CannotLink
-from trident.states.core.local_storage import LocalStorage, Stat
+from trident.states.core.local_storage import LocalStorage
 from trident.states.core.local_storage import LockHeld as LockHeld
 from trident.states.core.local_storage import NotExclusive as NotExclusive
 from trident.states.core.local_storage import OutcomeUnknown as OutcomeUnknown
 from trident.states.core.local_storage import Signature as Signature
+from trident.states.core.local_storage import Stat as Stat
+from trident.states.core.local_storage import opened_stat as opened_stat
 from trident.states.core.remote_files import store_settings
 
 
@@ -83,6 +85,7 @@ class Storage(Protocol):
     """
 
     keeps_names: bool  # whether names outlive a power cut without a flush
+    lists_after: bool  # whether a listing can begin behind a name
 
     def read(self, path: AnyPath, start: int = 0) -> bytes:
         """The whole file, or what is in it from the byte ``start`` on.
@@ -92,11 +95,29 @@ class Storage(Protocol):
             Unreadable: it is no file, or the storage refuses.
         """
 
-    def input(self, path: AnyPath) -> BinaryIO:
+    def input(self, path: AnyPath, buffering: int = 0) -> BinaryIO:
         """A regular file, opened to read parts of it.
 
+        Args:
+            buffering: so many bytes are asked of a store at a time; 0: some megabytes.
+
         Raises:
-            OSError: it is not there, or the storage refuses.
+            OSError: it is not there, or the storage refuses; while it is read, it is another one by now.
+        """
+
+    def fetch(self, path: AnyPath) -> tuple[bytes, Stat]:
+        """A whole file, and what it was as it was read.
+
+        Raises:
+            OSError: it is not there, or the storage refuses, or it changes meanwhile.
+        """
+
+    def pages(self, folder: AnyPath, after: str = "", deep: bool = False) -> Iterator[Sequence[tuple[str, Stat]]]:
+        """Names and stats of the files in a folder, in the order of their names as bytes, some hundreds at a time.
+
+        Args:
+            after: names up to this one are left out; where ``lists_after`` says so without being asked for.
+            deep: with the files in the folders below, whose names are paths.
         """
 
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
@@ -293,8 +314,16 @@ def read(path: AnyPath, start: int = 0) -> bytes:
     return storage_for(path).read(path, start)
 
 
-def input(path: AnyPath) -> BinaryIO:
-    return storage_for(path).input(path)
+def input(path: AnyPath, buffering: int = 0) -> BinaryIO:
+    return storage_for(path).input(path, buffering)
+
+
+def fetch(path: AnyPath) -> tuple[bytes, Stat]:
+    return storage_for(path).fetch(path)
+
+
+def pages(folder: AnyPath, after: str = "", deep: bool = False) -> Iterator[Sequence[tuple[str, Stat]]]:
+    return storage_for(folder).pages(folder, after, deep)
 
 
 def write(path: AnyPath, data: bytes, durable: bool = True) -> None:

@@ -36,7 +36,8 @@ SUITES = {
     "publishing": "commit_rules committer evolution log_commit recorder staging torn_entries",
     "messages": "acker ledger message_executor settled_messages tracked_streams tuple_bolts",
     "queues": "queue_spout",
-    "spouts": "changed_files debezium_values file_formats file_spout json_lines spout_executors spout_host task_rows",
+    "spouts": "changed_files debezium_values file_formats file_spout json_lines object_files spout_executors "
+    "spout_host task_rows",
     "event time": "timed timed_rules",
     "kept plans": "kept_plans",
     "starting": "class_archive cli",

@@ -173,6 +173,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/drpc/request_jobs.py:RequestJobs.run": (1, "requests that read; no batch"),
     "trident/workers/requests.py:told": (1, "into memory"),
     "trident/spouts/files/ledger.py:FileLedger._append_behind": (1, "opens the file that spout.ledger appends to"),
+    "trident/spouts/files/ledger.py:FileLedger.forget": (1, _SPACE),
     "trident/messages/ledger.py:BatchLedger.drop": (1, _SPACE),
     "trident/messages/ledger.py:drop_old": (1, _SPACE),
     "trident/messages/ledger.py:settled_messages": (1, "reads once, before a stream of messages begins"),

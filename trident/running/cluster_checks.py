@@ -95,6 +95,12 @@ def folders_of_tasks(graph: TopologyGraph, warehouse: Place) -> dict[str, str]:
     return found
 
 
+def stores_of_sources(graph: TopologyGraph) -> list[Place]:
+    """The stores that spouts read from: what they say by an attribute ``places``."""
+    spouts = (node.spout for node in graph.nodes if isinstance(node, SourceNode))
+    return list(dict.fromkeys(place for spout in spouts for place in getattr(spout, "places", ())))
+
+
 def sample(folders: Mapping[str, str]) -> Sample:
     """Path → size of a file, None of a folder: the folders, and a few files of each, as the driver sees them."""
     found: Sample = {}

@@ -26,7 +26,13 @@ from trident.planning.groups import GroupPlan, plan
 from trident.planning.nodes import Built
 from trident.planning.requests import copied_states
 from trident.running import interrupts, process_defaults
-from trident.running.cluster_checks import check_topology, folders_of_tasks, master_of, prepare_cluster
+from trident.running.cluster_checks import (
+    check_topology,
+    folders_of_tasks,
+    master_of,
+    prepare_cluster,
+    stores_of_sources,
+)
 from trident.running.ending import Ending
 from trident.running.failures import session_end
 from trident.running.interrupts import add, in_notebook, make_room, place_of
@@ -128,7 +134,7 @@ def start_topology(
         interrupts.check()
         if spark is None:
             reporter.event(f"{topology.name}: starting Spark ({master_of(None, config)})")
-            spark = make_session(f"trident {topology.name}", spark_settings(config))
+            spark = make_session(f"trident {topology.name}", spark_settings(config, stores_of_sources(topology.graph)))
         check_session(spark)
         interrupts.prepare()
         interrupts.check()

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from trident.spark.jvm import (
 from trident.spark.jvm_start import imports_meanwhile
 from trident.spark.stores import spark_defaults
 from trident.states.core.addresses import is_local_master
+from trident.states.core.place import Place
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,8 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
     cores = local_cores(given.get("spark.master"))
     resolver = {key: given[key] for key in RESOLVER_CONFS if key in given}
     jars = [*delta_jars(resolver), *kept_plans_jar.jars()]
-    if given.get(stores.STORE) == "s3a":
+    for_s3 = "s3a" in given.get(stores.STORE, "").split(",")
+    if for_s3:
         jars += stores.s3_jars(resolver)
     confs = {
         # Batches of the window run side by side, and share the cores fairly.
@@ -174,7 +176,7 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         **({} if UNIX_SOCKETS in given else socket_settings(cores)),
-        **({stores.LOG_STORE_SETTING: stores.LOG_STORE} if given.get(stores.STORE) == "s3a" else {}),
+        **({stores.LOG_STORE_SETTING: stores.LOG_STORE} if for_s3 else {}),
     }
     if cores is not None:
         confs |= {
@@ -219,8 +221,12 @@ def _kept_defaults() -> dict[str, str]:
     return {name: value for name, value in spark_defaults().items() if name in _ADDED_TO}
 
 
-def spark_settings(config: TridentConfig) -> dict[str, str]:
-    """The Spark settings that follow from the topology's; ``spark-submit`` may say the master."""
+def spark_settings(config: TridentConfig, sources: Iterable[Place] = ()) -> dict[str, str]:
+    """The Spark settings that follow from the topology's; ``spark-submit`` may say the master.
+
+    Args:
+        sources: the stores that its spouts read from.
+    """
     settings = {"spark.master": config.spark_master}
     if config.origin("spark_master") == "default":
         settings["spark.master"] = submitted_settings().get("spark.master", config.spark_master)
@@ -234,7 +240,7 @@ def spark_settings(config: TridentConfig) -> dict[str, str]:
         settings[PYTHON_ARCHIVE] = config.python_archive
     if config.log_format == "json":
         settings["spark.log.structuredLogging.enabled"] = "true"
-    return settings | stores.session_settings(config.warehouse_place()) | dict(config.spark_conf)
+    return settings | stores.session_settings(config.warehouse_place(), sources) | dict(config.spark_conf)
 
 
 def make_session(app_name: str, config: Mapping[str, str] | None = None) -> SparkSession:

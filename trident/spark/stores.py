@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def properties(text: str) -> dict[str, str]:
 
 
 log = logging.getLogger(__name__)
-# Spark's own setting of a session of ours: the scheme of the store that it is for.
+# Spark's own setting of a session of ours: the schemes of the stores that it is for, with commas between.
 STORE = "spark.trident.store"
 LOG_STORE = "trident.stores.ConditionalLogStore"
 LOG_STORE_SETTING = "spark.delta.logStore.s3a.impl"
@@ -82,9 +82,31 @@ def s3_jars(resolver: Mapping[str, str]) -> list[str]:
     return resolved_jars("S3A", _S3_PACKAGES, _S3_GROUPS, resolver, ["software.amazon.awssdk:bundle"])
 
 
-def session_settings(warehouse: Place) -> dict[str, str]:
-    """The Spark settings of a session for a warehouse in a store."""
-    return {} if warehouse.is_local else {STORE: warehouse.root.partition("://")[0]}
+def session_settings(warehouse: Place, sources: Iterable[Place] = ()) -> dict[str, str]:
+    """The Spark settings of a session for a warehouse, or sources, in stores."""
+    schemes = dict.fromkeys(place.root.partition("://")[0] for place in (warehouse, *sources) if not place.is_local)
+    return {STORE: ",".join(schemes)} if schemes else {}
+
+
+def reach(places: Iterable[Place], spark: SparkSession | None) -> None:
+    """Has this process reach the stores of sources, as the session does; without one by Spark's own file of settings.
+
+    A store that is reached already stays as it is: it is the warehouse's too, and its settings say more.
+    """
+    for place in places:
+        if place.is_local or storage.settings_of(place.root):
+            continue
+        if spark is None:
+            configure_by(place, spark_defaults())
+        else:
+            hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
+            storage.configure(place.root, _wanted(place, hadoop.get, _set_in(spark)))
+
+
+def require_connector(place: Place, spark: SparkSession) -> None:
+    """Raises SparkSessionProblem where Spark cannot read from a store, whose files tasks of ours do not read alone."""
+    if place.root.startswith("s3a:"):
+        _check_s3_jars(spark, _S3A_CLASS)
 
 
 def prepare_store(warehouse: Place, spark: SparkSession | None, conf: Mapping[str, str], single_writer: bool) -> None:
@@ -202,10 +224,15 @@ def configure_by_session(warehouse: Place, spark: SparkSession) -> None:
     if warehouse.is_local:
         return
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
-    set_ = {key[len(_HADOOP) :]: value for key, value in spark.sparkContext.getConf().getAll() if _HADOOP in key[:13]}
+    set_ = _set_in(spark)
     if warehouse.root.startswith("s3a:"):
         _check_s3(spark)
     storage.configure(warehouse.root, _wanted(warehouse, hadoop.get, set_))
+
+
+def _set_in(spark: SparkSession) -> dict[str, str]:
+    """Hadoop's settings that were set for a session."""
+    return {key[len(_HADOOP) :]: value for key, value in spark.sparkContext.getConf().getAll() if _HADOOP in key[:13]}
 
 
 def _wanted(warehouse: Place, get: Any, set_: Mapping[str, str]) -> dict[str, str]:
@@ -232,10 +259,17 @@ def _check_s3(spark: SparkSession) -> None:
             action="let the framework make the session, or make it with trident.configure_spark(builder)"
             f'.config("{STORE}", "s3a")',
         )
+    _check_s3_jars(spark, _S3A_CLASS, LOG_STORE)
+
+
+_S3A_CLASS = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+
+
+def _check_s3_jars(spark: SparkSession, *classes: str) -> None:
     try:
         jvm: Any = spark._jvm
         loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-        for name in ("org.apache.hadoop.fs.s3a.S3AFileSystem", LOG_STORE):
+        for name in classes:
             jvm.java.lang.Class.forName(name, True, loader)
     except Exception as error:  # py4j's, in which the Java exception is wrapped
         raise SparkSessionProblem(

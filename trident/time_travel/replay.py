@@ -16,7 +16,7 @@ from trident.coordinators.identities import TransactionAttempt
 from trident.planning.groups import GroupPlan, build_whole, plan_of_stream, states_read
 from trident.planning.nodes import RESULT, Built, Node, is_source
 from trident.planning.session_frames import compute_once, free
-from trident.running.cluster_checks import folders_of_tasks, prepare_cluster
+from trident.running.cluster_checks import folders_of_tasks, prepare_cluster, stores_of_sources
 from trident.spark.cluster_files import renew_workers
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.spark.stores import configure_by, configure_by_session, spark_defaults
@@ -124,7 +124,9 @@ def open_kept(
         configure_by_session(place, session)
     kept = find_kept(topology, place, txid, group)
     require_readable(kept.plan)
-    session = session or make_session(f"trident replay {topology.name}", spark_settings(config))
+    session = session or make_session(
+        f"trident replay {topology.name}", spark_settings(config, stores_of_sources(topology.graph))
+    )
     check_session(session)
     configure_by_session(place, session)
     renew_workers(session.sparkContext)

@@ -385,7 +385,7 @@ def test_a_folder_that_disappears_is_an_error(tmp_path):
         listing.new_files(())
 
 
-@pytest.mark.parametrize("path", [None, 7, "", b"x", [], ["a", 3], "hdfs://host/x", "s3a://bucket/x"])
+@pytest.mark.parametrize("path", [None, 7, "", b"x", [], ["a", 3], "gs://bucket/x", "s3a://a:b@bucket/x"])
 def test_what_is_no_path_is_refused_when_built(path):
     with pytest.raises(TopologyError):
         as_paths(path)

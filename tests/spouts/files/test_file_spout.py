@@ -164,7 +164,9 @@ def test_tasks_read_each_line_once_however_files_are_cut_into_pieces(tmp_path_fa
         groups = group(pieces(parts), partitions)
     assert len(groups) <= partitions
     numbers = pa.RecordBatch.from_pydict({"id": list(range(len(groups)))})
-    read = [line for batch in read_lines(groups, False, False, [numbers]) for line in batch.column("value").to_pylist()]
+    read = [
+        line for batch in read_lines(groups, False, False, (), [numbers]) for line in batch.column("value").to_pylist()
+    ]
     assert [(line.removesuffix(b"\r")).decode("utf-8", "replace") for line in read] == expected
 
 

@@ -90,6 +90,20 @@ def test_names_below_a_folder(root: str) -> None:
     assert storage.delete(f"{root}/t") and storage.stat(f"{root}/t") is None and not storage.delete(f"{root}/t")
 
 
+def test_files_are_listed_in_the_order_of_their_names_from_a_name_on(root: str) -> None:
+    for name in ("b", "a", "c/d", "ü", "z"):
+        storage.make_folder(f"{root}/t/{name}".rpartition("/")[0], root)
+        storage.write(f"{root}/t/{name}", name.encode())
+    found = [one for page in storage.pages(f"{root}/t") for one in page]
+    assert [name for name, _ in found] == ["a", "b", "z", "ü"]
+    assert [name for page in storage.pages(f"{root}/t", "b") for name, _ in page] == ["z", "ü"]
+    assert sorted(name for page in storage.pages(f"{root}/t", deep=True) for name, _ in page) == sorted(
+        ["a", "b", "c/d", "z", "ü"]
+    )
+    data, stat = storage.fetch(f"{root}/t/b")
+    assert data == b"b" and stat.signature == dict(found)["b"].signature == storage.stat(f"{root}/t/b").signature
+
+
 def test_parquet_goes_through_it_and_a_file_without_its_end_is_none(root: str) -> None:
     table = pa.table({"n": list(range(100_000))})
     with storage.output(f"{root}/rows.parquet") as file:

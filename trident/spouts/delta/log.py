@@ -92,7 +92,7 @@ class DeltaChanges:
     """Reads the log of one table; keeps what was read last. May be used from several threads.
 
     Args:
-        table: the table's folder, on a local disk.
+        table: the table's folder.
     """
 
     def __init__(self, table: str) -> None:
@@ -400,7 +400,10 @@ class DeltaFrames:
         self._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
         with self._lock:
             if self._log is None:
-                path = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.io.File(self._table).toURI())
+                stored = "://" in self._table
+                path = self._jvm.org.apache.hadoop.fs.Path(
+                    self._table if stored else self._jvm.java.io.File(self._table).toURI()
+                )
                 logs = self._jvm.org.apache.spark.sql.delta.DeltaLog
                 # One that Spark has kept may be of a table that was here before.
                 logs.invalidateCache(self._spark._jsparkSession, path)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any, Union
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.identities import TransactionAttempt
+from trident.spark.stores import reach, require_connector
 from trident.spouts import contracts as spout_arguments
 from trident.spouts.checkpoint import DELTA, SourceOffset
 from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
@@ -31,7 +32,8 @@ from trident.spouts.delta.log import (
 )
 from trident.spouts.files.reading import partitions_for
 from trident.states.core.names import backquoted
-from trident.states.core.storage import local_path
+from trident.states.core.place import Place
+from trident.states.core.storage import STORES, reached_path
 from trident.udf.types import as_schema
 
 
@@ -51,7 +53,9 @@ class DeltaSpout:
     a copy; a log cleaned up, or data files vacuumed, before they were read.
 
     Args:
-        table: the table's folder, on a file system that all processes share.
+        table: the table's folder, on a file system that all processes share; or its URL in a store: ``s3a://``,
+            ``hdfs://``. The schema of a table in a store is read when the topology is built, by the settings of the
+            active Spark session or of ``spark-defaults.conf``; with ``schema`` it is not.
         starting_version: None begins with the whole table; a number with what that version adds;
             "latest" with the first version after the topology's first start.
         max_files: of a batch.
@@ -88,10 +92,12 @@ class DeltaSpout:
         changes: bool = False,
     ) -> None:
         usable = isinstance(table, (str, PathLike)) and str(table) and "\0" not in str(table)
-        path = local_path(str(table)) if usable else None
+        path = reached_path(str(table)) if usable else None
         if path is None:
             raise TopologyError(
-                "the table of a DeltaSpout cannot be used", found=repr(table), expected="the path of its folder"
+                "the table of a DeltaSpout cannot be used",
+                found=repr(table),
+                expected=f"the path of its folder, or its URL: {', '.join(f'{scheme}://…' for scheme in STORES)}",
             )
         is_number = (
             isinstance(starting_version, int) and not isinstance(starting_version, bool) and starting_version >= 0
@@ -105,6 +111,8 @@ class DeltaSpout:
         for name, value in (("max_files", max_files), ("max_bytes", max_bytes)):
             spout_arguments.whole(name, value, 1)
         poll_interval_secs = spout_arguments.seconds("poll_interval_secs", poll_interval_secs)
+        place = Place(path)
+        self.places = () if place.is_local else (Place(place.root),)  # stores that the session has to reach for it
         self.table, self.starting_version, self.ignore_changes = path, starting_version, bool(ignore_changes)
         self.folders_of_tasks = (str(path),)  # a cluster's hosts must have it at the same path
         self.max_files, self.max_bytes, self.poll_interval_secs = max_files, max_bytes, poll_interval_secs
@@ -120,6 +128,7 @@ class DeltaSpout:
     @property
     def _table_schema(self) -> "StructType":
         if self._schema is None:
+            reach(self.places, SparkSession.getActiveSession())
             self._schema = self._shown(DeltaChanges(self.table).info().schema)
         return self._schema
 
@@ -128,11 +137,18 @@ class DeltaSpout:
 
     def get_coordinator(self, context: SpoutContext) -> "DeltaCoordinator":
         """Raises SourceError when the table is not there, or its schema is not the topology's."""
+        self._reach(context.spark)
         return DeltaCoordinator(
             self, DeltaFrames(context.spark, self.table), context.options.get("max_spout_pending") or 3
         )
 
+    def _reach(self, spark: SparkSession) -> None:
+        reach(self.places, spark)
+        for place in self.places:
+            require_connector(place, spark)
+
     def get_emitter(self, context: SpoutContext) -> "DeltaEmitter":
+        self._reach(context.spark)
         return DeltaEmitter(self, context)
 
     def reads_source(self, source: SourceOffset) -> bool:

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.spouts.files.tasks import BOM, BROKEN, opened, shown
+from trident.spouts.files.tasks import BOM, BROKEN, opened, opened_file, shown
 from trident.udf.types import did_you_mean
 
 # The header line of a CSV file: where the rows begin behind it, and which columns they have.
@@ -46,7 +46,7 @@ def read_header(path: str, format: "RowFormat") -> Header:
         SourceError: the header has other columns, or the file cannot be read.
     """
     try:
-        with open(path, "rb") as file, opened(file, path) as content:
+        with opened_file(path) as file, opened(file, path) as content:
             size, line = _first_line(content, path, format)
     except BROKEN as error:
         raise SourceError(
@@ -145,7 +145,8 @@ _GLOB = re.compile(r"([{}\[\]*?\\])")
 
 def is_name_for_spark(path: str) -> bool:
     """Hadoop's file system cannot open a name with a colon, nor one that is not UTF-8."""
-    return ":" not in path and shown(path) == path
+    below = path.split("/", 3)[-1] if "://" in path else path
+    return ":" not in below and shown(path) == path
 
 
 def escape(path: str) -> str:

@@ -21,6 +21,17 @@ takes a lock and reads first what the other appended, so that one number never
 names two files. A crash in the middle of an append leaves a last line without
 its end; no batch has used it, and the next append cuts it off. Any other line
 that cannot be read is an error: guessing could read rows twice.
+
+A ledger of objects in a store does not grow for ever. It is a row of segments
+(``files-ID.jsonl``, ``files-ID.1.jsonl``, …). The last line of each says that the next one goes on, and the
+first line of that with which number and digest::
+
+    {"closed": true, "digest": "…"}
+    {"ledger": "trident-files", …, "first": 10001, "before": "…", "marks": {…}, "digest": "…"}
+    {"forgot": 10001, "marks": {"s3a://lake/in": [floor, next, "cursor", count]}, "digest": "…"}
+
+Files with smaller numbers than ``forgot`` are forgotten, and their segments deleted afterwards. The marks
+say by modification time and name which files of a path were known (:class:`Mark`).
 """
 
 from __future__ import annotations
@@ -45,6 +56,8 @@ log = logging.getLogger(__name__)
 
 APPEND = faults.register("spout.ledger", "appending to the ledger of discovered files, with its fsync")
 SCHEMA = 1
+ENDING = ".jsonl"
+SEGMENT_FILES = 10_000
 
 
 class FoundFile(NamedTuple):
@@ -55,6 +68,7 @@ class FoundFile(NamedTuple):
         mtime_ns: modification time, ns since 1970.
         rows: where the format tells without reading all of it (Parquet), else None.
         identity: its inode, and when that has changed; not kept in the ledger, for a copy has another one.
+        tag: of a file in a store its ETag, or what tells its content there from another one.
     """
 
     path: str
@@ -62,10 +76,12 @@ class FoundFile(NamedTuple):
     mtime_ns: int
     rows: int | None = None
     identity: tuple[int, int] | None = None
+    tag: str | None = None
 
     def stored(self) -> dict[str, Any]:
         """As a line of a ledger has it, without its number."""
-        return {"path": self.path, "size": self.size, "mtime_ns": self.mtime_ns, "rows": self.rows}
+        own = {"path": self.path, "size": self.size, "mtime_ns": self.mtime_ns, "rows": self.rows}
+        return own if self.tag is None else {**own, "tag": self.tag}
 
 
 @dataclass(frozen=True)
@@ -82,10 +98,33 @@ class LedgerEntry:
     size: int
     mtime_ns: int
     rows: int | None = None
+    tag: str | None = None
 
     @property
     def length(self) -> int:
         return self.size if self.rows is None else self.rows
+
+
+class Mark(NamedTuple):
+    """Which files of one path in a store are known, whether the ledger still has their numbers or not.
+
+    Attributes:
+        floor: those that were modified up to then, ns since 1970: a listing that began long after has had them all.
+        next: the floor once the listing that is under way has come to its end.
+        cursor: the last name that this listing has had; up to it ``next`` holds already.
+        files: so many forgotten files there can be; more in a listing are files that were never read.
+    """
+
+    floor: int = -1
+    next: int = -1
+    cursor: str = ""
+    files: int = 0
+
+    def knows(self, name: str, mtime_ns: int) -> bool:
+        return mtime_ns <= self.floor or (mtime_ns <= self.next and name <= self.cursor)
+
+
+Marks = Mapping[str, Mark]
 
 
 @dataclass(frozen=True)
@@ -99,6 +138,9 @@ class _Line:
 class _Header(_Line):
     ledger: Literal["trident-files"]
     unit: str
+    first: int | None = field(default=None, metadata={MAY_BE_MISSING: True})
+    before: str = field(default="", metadata={MAY_BE_MISSING: True})
+    marks: Mapping[str, Mark] | None = field(default=None, metadata={MAY_BE_MISSING: True})
 
 
 @dataclass(frozen=True)
@@ -108,6 +150,7 @@ class _Added(_Line):
     size: int
     mtime_ns: int
     rows: int | None
+    tag: str | None = field(default=None, metadata={MAY_BE_MISSING: True})
 
     def problem(self) -> str | None:
         return None if min(self.size, self.mtime_ns, self.rows or 0) >= 0 else "a number is below 0"
@@ -124,11 +167,32 @@ class _Moved(_Line):
     moved: tuple[str, str]
 
 
+@dataclass(frozen=True)
+class _Closed(_Line):
+    closed: bool
+
+
+@dataclass(frozen=True)
+class _Forgot(_Line):
+    forgot: int
+    marks: Mapping[str, Mark]
+
+
 class LedgerBook:
-    """The meaning of a ledger's lines; pure."""
+    """The meaning of a ledger's lines; pure.
+
+    Attributes:
+        first_number: of the files that are not forgotten.
+        segments: the number of the first file of each segment that was read.
+        closed: the segment that was read last has ended; the next line is the first one of another.
+    """
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
+        self.first_number = 1
+        self.marks: dict[str, Mark] = {}
+        self.segments: list[int] = []
+        self.closed = False
         self.entries: list[LedgerEntry] = []
         self.first: list[LedgerEntry] = []  # as they were discovered, wherever they are now
         self.numbers: dict[str, int] = {}
@@ -140,10 +204,26 @@ class LedgerBook:
         self._ends: list[int] | None = None
 
     def __len__(self) -> int:
-        return len(self.entries)
+        """The number of the last file."""
+        return self.first_number - 1 + len(self.entries)
 
     def entry(self, number: int) -> LedgerEntry:
-        return self.entries[number - 1]
+        return self.entries[self._at(number)]
+
+    def from_number(self, number: int) -> list[LedgerEntry]:
+        """The files with this number and greater ones."""
+        return self.entries[max(0, number - self.first_number) :]
+
+    def _at(self, number: int) -> int:
+        if number < self.first_number:
+            raise PositionLost(
+                "the ledger of files has forgotten a file that a batch refers to",
+                found=f"file {self.first_number} and later ones",
+                expected=f"file {number}",
+                action="go back to a later transaction, or begin again with `trident reset NAME`; FileSpout(…, "
+                "remember_secs=…) says how long files are remembered",
+            )
+        return number - self.first_number
 
     def apply(self, line: bytes) -> None:
         """Takes in one line.
@@ -155,25 +235,36 @@ class LedgerBook:
         if not isinstance(value, dict):
             raise ValueError("a JSON object")
         claimed = value.pop("digest", None)
+        is_first = not self.header_seen or self.closed
+        if is_first and not self.segments and isinstance(value.get("before"), str):
+            self.digest = value["before"]  # of the segments before, which are forgotten
         digest = line_digest(self.digest, value)
         if claimed is not None and claimed != digest:
             raise ValueError(f"a line with the digest {digest}: this line, or one before it, is not as it was written")
         self.digest = digest
-        entry: _Header | _Moved | _Skipped | _Added
-        if not self.header_seen:
+        entry: _Header | _Moved | _Skipped | _Added | _Closed | _Forgot
+        if is_first:
             entry = as_record(value, _Header, SCHEMA)
             if entry.unit != self.unit:
                 raise ValueError(f"offsets that count {self.unit}: the stream's format was another one before")
-            self.header_seen = True
+            self._begin_segment(entry)
+        elif "closed" in value:
+            entry = as_record(value, _Closed)
+            self.closed = True
+        elif "forgot" in value:
+            entry = as_record(value, _Forgot)
+            self.marks = dict(entry.marks)
+            self._forget(entry.forgot)
         elif "moved" in value:
             entry = as_record(value, _Moved)
             self._move(*entry.moved)
         elif "skip" in value:
             entry = as_record(value, _Skipped)
-            if not 1 <= entry.skip <= len(self.entries):
-                raise ValueError(f"a skipped file's number, 1 to {len(self.entries)}")
-            self.skipped.add(entry.skip)
-            self._ends = None
+            if not 1 <= entry.skip <= len(self):
+                raise ValueError(f"a skipped file's number, 1 to {len(self)}")
+            if entry.skip >= self.first_number:
+                self.skipped.add(entry.skip)
+                self._ends = None
         else:
             entry = as_record(value, _Added)
             self._add(entry)
@@ -182,7 +273,30 @@ class LedgerBook:
 
     def digest_at(self, number: int) -> str:
         """Over all lines up to the one that gave a file its number."""
-        return self._digests[number - 1]
+        return self._digests[self._at(number)]
+
+    def _begin_segment(self, header: _Header) -> None:
+        first = header.first or 1
+        if not self.segments:
+            self.first_number = first
+        elif first != len(self) + 1:
+            raise ValueError(f"a segment that begins with file number {len(self) + 1}")
+        if header.marks is not None:
+            self.marks = dict(header.marks)
+        self.segments.append(first)
+        self.header_seen, self.closed = True, False
+
+    def _forget(self, number: int) -> None:
+        """Leaves out the files before a number, with which a segment begins."""
+        gone = max(0, number - self.first_number)
+        for entry in self.entries[:gone]:
+            if self.numbers.get(entry.path) == entry.number:
+                del self.numbers[entry.path]
+        del self.entries[:gone], self.first[:gone], self._digests[:gone]
+        self.first_number += gone
+        self.skipped = {one for one in self.skipped if one >= self.first_number}
+        self.segments = [one for one in self.segments if one >= self.first_number] or self.segments[-1:]
+        self._ends = None
 
     def _move(self, old: str, new: str) -> None:
         entries = [replace(entry, path=moved_path(entry.path, old, new)) for entry in self.entries]
@@ -191,16 +305,17 @@ class LedgerBook:
         self.entries, self.numbers = entries, {entry.path: entry.number for entry in entries}
 
     def _add(self, added: _Added) -> None:
-        if added.n != len(self.entries) + 1:
-            raise ValueError(f"file number {len(self.entries) + 1}")
+        if added.n != len(self) + 1:
+            raise ValueError(f"file number {len(self) + 1}")
         if added.path in self.numbers:
             raise ValueError(f"a file that is not there yet (this one is number {self.numbers[added.path]})")
-        entry = LedgerEntry(added.n, added.path, added.size, added.mtime_ns, added.rows)
+        entry = LedgerEntry(added.n, added.path, added.size, added.mtime_ns, added.rows, added.tag)
         self.entries.append(entry)
         self.first.append(entry)
         self.numbers[entry.path] = entry.number
         self._digests.append(self.digest)
-        self._ends = None
+        if self._ends is not None:
+            self._ends.append(self._ends[-1] + entry.length)
 
     def length_before(self, number: int) -> int:
         """Bytes or rows of all files before a number, without those skipped."""
@@ -211,7 +326,7 @@ class LedgerBook:
                 total += 0 if entry.number in self.skipped else entry.length
                 ends.append(total)
             self._ends = ends
-        return ends[min(number - 1, len(ends) - 1)]
+        return ends[max(0, min(number - self.first_number, len(ends) - 1))]
 
 
 def line_digest(before: str, value: Any) -> str:
@@ -242,27 +357,66 @@ class FileLedger:
         path: the file; made when the first entry is appended.
         unit: what offsets count, "bytes" or "rows".
         source: the paths that the stream looks at; () when that is not known.
+        segment_files: so many files a segment has; None: there is one segment, for ever.
 
     Raises:
         PositionLost: a line in the middle cannot be read, or the unit is another one.
         SourceError: the file cannot be read.
     """
 
-    def __init__(self, path: Place, unit: str, source: Sequence[str] = ()) -> None:
-        self.path = Place(path)
-        self._source = tuple(source)
-        self.book = LedgerBook(unit)
-        self._read_to = 0
-        self._lines = 0
+    def __init__(self, path: Place, unit: str, source: Sequence[str] = (), segment_files: int | None = None) -> None:
+        self._base = self.path = Place(path)
+        self._source, self._segment_files = tuple(source), segment_files
         self._lock = threading.RLock()
-        self.refresh()
+        self.book = LedgerBook(unit)
+        self._open()
+
+    def _open(self) -> None:
+        """Reads it from the first segment that there is.
+
+        One that has not ended, and is not the last, was made by an earlier leader that woke up after its segment was
+        deleted: nothing of it was used.
+        """
+        with self._lock:
+            first, *later = sorted(self._segments()) or [0]
+            while not self._begin_at(first, is_last=not later):
+                first, *later = later
+
+    def _begin_at(self, segment: int, is_last: bool) -> bool:
+        self.book = LedgerBook(self.book.unit)
+        self._segment, self._read_to, self._lines = segment, 0, 0
+        self.path = self._path_of(segment)
+        try:
+            self.refresh()
+        except SourceError:
+            if is_last or self._segment != segment:
+                raise
+        return is_last or self._segment != segment
+
+    def _path_of(self, segment: int) -> Place:
+        name = self._base.name
+        return self._base.parent / f"{name.removesuffix(ENDING)}.{segment}{ENDING}" if segment else self._base
+
+    def _segments(self) -> list[int]:
+        stem = self._base.name.removesuffix(ENDING)
+        found = []
+        for name in storage.list_names(self._base.parent):
+            middle = name[len(stem) + 1 : -len(ENDING)]
+            if name == self._base.name:
+                found.append(0)
+            elif name == f"{stem}.{middle}{ENDING}" and middle.isdigit():
+                found.append(int(middle))
+        return found
 
     def refresh(self) -> None:
         """Reads what was appended since, perhaps by another process."""
         with self._lock:
             try:
-                if data := storage.read_appended(self.path, self._read_to):
+                while data := storage.read_appended(self.path, self._read_to):
+                    segment = self._segment
                     self._read_on(data)
+                    if self._segment == segment:
+                        return
             except FileNotFoundError:
                 return
             except (OSError, Unreadable) as error:
@@ -285,6 +439,10 @@ class FileLedger:
                     action="restore the file from a back-up, or begin again with `trident reset NAME`",
                 ) from error
             self._read_to += len(line)
+        if complete and self.book.closed:
+            self._segment += 1
+            self._read_to = self._lines = 0
+            self.path = self._path_of(self._segment)
 
     def check(self, number: int, pinned: Mapping[str, Any] | None) -> None:
         """Tells whether the ledger is the one with which a batch was planned that ends with this file.
@@ -298,6 +456,8 @@ class FileLedger:
         """
         if number > len(self.book):
             self.refresh()
+        if number > len(self.book) and self._segment_files is not None:
+            self._open()  # the segment that was read last may be forgotten by now
         action = (
             f"bring {self.path} back from a back-up of the warehouse, then start again; without one, begin again with "
             "`trident reset NAME`: nothing else knows which files were read"
@@ -309,7 +469,7 @@ class FileLedger:
                 expected=f"at least {number}" + (f", the last one {pinned['path']}" if pinned else ""),
                 action=action,
             )
-        if number and pinned is not None and pinned != self.pin(number):
+        if number >= self.book.first_number and pinned is not None and pinned != self.pin(number):
             found = self.pin(number)
             raise PositionLost(
                 f"the ledger of files {self.path} is not the one with which the last batches were planned: files would "
@@ -321,7 +481,7 @@ class FileLedger:
 
     def pin(self, number: int) -> dict[str, Any]:
         """A file as batches remember it, with a digest over all before it; a folder that moves changes nothing."""
-        entry = self.book.first[number - 1]
+        entry = self.book.first[self.book._at(number)]
         digest = self.book.digest_at(number)
         return {"path": shown(entry.path), "size": entry.size, "mtime_ns": entry.mtime_ns, "digest": digest}
 
@@ -340,7 +500,21 @@ class FileLedger:
             return [{"n": number, **file.stored()} for number, file in enumerate(fresh.values(), first)]
 
         self._append(lines)
-        return self.book.entries[first - 1 :]
+        return self.book.from_number(first)
+
+    def forget(self, number: int, marks: Marks) -> None:
+        """Forgets the files before a number, with which a segment begins; durable when it returns.
+
+        Args:
+            marks: of each path: by them those files are known from now on.
+        """
+        with self._lock:
+            stored = {path: list(mark) for path, mark in marks.items()}
+            self._append(lambda: [{"forgot": number, "marks": stored}])
+            oldest = self._segment - len(self.book.segments) + (0 if self.book.closed else 1)
+            for segment in self._segments():
+                if segment < oldest:
+                    storage.try_delete(self._path_of(segment))
 
     def skip(self, number: int, found: str) -> None:
         """Leaves a file's rows out of every emission from now on; durable when it returns."""
@@ -383,29 +557,46 @@ class FileLedger:
             try:
                 if self._read_to and self.path.is_local and not storage.exists(self.path):
                     raise self._shorter("no file")
-                try:
-                    self._append_behind(self._read_to, make)
-                except FileExistsError:
-                    self._append_behind(0, make)
+                while True:
+                    try:
+                        done = self._append_behind(self._read_to, make)
+                    except FileExistsError:
+                        done = self._append_behind(0, make)
+                    if done:
+                        return
             except OSError as error:
                 raise SourceError(f"the ledger of files {self.path} cannot be written: {error}") from error
 
-    def _append_behind(self, known: int, make: Callable[[], list[dict[str, Any]]]) -> None:
+    def _append_behind(self, known: int, make: Callable[[], list[dict[str, Any]]]) -> bool:
+        """Returns whether the lines were written; another process may have closed the segment."""
+        segment = self._segment
         with storage.append(self.path, known) as file:
             if file.size < self._read_to:
                 raise self._shorter(f"{file.size} bytes")
             self._read_on(file.read(self._read_to))
+            if self._segment != segment:
+                return False
             if file.size > self._read_to:
                 # No other process writes now: a line without its end was torn by a crash, and never used.
                 log.warning("%s: an unfinished last line is cut off", self.path)
                 file.cut(self._read_to)
             if lines := make():
                 self._write(file, lines)
+        return True
 
     def _write(self, file: storage.Appending, lines: list[dict[str, Any]]) -> None:
-        if not self.book.header_seen:
-            lines.insert(0, {"ledger": "trident-files", "schema": SCHEMA, "unit": self.book.unit})
-        if self._source and self.book.source != self._source:
+        book = self.book
+        if self._segment_files is not None:
+            first = book.segments[-1] if book.segments and not book.closed else len(book) + 1
+            if len(book) + sum("n" in line for line in lines) - first + 1 >= self._segment_files:
+                lines.append({"closed": True})
+        if not book.header_seen or book.closed:
+            header: dict[str, Any] = {"ledger": "trident-files", "schema": SCHEMA, "unit": book.unit}
+            if book.closed:
+                marks = {path: list(mark) for path, mark in book.marks.items()}
+                header |= {"first": len(book) + 1, "before": book.digest, "marks": marks}
+            lines.insert(0, header)
+        if self._source and book.source != self._source or (self._source and book.closed):
             lines[0]["source"] = list(self._source)
         digest, written = self.book.digest, []
         for value in lines:

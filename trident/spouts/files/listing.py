@@ -18,7 +18,11 @@ from urllib.parse import unquote, urlsplit
 from trident.coordinators.errors import IdentityMismatch, SourceError, TopologyError
 from trident.spouts.checkpoint import SourceOffset, seen_files
 from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerEntry, moved_path
-from trident.spouts.files.tasks import describe_change, shown
+from trident.spouts.files.objects import folder_of_url, look_at_object
+from trident.spouts.files.tasks import describe_change, difference, is_stored, opened_file, shown
+from trident.states.core import storage
+from trident.states.core.place import store_place
+from trident.states.core.storage import reached_path
 
 log = logging.getLogger(__name__)
 _NOWHERE = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -30,7 +34,15 @@ def as_paths(path: Any) -> tuple[str, ...]:
     given = list(path) if isinstance(path, (list, tuple, set, frozenset)) else [path]
     if not given:
         raise TopologyError("FileSpout needs a path", found=repr(path), expected="a folder, a file or a glob")
-    return tuple(_as_path(item) for item in given)
+    paths = tuple(_as_path(item) for item in given)
+    if len({is_stored(path) for path in paths}) > 1:
+        raise TopologyError(
+            "the paths of a FileSpout are of two kinds",
+            found=", ".join(paths),
+            expected="paths of this machine's file systems, or URLs of stores",
+            action="give each kind a stream of its own",
+        )
+    return paths
 
 
 def _as_path(item: Any) -> str:
@@ -43,16 +55,11 @@ def _as_path(item: Any) -> str:
     if text.startswith("file://"):
         text = text[len("file://") :]
     elif "://" in text:
-        raise TopologyError(
-            "FileSpout reads files that the driver and the workers see in their file systems",
-            found=text,
-            expected="a path without a scheme, or file://",
-            action="mount it, or read it with a spout of your own that returns DataFrames",
-        )
+        return str(store_place(text, "the files of a FileSpout", "correct its path", TopologyError))
     return os.path.abspath(os.path.expanduser(text))
 
 
-def _hidden(name: str) -> bool:
+def hidden(name: str) -> bool:
     return name.startswith(("_", ".")) or name.endswith("._COPYING_")
 
 
@@ -80,7 +87,7 @@ class FileListing:
             try:
                 os.scandir(base).close()
             except OSError as error:
-                raise _cannot_list(path, base, error) from error
+                raise cannot_list(path, base, error) from error
 
     def places(self) -> tuple[str, ...]:
         """Each path as far as it is a folder or a file: of a glob the folder that it begins with."""
@@ -103,7 +110,7 @@ class FileListing:
                         if file is not None and file.size:
                             found[name] = file
             except OSError as error:
-                raise _cannot_list(path, error.filename or path, error) from error
+                raise cannot_list(path, error.filename or path, error) from error
         return sorted(found.values(), key=lambda file: (file.mtime_ns, file.path))
 
     def _candidates(self, path: str) -> Iterator[str]:
@@ -116,7 +123,7 @@ class FileListing:
         base = folder_of(path)
         recursive = "**" in path
         for name in glob.iglob(path, recursive=True):
-            if any(_hidden(part) for part in os.path.relpath(name, base).split(os.sep)):
+            if any(hidden(part) for part in os.path.relpath(name, base).split(os.sep)):
                 continue
             if os.path.isdir(name):
                 if not recursive:
@@ -127,6 +134,8 @@ class FileListing:
 
 def look_at(path: str) -> FoundFile | None:
     """A regular file as it is now; None when there is none."""
+    if is_stored(path):
+        return look_at_object(path)
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -143,7 +152,7 @@ def look_at(path: str) -> FoundFile | None:
 def _in_folder(folder: str) -> Iterator[str]:
     with os.scandir(folder) as items:
         for item in items:
-            if not _hidden(item.name) and not _is_folder(item):
+            if not hidden(item.name) and not _is_folder(item):
                 yield item.path
 
 
@@ -173,6 +182,8 @@ def _is_glob(path: str) -> bool:
 
 def folder_of(path: str) -> str:
     """The folder, or file, at the beginning of a glob; any other path itself."""
+    if is_stored(path):
+        return folder_of_url(path)
     if os.path.exists(path):
         return path
     while glob.has_magic(path):
@@ -180,7 +191,7 @@ def folder_of(path: str) -> str:
     return path
 
 
-def _cannot_list(path: str, base: str, error: OSError) -> SourceError:
+def cannot_list(path: str, base: str, error: OSError) -> SourceError:
     missing = isinstance(error, FileNotFoundError)
     return SourceError(
         f"the input path {path} cannot be read",
@@ -213,6 +224,7 @@ class ChangePolicy:
         if on_changed not in ON_CHANGED:
             raise TopologyError("on_changed is unknown", found=repr(on_changed), expected=" or ".join(ON_CHANGED))
         self._ledger, self._on_changed = ledger, on_changed
+        self.fails = on_changed == "fail"
         self._looked_to = 0  # the number of the last file that was looked at once more
         self._said: set[tuple[int, int, int]] = set()
         self._identities: dict[str, tuple[int, int] | None] = {}  # of files as this process has first seen them
@@ -248,7 +260,7 @@ class ChangePolicy:
             if found is None:
                 continue
             if (found.size, found.mtime_ns) != (entry.size, entry.mtime_ns):
-                self._changed_after(entry, found)
+                self.changed_after(entry, found)
             elif self._identities.setdefault(entry.path, found.identity) != found.identity:
                 self._identities[entry.path] = found.identity
                 touched.append(shown(entry.path))
@@ -261,11 +273,12 @@ class ChangePolicy:
                 f" (and {len(touched) - 1} others)" if len(touched) > 1 else "",
             )
 
-    def _changed_after(self, entry: LedgerEntry, found: FoundFile) -> None:
+    def changed_after(self, entry: LedgerEntry, found: FoundFile) -> None:
+        """Raises SourceError, or warns, where a file that was read to its end is another one now."""
         what = f"the input file {shown(entry.path)} changed after it was read"
-        there = describe_change(found.size, found.mtime_ns)
-        was = describe_change(entry.size, entry.mtime_ns)
-        if self._on_changed == "fail" and found.size != entry.size:
+        there = describe_change(found.size, found.mtime_ns, found.tag)
+        was = describe_change(entry.size, entry.mtime_ns, entry.tag)
+        if self._on_changed == "fail" and (found.size, found.tag) != (entry.size, entry.tag):
             raise SourceError(
                 f"{what}: rows that came since are in no batch",
                 found=there,
@@ -285,7 +298,7 @@ class ChangePolicy:
         found = _found(entry)
         if found is None:
             return True
-        expected = describe_change(entry.size, entry.mtime_ns)
+        expected = describe_change(entry.size, entry.mtime_ns, entry.tag)
         if self._on_changed == "skip":
             log.warning(
                 "the input file %s changed (found: %s; expected: %s) and is skipped", entry.path, found, expected
@@ -308,18 +321,14 @@ def _is_imported(entry: LedgerEntry) -> bool:
 def _found(entry: LedgerEntry) -> str | None:
     """Returns what is there instead of a file; None when it is the file itself."""
     try:
-        descriptor = os.open(entry.path, os.O_RDONLY)  # opened, so that a file without permission is noticed here
-        try:
-            status = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
+        if is_stored(entry.path):
+            return difference(entry, storage.stat_file(entry.path))
+        with opened_file(entry.path, 0) as file:  # opened, so that a file without permission is noticed here
+            return difference(entry, storage.opened_stat(file))
     except (FileNotFoundError, NotADirectoryError):
         return "no file"
     except OSError as error:
         raise unreadable(entry.path, error) from error
-    if (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns):
-        return None
-    return describe_change(status.st_size, status.st_mtime_ns)
 
 
 def unreadable(path: str, error: Exception) -> SourceError:
@@ -350,6 +359,15 @@ def accept_source(ledger: FileLedger, paths: Sequence[str], moved_from: str | No
     if moved_from is not None:
         ledger.move(moved_from, folder_of(paths[0]))
         before = before and tuple(moved_path(path, moved_from, folder_of(paths[0])) for path in before)
+    others = [one for one in ledger.book.marks if one not in paths and any(_related(one, path) for path in paths)]
+    if others:
+        raise IdentityMismatch(
+            f"stream {tx_id!r} of topology {topology!r} has forgotten which files it has read at a path that overlaps "
+            "with one of now: they would be read again",
+            found=", ".join(paths),
+            expected=", ".join([*others, "or paths that are not below these or above them"]),
+            action=f"give the spout the path that it had; to begin again: `trident reset {topology}`",
+        )
     if not ledger.book.entries:
         return
     if before is None:
@@ -387,6 +405,9 @@ def local_files(source: SourceOffset) -> dict[str, int]:
     """
     found = {}
     for url, moment in seen_files(source).items():
+        if reached_path(url) is not None and is_stored(url):
+            found[unquote(url)] = moment
+            continue
         parts = urlsplit(url)
         if parts.scheme not in ("", "file") or parts.netloc:
             raise SourceError(

@@ -10,7 +10,6 @@ large file, and the same rows by construction.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,10 +21,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from trident.coordinators.errors import SourceError
-from trident.spouts.files.format import RowFormat, escape
+from trident.spark.stores import require_connector
+from trident.spouts.files.format import RowFormat, escape, is_name_for_spark
 from trident.spouts.files.ledger import FileRange
-from trident.spouts.files.tasks import Piece, SourceFailure, check_unchanged
+from trident.spouts.files.tasks import Piece, SourceFailure, is_stored, opened_file, unchanged
+from trident.states.core import storage
 from trident.states.core.names import backquoted
+from trident.states.core.place import Place, reached_stores
 
 _BATCH_ROWS = 64 << 10
 
@@ -48,7 +50,8 @@ def count_rows(path: str, schema: "Iterable[StructField]" = ()) -> int:
         SourceError: it is no Parquet file, or a column of the schema cannot be read from it.
     """
     try:
-        footer = pq.read_metadata(path)
+        with opened_file(path) as file:
+            footer = pq.read_metadata(file)
         found = footer.schema.to_arrow_schema()
     except (OSError, pa.ArrowException) as error:
         raise SourceError(
@@ -100,10 +103,13 @@ def _check_type(path: str, column: str, kind: "pyarrow.DataType", declared: "Dat
 
 
 def read_parquet(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
-    """The rows of some ranges."""
-    whole = [part for part in ranges if part.whole and ":" not in part.entry.path]
-    parts = [part for part in ranges if part not in set(whole)]
-    exact = [part for part in parts if is_exact(part.entry.path, format)]
+    """The rows of some ranges; of whole files in a store, too, as far as tasks can, which know whether one changed."""
+    could = {part for part in ranges if part.whole and _has_spark_name(part)}
+    looked = [part for part in ranges if part not in could or is_stored(part.entry.path)]
+    looks = storage.side_by_side([functools.partial(is_exact, part.entry.path, format) for part in looked])
+    exact = [part for part, is_so in zip(looked, looks) if is_so]
+    whole = [part for part in ranges if part in could - set(exact)]
+    parts = [part for part in looked if part not in could]
     frames = [_in_tasks(spark, format, exact, partitions)] if exact else []
     if whole:
         frames.append(_native(spark, format, whole))
@@ -116,8 +122,14 @@ def read_parquet(spark: "SparkSession", format: RowFormat, ranges: Sequence[File
     return functools.reduce(lambda one, other: one.unionByName(other), frames)
 
 
+def _has_spark_name(part: FileRange) -> bool:
+    return is_name_for_spark(part.entry.path) if is_stored(part.entry.path) else ":" not in part.entry.path
+
+
 def _native(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange], *more: str) -> "DataFrame":
     reader = spark.read.schema(format.schema).options(**{key: str(value) for key, value in format.options.items()})
+    if is_stored(ranges[0].entry.path):
+        require_connector(Place(ranges[0].entry.path), spark)
     frame = reader.parquet(*[escape(part.entry.path) for part in ranges])
     columns = map(backquoted, format.schema.names)
     return frame.selectExpr(*columns, *more)
@@ -128,7 +140,8 @@ def is_exact(path: str, format: RowFormat) -> bool:
     if format.options:
         return False  # they are Spark's
     try:
-        footer = pq.ParquetFile(path)
+        with opened_file(path) as file:
+            footer = pq.ParquetFile(file)
     except (OSError, pa.ArrowException):
         return False  # Spark's own reader says what is wrong with it
     keys = footer.metadata.metadata or {}
@@ -146,26 +159,36 @@ def _in_tasks(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRan
     total = sum(part.end - part.begin for part in ranges)
     share = max(1, -(-total // partitions))
     pieces = [
-        Piece(part.entry.path, part.entry.size, part.entry.mtime_ns, begin, min(part.end, begin + share))
+        Piece(
+            part.entry.path,
+            part.entry.size,
+            part.entry.mtime_ns,
+            begin,
+            min(part.end, begin + share),
+            tag=part.entry.tag,
+        )
         for part in ranges
         for begin in range(part.begin, part.end, share)
     ]
-    task = functools.partial(read_rows, pieces, list(format.schema.names))
+    stores = reached_stores() if any(is_stored(piece.path) for piece in pieces) else ()
+    task = functools.partial(read_rows, pieces, list(format.schema.names), stores)
     return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(task, format.schema)
 
 
 def read_rows(
-    pieces: Sequence[Piece], names: Sequence[str], batches: Iterable["pyarrow.RecordBatch"]
+    pieces: Sequence[Piece], names: Sequence[str], stores: Sequence[Place], batches: Iterable["pyarrow.RecordBatch"]
 ) -> Iterator["pyarrow.RecordBatch"]:
-    """The function of a mapInArrow over piece numbers: the rows of each piece."""
+    """The function of a mapInArrow over piece numbers: the rows of each piece.
+
+    Args:
+        stores: that the files are in: a worker reaches them by what came along with these.
+    """
     for batch in batches:
         for number in batch.column(0).to_pylist():
             piece = pieces[number]
             try:
-                with open(piece.path, "rb") as file:
-                    check_unchanged(piece.path, os.fstat(file.fileno()), piece.size, piece.mtime_ns)
+                with unchanged(piece) as file:
                     yield from _rows_of(file, piece, names)
-                    check_unchanged(piece.path, os.fstat(file.fileno()), piece.size, piece.mtime_ns)
             except (OSError, pa.ArrowException) as error:
                 raise SourceFailure(
                     f"the input file {piece.path} cannot be read",

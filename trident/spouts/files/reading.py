@@ -38,7 +38,9 @@ from trident.spouts.files.tasks import (
     Piece,
     is_packed,
     is_packed_for_spark,
+    is_stored,
     opened,
+    opened_file,
     read_lines,
     reported,
     shown,
@@ -46,7 +48,9 @@ from trident.spouts.files.tasks import (
     why_not_unpacked,
 )
 from trident.spouts.tasks import TaskRows, counted_by_row
+from trident.states.core import storage
 from trident.states.core.names import backquoted
+from trident.states.core.place import Place, reached_stores
 from trident.workers.failures import MARK, SOURCE, find_report
 
 # Lines as rows, in expressions of Spark: decoded, one carriage return at the end cut off, CSV and JSON parsed.
@@ -261,12 +265,13 @@ def check_readable(path: str, format: RowFormat) -> None:
         found, expected = "its name", "a name in UTF-8 without a colon"
     else:
         why_not = why_not_unpacked(path)
-        by_python = format.header or not is_name_for_spark(path)
+        by_python = format.header or is_stored(path) or not is_name_for_spark(path)
         bad = why_not is not None or (by_python and is_packed_for_spark(path))
-        found = why_not or "its name, or its packing with a header line"
+        found = why_not or "its name, or its packing with a header line or in a store"
         expected = f"a file that is not packed, or {' or '.join(UNPACKED_HERE)}"
         expected += (
-            "; .deflate, .lz4 and .snappy of Hadoop only without a header line and with a name in UTF-8 without a colon"
+            "; .deflate, .lz4 and .snappy of Hadoop not in a store, not with a header line, and with a name in UTF-8 "
+            "without a colon alone"
         )
     if bad:
         raise SourceError(
@@ -312,8 +317,8 @@ class FileReader:
             slot = FilesSlot(self, files, self._native, self._native_rows)
             return Emitted(slot, None, partitions, rows=self._rows_of_native(ranges))
         by_order: dict[tuple[str, ...] | None, list[tuple[FileRange, int]]] = {}
-        for part in ranges:
-            header = self._header(part)
+        looks = [functools.partial(self._header, part) for part in ranges]
+        for part, header in zip(ranges, storage.side_by_side(looks)):
             by_order.setdefault(header.order, []).append((part, header.size))
         if partitions == len(by_order) == 1 and not any(map(self._by_spark_alone, ranges)):
             ((order, parts),) = by_order.items()
@@ -367,7 +372,8 @@ class FileReader:
 
     def _can_be_native(self, part: FileRange) -> bool:
         path = part.entry.path
-        return part.whole and is_name_for_spark(path) and spark_unpacks(path) and not self._format.header
+        native = part.whole and is_name_for_spark(path) and spark_unpacks(path) and not self._format.header
+        return native and not is_stored(path)
 
     def _by_spark_alone(self, part: FileRange) -> bool:
         return is_packed_for_spark(part.entry.path)
@@ -386,13 +392,13 @@ class FileReader:
 
     def _in_tasks(self, groups: Sequence[Sequence[Piece]], rows: TaskRows) -> "DataFrame":
         """The lines of each task's pieces."""
-        task = self._task(groups)
+        task = self._task(groups, is_stored(groups[0][0].path))
         counted = task if self._line_rows is None else rows.counted(task, self._line_rows)
         return self._lines(self._spark.range(0, len(groups), 1, len(groups)), counted)
 
-    def _sent(self, sent: "DataFrame") -> "DataFrame":
+    def _sent(self, sent: "DataFrame", stored: bool) -> "DataFrame":
         """The lines of the pieces that the row of a slot has. Its plan is kept: the row says whose rows are counted."""
-        task = self._task(())
+        task = self._task((), stored)
         counted = task if self._line_rows is None else counted_by_row(self._spark, task, self._line_rows)
         return self._lines(sent, counted)
 
@@ -403,15 +409,16 @@ class FileReader:
         slot = TaskSlot(
             RowsSlot(self._spark, sent, _SENT),
             (self, order),
-            lambda frame: self._parsed(self._sent(frame), order),
+            lambda frame: self._parsed(self._sent(frame, is_stored(found[0].path)), order),
             lambda: self._parsed(self._in_tasks([found], rows), order),
         )
         return Emitted(slot, None, 1, rows=self._known(rows))
 
-    def _task(self, groups: Sequence[Sequence[Piece]]) -> "_Task":
-        return functools.partial(
-            read_lines, groups, self._format.names_files, self._strict and self._format.charset == "UTF-8"
-        )
+    def _task(self, groups: Sequence[Sequence[Piece]], stored: bool) -> "_Task":
+        strict, stores = self._strict and self._format.charset == "UTF-8", tuple[Place, ...]()
+        if stored:
+            stores = reached_stores()
+        return functools.partial(read_lines, groups, self._format.names_files, strict, stores)
 
     def _lines(self, tasks: "DataFrame", task: "_Task") -> "DataFrame":
         names = self._format.names_files
@@ -473,7 +480,7 @@ def pieces(ranges: Sequence[FileRange], skip: int = 0) -> list[Piece]:
         for begin in range(part.begin, part.end, most):
             end = min(part.end, begin + most)
             entry = part.entry
-            result.append(Piece(entry.path, entry.size, entry.mtime_ns, begin, end, skip))
+            result.append(Piece(entry.path, entry.size, entry.mtime_ns, begin, end, skip, entry.tag))
     return result
 
 
@@ -543,7 +550,7 @@ def _line_number(path: str, digest: str, charset: str) -> int | None:
     """From 1; None: no line is the one, or it took too long to look."""
     end = time.monotonic() + _SECS
     try:
-        with open(path, "rb") as raw, opened(raw, path) as content:
+        with opened_file(path) as raw, opened(raw, path) as content:
             for number, line in enumerate(content, 1):
                 text = (line.removeprefix(BOM) if number == 1 else line).removesuffix(b"\n")
                 if digest in {_digest(text, charset), _digest(text.removesuffix(b"\r"), charset)}:

@@ -7,6 +7,8 @@ range is turned into rows by `reading.py`; the skeleton of the coordinator is in
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any, NamedTuple, Union
@@ -15,14 +17,17 @@ from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.identities import TransactionAttempt
+from trident.spark.stores import reach
 from trident.spouts import contracts as spout_arguments
 from trident.spouts.checkpoint import FILES, SourceOffset
 from trident.spouts.contracts import Backlog, Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.files.format import FORMATS, RowFormat
 from trident.spouts.files.ledger import (
+    SEGMENT_FILES,
     START,
     FileLedger,
     FileRange,
+    FoundFile,
     LedgerEntry,
     Position,
     cut,
@@ -37,21 +42,27 @@ from trident.spouts.files.listing import (
     accept_source,
     are_below,
     as_paths,
+    cannot_list,
+    hidden,
     local_files,
     numbered,
     position,
     unreadable,
 )
+from trident.spouts.files.objects import STEP_OBJECTS, ObjectListing, ObjectPath
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
-from trident.spouts.files.tasks import is_packed
+from trident.spouts.files.tasks import is_packed, is_stored, opened_file
 from trident.spouts.ranged import AdaptiveBatchSize, RangedCoordinator
+from trident.states.core import storage
 from trident.states.core.place import Place
 from trident.udf.types import as_schema
 
 Path = Union[str, "PathLike[str]"]
 
 _SAMPLE_BYTES = 64 << 10
+# Files of which something has to be read when they are discovered are discovered a few at a time.
+_READ_AT_ONCE = 1_000
 _UNPACKED = 4  # a compressed file is taken for this many times its size
 
 
@@ -90,8 +101,13 @@ class FileSpout:
     .snappy with a header line or with a colon in the name) is named when it is discovered, and nothing new is taken
     until it is gone. Links to nowhere, and to themselves, are passed over.
 
+    In a store (``s3a://``, ``hdfs://``) files are listed in the background, by what is new (docs/spouts.md); one is
+    the same file while its ETag is, on HDFS its size and time. Files that were read are forgotten after
+    ``remember_secs``: one that is written anew under its name after that is another file, and is read.
+
     Args:
-        path: a folder, a file, a glob, or a list of these; must exist when the topology starts.
+        path: a folder, a file, a glob, or a list of these, on this machine's file systems; or such URLs of stores.
+            Must exist when the topology starts; in an object store a folder need not.
         format: "text", "csv", "json" (lines) or "parquet".
         schema: a StructType or DDL text; needed except for text.
         min_rows: about how many rows a batch has when little waits; by default 1,000, or max_rows if that is less.
@@ -103,7 +119,12 @@ class FileSpout:
         poll_interval_secs: least time between two looks at the folder.
         max_bytes: about how many bytes a batch has at most, whatever its rows.
         moved_from: the folder in which the files were before they were moved to ``path``; those that were
-            read are known at their new place. Of use once; it may stay.
+            read are known at their new place. Of use once; it may stay. Not in stores.
+        full_listing_secs: in a store least time between two listings of a whole path that has more than 1,000 objects.
+        remember_secs: in a store files that were read are remembered so long after they were written, at least. No
+            file may appear later after its time of modification: an upload may take no longer than this, and what is
+            moved into a folder of HDFS be no older. One that is older is an error, where more such files are
+            there than were forgotten. At least a second, and far more than the clocks of the hosts differ.
 
     A stream keeps which files it has read in a ledger in the warehouse, and what it reads may not change to
     something else without a word: other paths than those of the run before are refused when it starts.
@@ -127,6 +148,8 @@ class FileSpout:
         poll_interval_secs: float = 0.5,
         max_bytes: int = 256 << 20,
         moved_from: Path | None = None,
+        full_listing_secs: float = 60.0,
+        remember_secs: float = 86_400.0,
     ) -> None:
         if format not in FORMATS:
             raise TopologyError("the format of a FileSpout is unknown", found=repr(format), expected=", ".join(FORMATS))
@@ -143,6 +166,15 @@ class FileSpout:
                 found=f"{len(self.paths)} paths",
                 expected="one path",
             )
+        self.stored = is_stored(self.paths[0])
+        if moved_from is not None and self.stored:
+            raise TopologyError(
+                "files in a store are not moved by a change of their path",
+                found=f"moved_from={os.fspath(moved_from)}",
+                expected="no moved_from: in a store each file at another place is another one",
+            )
+        self.full_listing_secs = spout_arguments.seconds("full_listing_secs", full_listing_secs)
+        self.remember_secs = max(1.0, spout_arguments.seconds("remember_secs", remember_secs))
         self.format, self.on_changed = format, on_changed
         self.min_rows, self.max_rows, self.max_bytes = sizes.min_rows, max_rows, max_bytes
         self.poll_interval_secs = poll_interval_secs
@@ -165,10 +197,16 @@ class FileSpout:
         """Read by tasks on a cluster's hosts, which must have them at the same paths."""
         return FileListing(self.paths).places()
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The stores that the session and this process have to reach for it."""
+        return tuple(dict.fromkeys(Place(Place(path).root) for path in self.paths)) if self.stored else ()
+
     def open_ledger(self, context: SpoutContext) -> FileLedger:
         """The ledger of this stream's incarnation; `trident reset` begins another."""
         unit = "rows" if self.format == "parquet" else "bytes"
-        return FileLedger(Place(context.state_folder) / f"files-{context.incarnation}.jsonl", unit, self.paths)
+        path = Place(context.state_folder) / f"files-{context.incarnation}.jsonl"
+        return FileLedger(path, unit, self.paths, SEGMENT_FILES if self.stored else None)
 
     def reads_source(self, source: SourceOffset) -> bool:
         """Tells whether a source of Structured Streaming reads this stream's files (trident.spouts.checkpoint)."""
@@ -188,9 +226,11 @@ class FileSpout:
             IdentityMismatch: the stream has read other files so far.
             PositionLost: the ledger is not as it was written.
         """
+        reach(self.places, context.spark)
         return FileCoordinator(self, context)
 
     def get_emitter(self, context: SpoutContext) -> "FileEmitter":
+        reach(self.places, context.spark)
         return FileEmitter(self, context)
 
 
@@ -218,7 +258,11 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
         super().__init__(AdaptiveBatchSize(spout.min_rows, spout.max_rows, in_flight), spout.poll_interval_secs)
         self._spout = spout
         self._listing = FileListing(spout.paths)
-        self._listing.check()
+        self._objects = self._listed_objects(spout) if spout.stored else None
+        if self._objects is None:
+            self._listing.check()
+        else:
+            self.pause_per_look = 0  # the listing is in the background
         self._ledger = spout.open_ledger(context)
         accept_source(self._ledger, spout.paths, spout.moved_from, context.topology, context.tx_id)
         self._book = self._ledger.book
@@ -241,15 +285,61 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
 
     def look(self) -> None:
         """Puts new files into the ledger."""
-        found = self._listing.new_files(self._book.numbers)
-        if self._exact:
-            found = [file._replace(rows=count_rows(file.path, self._spout.output_schema)) for file in found]
-        for file in found:
+        if self._objects is None:
+            self._discovered(self._listing.new_files(self._book.numbers))
+            self._policy.look_again(self._position().number)
+            return
+        try:
+            self._discovered(self._objects.new_files(self._book, self._position().number))
+        except OSError as error:
+            self._objects.give_up()
+            where = error.filename or self._spout.paths[0]
+            raise cannot_list(where, where, error) from error
+        except BaseException:
+            self._objects.give_up()
+            raise
+        with self._lock:
+            oldest = min((planned.begin.number for planned in self._planned.values()), default=1)
+        # The last file before the oldest batch that may be asked for is what that batch begins with.
+        if (forgotten := self._objects.forgettable(self._book, oldest - 1)) is not None:
+            self._ledger.forget(*forgotten)
+
+    def _discovered(self, found: list[FoundFile]) -> None:
+        schema = self._spout.output_schema
+
+        def checked(file: FoundFile) -> FoundFile:
+            if self._exact:
+                file = file._replace(rows=count_rows(file.path, schema))
             check_readable(file.path, self._spout.row_format)
+            return file
+
+        calls = [functools.partial(checked, file) for file in found]
+        found = storage.side_by_side(calls) if self._objects is not None else [call() for call in calls]
         if found:
             self._ledger.append(found)
             self._policy.discovered(found)
-        self._policy.look_again(self._position().number)
+
+    def _listed_objects(self, spout: FileSpout) -> ObjectListing:
+        reads = spout.format == "parquet" or spout.row_format.header
+        step = _READ_AT_ONCE if reads else STEP_OBJECTS
+        paths = [
+            ObjectPath(path, spout.full_listing_secs, spout.remember_secs, hidden, self._changed_after, step)
+            for path in spout.paths
+        ]
+        for path in paths:
+            try:
+                path.check()
+            except OSError as error:
+                raise cannot_list(path.path, path.folder, error) from error
+        return ObjectListing(paths)
+
+    def _changed_after(self, entry: LedgerEntry, found: FoundFile) -> None:
+        self._policy.changed_after(entry, found)
+
+    def refresh(self) -> None:
+        super().refresh()
+        if self._objects is not None:
+            self._objects.refresh()
 
     def _position(self) -> Position:
         """Where the last transaction ends."""
@@ -271,7 +361,7 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
             self._look()
             position = self._position()
             length = length_after(self._book, position)
-            waiting = [e for e in self._book.entries[position.number - 1 :] if e.number not in self._book.skipped]
+            waiting = [e for e in self._book.from_number(position.number) if e.number not in self._book.skipped]
         if self._exact:
             inside = position.offset / max(1, waiting[0].length) * waiting[0].size if waiting and position.offset else 0
             return Backlog(length, int(sum(entry.size for entry in waiting) - inside), len(waiting))
@@ -342,7 +432,7 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
         if is_packed(part.entry.path):
             return None if self._row_bytes else 100.0 / _UNPACKED
         try:
-            with open(part.entry.path, "rb") as file:
+            with opened_file(part.entry.path, _SAMPLE_BYTES) as file:
                 file.seek(part.begin)
                 sample = file.read(min(_SAMPLE_BYTES, part.end - part.begin))
         except FileNotFoundError:
@@ -358,7 +448,7 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
         if self._exact or offset >= entry.length:
             return min(offset, entry.length)
         try:
-            with open(entry.path, "rb", buffering=4096) as file:
+            with opened_file(entry.path, _SAMPLE_BYTES if is_stored(entry.path) else 4096) as file:
                 file.seek(offset - 1)
                 while offset < entry.size:
                     block = file.readline(1 << 16)
@@ -379,6 +469,8 @@ class FileEmitter(Emitter):
         self._ledger = spout.open_ledger(context)
         self._policy = ChangePolicy(self._ledger, "fail" if context.replays else spout.on_changed)  # "skip" writes
         self._reader = FileReader(context.spark, spout.row_format)
+        # Tasks, which read each file of a store that Spark does not, see for themselves that it is the one.
+        self._checked_by_tasks = self._policy.fails and spout.format != "parquet"
         self._emitted: dict[TransactionAttempt, Json] = {}
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
@@ -409,7 +501,15 @@ class FileEmitter(Emitter):
         if self._ledger.path.is_local:
             self._ledger.refresh()  # an earlier leader may have added to it; in a store the next append finds that out
         _check_known(self._ledger, metadata)
-        return [part for part in ranges(self._ledger.book, start, end) if self._policy.intact(part.entry)]
+        parts = list(ranges(self._ledger.book, start, end))
+        calls = [functools.partial(self._policy.intact, part.entry) for part in parts]
+        if parts and is_stored(parts[0].entry.path):
+            if self._checked_by_tasks:
+                return parts
+            intact = storage.side_by_side(calls)
+        else:
+            intact = [call() for call in calls]
+        return [part for part, is_intact in zip(parts, intact) if is_intact]
 
     def success(self, attempt: TransactionAttempt) -> None:
         for earlier in [one for one in list(self._emitted) if one.txid <= attempt.txid]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import io
-import os
 import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 import pyarrow
@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.coordinators.errors import SourceError
+from trident.states.core import storage
+from trident.states.core.place import Place
 from trident.workers.failures import SOURCE, marked
 
 # A worker unpacks these itself; Hadoop knows them too, except for the last one.
@@ -57,7 +59,7 @@ def why_not_unpacked(path: str) -> str | None:
         return "by its name it is an archive, or packed in a way that is not known here"
     for ending, magic in _OF_TOOLS.items():
         if name.endswith(ending):
-            with open(path, "rb") as file:
+            with opened_file(path, 64) as file:
                 if file.read(len(magic)) == magic:
                     return f"it was packed by the tool for {ending} files, which is not the way of Hadoop and Spark"
     return None
@@ -77,7 +79,19 @@ def opened(file: Any, path: str) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext(file)
 
 
+def is_stored(path: str) -> bool:
+    """Tells whether a path is the URL of a file in a store."""
+    return "://" in path
+
+
+def opened_file(path: str, buffering: int = 1 << 16) -> BinaryIO:
+    """A file on this machine's file systems, or in a store."""
+    return storage.input(path, buffering) if is_stored(path) else open(path, "rb", buffering)
+
+
 _BLOCK_BYTES = 2 << 20
+# A file of a store up to this size is fetched as a whole, by one request; and others, up to this size together.
+_WHOLE_BYTES, _FETCHED_BYTES = 4 << 20, 16 << 20
 BOM = b"\xef\xbb\xbf"
 
 
@@ -85,7 +99,7 @@ class Piece(NamedTuple):
     """A part of a file: the lines whose first byte is at an offset begin ≤ … < end.
 
     Attributes:
-        size, mtime_ns: of the file when it was discovered.
+        size, mtime_ns, tag: of the file when it was discovered.
         skip: so many bytes of the content are before the first row: a header and what is before it.
     """
 
@@ -95,6 +109,7 @@ class Piece(NamedTuple):
     begin: int
     end: int
     skip: int = 0
+    tag: str | None = None
 
 
 class SourceFailure(Exception):
@@ -123,23 +138,114 @@ def shown(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode()
 
 
-def describe_change(size: int, mtime_ns: int) -> str:
-    return f"{size} bytes, modified at {mtime_ns} ns"
+class _Known(Protocol):
+    """A file as it was when it was discovered; the tag is None on this machine's file systems."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def mtime_ns(self) -> int: ...
+    @property
+    def tag(self) -> str | None: ...
 
 
-def check_unchanged(path: str, status: os.stat_result, size: int, mtime_ns: int) -> None:
+def describe_change(size: int, mtime_ns: int, tag: str | None = None) -> str:
+    return f"{size} bytes, " + (f"modified at {mtime_ns} ns" if tag is None else f"tag {tag}")
+
+
+def tag_of(found: storage.Stat) -> str:
+    """Tells a content of a file in a store from another one: its ETag; on HDFS the time of its last change."""
+    return str(found.signature[0])
+
+
+def difference(known: _Known, found: storage.Stat | None) -> str | None:
+    """The size and tag of the file that is there in its place; None: it is the file itself."""
+    if found is None or not found.is_file:
+        return "no file"
+    tag = None if known.tag is None else tag_of(found)
+    if known.tag is None:
+        same = (found.size, found.mtime_ns) == (known.size, known.mtime_ns)
+    else:
+        same = (found.size, tag) == (known.size, known.tag)
+    return None if same else describe_change(found.size, found.mtime_ns, tag)
+
+
+def check_unchanged(known: _Known, found: storage.Stat | None) -> None:
     """Raises SourceFailure when a file is not the one that was discovered."""
-    if (status.st_size, status.st_mtime_ns) != (size, mtime_ns):
+    there = difference(known, found)
+    if there is not None:
         raise SourceFailure(
-            f"the input file {shown(path)} changed after it was discovered",
-            found=describe_change(status.st_size, status.st_mtime_ns),
-            expected=describe_change(size, mtime_ns),
+            f"the input file {shown(known.path)} changed after it was discovered",
+            found=there,
+            expected=describe_change(known.size, known.mtime_ns, known.tag),
             action="restore it, or build the spout with on_changed='skip'; files must appear whole, by a rename",
         )
 
 
+@contextlib.contextmanager
+def unchanged(known: _Known, fetched: bytes | None = None) -> Iterator[BinaryIO]:
+    """A file, opened, which is the one that was discovered, before it is read and afterwards.
+
+    Args:
+        fetched: the content, where it was checked already.
+    """
+    if fetched is not None:
+        yield cast(BinaryIO, io.BufferedReader(cast(Any, io.BytesIO(fetched))))
+    elif is_stored(known.path):
+        check_unchanged(known, storage.stat_file(known.path))
+        with storage.input(known.path) as file:
+            yield file
+        check_unchanged(known, storage.stat_file(known.path))
+    else:
+        with open(known.path, "rb", buffering=0) as file:
+            check_unchanged(known, storage.opened_stat(file))
+            # Not closed by a reader of packed files, which closes what it reads.
+            yield cast(BinaryIO, io.BufferedReader(io.FileIO(file.fileno(), closefd=False), 1 << 16))
+            # Read to the end while it was being overwritten: the size or time tells.
+            check_unchanged(known, storage.opened_stat(file))
+
+
+def _fetched(piece: Piece) -> bytes | None:
+    """The content of a small file in a store, checked; None of any other."""
+    if not is_stored(piece.path) or piece.size > _WHOLE_BYTES:
+        return None
+    with _reading(piece.path):
+        data, found = storage.fetch(piece.path)
+        check_unchanged(piece, found)
+    return data
+
+
+def _fetched_together(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, bytes | None]]:
+    """The pieces, with the content of small files in stores: of several at once, since a store takes long to answer."""
+    some: list[Piece] = []
+    for number, piece in enumerate(pieces):
+        some.append(piece)
+        full = len(some) == storage.AT_ONCE or sum(min(one.size, _WHOLE_BYTES) for one in some) >= _FETCHED_BYTES
+        if full or number == len(pieces) - 1 or not is_stored(piece.path):
+            yield from zip(some, storage.side_by_side([functools.partial(_fetched, one) for one in some]))
+            some = []
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except BROKEN as error:
+        raise SourceFailure(
+            f"the input file {shown(path)} cannot be read",
+            found=str(error),
+            action="restore it or its permissions; the batch is tried again up to max_attempts",
+        ) from error
+
+
 def read_lines(
-    groups: Sequence[Sequence[Piece]], names: bool, strict: bool, batches: Iterable["pyarrow.RecordBatch"]
+    groups: Sequence[Sequence[Piece]],
+    names: bool,
+    strict: bool,
+    stores: Sequence[Place],
+    batches: Iterable["pyarrow.RecordBatch"],
 ) -> Iterator["pyarrow.RecordBatch"]:
     """The function of a mapInArrow over tasks: the lines of each task's pieces.
 
@@ -147,6 +253,7 @@ def read_lines(
         groups: the pieces of each task, when rows have a task's number; when they have pickled pieces it is empty.
         names: whether to add the file's path to each line.
         strict: whether a line that is not UTF-8 is an error.
+        stores: those that the files are in; a worker reaches them by what came along with these.
     """
     for batch in batches:
         for named in batch.column(0).to_pylist():
@@ -156,8 +263,8 @@ def read_lines(
 def _lines_of(pieces: Sequence[Piece], names: bool, strict: bool) -> Iterator["pyarrow.RecordBatch"]:
     waiting: list[tuple[str, bytes]] = []
     size = 0
-    for piece in pieces:
-        for block in blocks_of(piece):
+    for piece, data in _fetched_together(pieces):
+        for block in blocks_of(piece, data):
             if strict:
                 _check_utf8(block, piece.path)
             waiting.append((shown(piece.path), block))
@@ -169,32 +276,22 @@ def _lines_of(pieces: Sequence[Piece], names: bool, strict: bool) -> Iterator["p
         yield _as_batch(waiting, names)
 
 
-def blocks_of(piece: Piece) -> Iterator[bytes]:
+def blocks_of(piece: Piece, fetched: bytes | None = None) -> Iterator[bytes]:
     """Blocks of whole lines, each line ending with a newline."""
-    try:
-        with open(piece.path, "rb", buffering=1 << 16) as raw, opened(raw, piece.path) as file:
-            check_unchanged(piece.path, os.fstat(raw.fileno()), piece.size, piece.mtime_ns)
-            packed = is_packed(piece.path)
-            position = _go_to_first_line(file, piece)
-            # The first line begins at 0 for every piece, though a byte order mark be before it.
-            first = piece.begin == 0 and not piece.skip
-            while first or packed or position < piece.end:
-                first = False
-                block = file.read(_BLOCK_BYTES if packed else max(1, min(_BLOCK_BYTES, piece.end - position)))
-                if not block:
-                    break
-                if not block.endswith(b"\n"):
-                    block += file.readline()
-                position += len(block)
-                yield block if block.endswith(b"\n") else block + b"\n"
-            # Read to the end while it was being overwritten: the size or time tells.
-            check_unchanged(piece.path, os.fstat(raw.fileno()), piece.size, piece.mtime_ns)
-    except BROKEN as error:
-        raise SourceFailure(
-            f"the input file {shown(piece.path)} cannot be read",
-            found=str(error),
-            action="restore it or its permissions; the batch is tried again up to max_attempts",
-        ) from error
+    with _reading(piece.path), unchanged(piece, fetched) as raw, opened(raw, piece.path) as file:
+        packed = is_packed(piece.path)
+        position = _go_to_first_line(file, piece)
+        # The first line begins at 0 for every piece, though a byte order mark be before it.
+        first = piece.begin == 0 and not piece.skip
+        while first or packed or position < piece.end:
+            first = False
+            block = file.read(_BLOCK_BYTES if packed else max(1, min(_BLOCK_BYTES, piece.end - position)))
+            if not block:
+                break
+            if not block.endswith(b"\n"):
+                block += file.readline()
+            position += len(block)
+            yield block if block.endswith(b"\n") else block + b"\n"
 
 
 def _check_utf8(block: bytes, path: str) -> None:

@@ -1,0 +1,368 @@
+"""Files in stores, on the real S3 server of the tests (moto) and on HDFS: each object's rows once, or an error."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.servers import store_servers
+from tests.spouts.files.test_file_spout import Run
+from trident.coordinators.errors import IdentityMismatch, PositionLost, SourceError, TopologyError
+from trident.spouts.contracts import SpoutContext
+from trident.spouts.files import ledger as ledgers
+from trident.spouts.files import objects
+from trident.spouts.files import spout as file_spout
+from trident.spouts.files.objects import fits
+from trident.spouts.files.spout import FileSpout
+from trident.states.core import object_storage, storage
+
+KINDS = ["s3", *(["hdfs"] if os.environ.get("TRIDENT_STORES") else [])]
+
+
+@pytest.fixture(params=KINDS)
+def inputs(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A folder of its own in a store."""
+    base = store_servers.running(request.param)
+    url = f"{base}/{uuid.uuid4().hex[:8]}"
+    storage.make_folder(url, base.rpartition("/")[0])
+    yield url
+    storage.delete(url)
+
+
+@pytest.fixture
+def behind() -> Iterator[store_servers.Proxy]:
+    """Before the S3 server; its bucket is ``s3a://source``."""
+    proxy = store_servers.Proxy(store_servers.s3_endpoint())
+    store_servers.make_bucket(proxy.endpoint, "source")
+    storage.configure("s3a://source", store_servers.s3_settings(proxy.endpoint))
+    proxy.requests.clear()
+    yield proxy
+    storage.configure("s3a://source", {})
+    proxy.end()
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Any:
+    """A run that plans only: no session is needed."""
+
+    def make(path: Any, **more: Any) -> Run:
+        (tmp_path / "state").mkdir(exist_ok=True)
+        run = Run.__new__(Run)
+        run.spout = FileSpout(path, **{"poll_interval_secs": 0, **more})
+        run.context = SpoutContext(None, "t", "words", tmp_path / "state", "life")
+        run.pins = {}
+        run.coordinator = run.spout.get_coordinator(run.context)
+        return run
+
+    return make
+
+
+def put(folder: str, name: str, data: str | bytes) -> str:
+    path = f"{folder}/{name}"
+    storage.make_folder(path.rpartition("/")[0], "/".join(folder.split("/")[:3]))
+    storage.write(path, data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def taken(run: Run) -> list[str]:
+    """The names of the files in the batches of all that waits, asked for as a topology that is to come to its end."""
+    found = []
+    run.coordinator.refresh()
+    while run.ready():
+        pin, book = run.pins[run.begin()], run.coordinator._ledger.book
+        parts = ledgers.ranges(book, ledgers.Position(*pin["from"]), ledgers.Position(*pin["to"]))
+        found += [part.entry.path.rpartition("/")[2] for part in parts]
+        run.coordinator.refresh()
+    return found
+
+
+def again(run: Run) -> None:
+    """As a coordinator does that takes over."""
+    run.coordinator = run.spout.get_coordinator(run.context)
+    run.coordinator.resume(max(run.pins), run.pins[max(run.pins)])
+
+
+# --- rows -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def new_run(spark: Any, tmp_path: Path) -> Any:
+    def make(path: Any, format: str = "text", **more: Any) -> Run:
+        return Run(FileSpout(path, format, poll_interval_secs=0, **more), spark, tmp_path / "state")
+
+    return make
+
+
+def test_each_line_of_each_object_is_in_one_batch_and_the_same_at_a_replay(
+    inputs: str, new_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trident.spouts.files.tasks._WHOLE_BYTES", 3_000)
+    lines = {name: [f"{name} {n}" for n in range(count)] for name, count in (("a b%c", 5), ("ü", 900), ("z.gz", 40))}
+    for name, rows in lines.items():
+        data = "".join(f"{row}\n" for row in rows).encode()
+        put(inputs, name, gzip.compress(data) if name.endswith(".gz") else data)
+    put(inputs, "empty", "")
+    put(inputs, "_hidden", "no\n")
+    put(inputs, "below/x", "no\n")
+    run = new_run(inputs, min_rows=100, max_rows=100)
+    expected = Counter(row for rows in lines.values() for row in rows)
+    assert run.all_rows() == expected and len(run.pins) > 3
+    run.restart()
+    assert Counter(row for txid in run.pins for row in run.rows(txid, 1)) == expected
+
+
+def test_csv_by_its_header_json_and_parquet_are_read(inputs: str, new_run: Any, tmp_path: Path) -> None:
+    put(inputs, "c/a.csv", "n,s\n1,x\n")
+    put(inputs, "c/b.csv", "s,n\ny,2\n")
+    run = new_run(f"{inputs}/c", "csv", schema="n long, s string", options={"header": True})
+    assert run.all_rows() == Counter([(1, "x"), (2, "y")])
+    put(inputs, "p/a.parquet", _parquet(tmp_path, pa.table({"n": [1, 2, 3]})))
+    (tmp_path / "other").mkdir()
+    run = Run(FileSpout(f"{inputs}/p", "parquet", "n long", 2, 2), run.spark, tmp_path / "other")
+    assert run.all_rows() == Counter([1, 2, 3])
+
+
+def _parquet(folder: Path, table: pa.Table) -> bytes:
+    pq.write_table(table, folder / "x.parquet")
+    return (folder / "x.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("change", ["missing", "one bit", "longer"])
+def test_an_object_that_is_another_one_at_a_replay_fails_the_batch_and_is_named(
+    inputs: str, new_run: Any, change: str
+) -> None:
+    path = put(inputs, "a", "row 1\nrow 2\n")
+    run = new_run(inputs)
+    assert run.all_rows() == Counter(["row 1", "row 2"])
+    if change == "missing":
+        storage.delete(path)
+    else:
+        storage.write(path, b"row 1\nrow 3\n" if change == "one bit" else b"row 1\nrow 2\nrow 3\n")
+    run.restart()
+    with pytest.raises(Exception, match=r"o such|cannot be read|changed after it was discovered") as raised:
+        run.rows(1, 1)
+    assert path in str(raised.value)
+
+
+# --- discovery --------------------------------------------------------------------------------------
+
+
+def test_late_objects_are_found_whatever_their_names(inputs: str, plan: Any) -> None:
+    put(inputs, "m", "1\n")
+    run = plan(inputs)
+    assert taken(run) == ["m"]
+    put(inputs, "a", "1\n")
+    put(inputs, "z", "1\n")
+    assert sorted(taken(run)) == ["a", "z"] and taken(run) == []
+    again(run)
+    put(inputs, "b", "1\n")
+    assert taken(run) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*", ["a.csv", "b", "x.csv"]),
+        ("*.csv", ["a.csv"]),
+        ("**/*.csv", ["a.csv", "x.csv", "y.csv"]),
+        ("d=?", ["x.csv"]),
+    ],
+)
+def test_a_glob_in_a_store_is_what_it_is_on_a_disk(inputs: str, plan: Any, pattern: str, expected: list[str]) -> None:
+    for name in ("a.csv", "b", "d=1/x.csv", "d=1/e/y.csv", "_hidden/z.csv"):
+        put(inputs, name, "1\n")
+    assert sorted(taken(plan(f"{inputs}/{pattern}"))) == expected
+
+
+def test_patterns_are_of_the_parts_of_names() -> None:
+    assert fits("a/b", "*/b") and fits("a/b/c", "**") and not fits("a/b/c", "*") and not fits("ab", "a?c")
+
+
+@pytest.mark.parametrize("on_changed", ["fail", "skip"])
+def test_an_object_that_is_replaced_after_it_was_read_is_an_error_or_a_warning(
+    inputs: str, plan: Any, caplog: pytest.LogCaptureFixture, on_changed: str
+) -> None:
+    path = put(inputs, "a", "x\n")
+    run = plan(inputs, on_changed=on_changed)
+    assert taken(run) == ["a"]
+    storage.write(path, b"y\n")
+    put(inputs, "b", "1\n")
+    if on_changed == "skip":
+        assert taken(run) == ["b"] and f"{path} changed after it was read" in caplog.text
+        return
+    with pytest.raises(SourceError, match=f"{path} changed after it was read"):
+        taken(run)
+    storage.delete(path)
+    assert taken(run) == ["b"]
+
+
+def test_a_large_path_is_listed_behind_its_last_name_between_whole_listings(
+    behind: store_servers.Proxy, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trident.states.core.object_storage._PAGE", 2)
+    folder = f"s3a://source/{uuid.uuid4().hex}"
+    for name in "bcdefg":
+        put(folder, name, "1\n")
+    run = plan(folder, full_listing_secs=3600)
+    assert taken(run) == list("bcdefg")
+    behind.requests.clear()
+    put(folder, "a", "1\n")
+    put(folder, "h", "1\n")
+    deadline = time.monotonic() + 20
+    while not run.ready() and time.monotonic() < deadline:
+        pass
+    lists = [path for method, path in behind.requests if method == "GET" and "list-type" in path]
+    assert lists and all("start-after" in path for path in lists), "nothing is listed as a whole"
+    run.begin()
+    assert run.coordinator._ledger.book.entries[-1].path == f"{folder}/h"
+    assert taken(run) == ["a"], "the next whole listing has it"
+
+
+def test_a_listing_that_has_no_answer_is_an_error_and_begins_anew(
+    behind: store_servers.Proxy, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = f"s3a://source/{uuid.uuid4().hex}"
+    put(folder, "a", "1\n")
+    run = plan(folder)
+    monkeypatch.setattr(objects, "ANSWER_SECS", 0.05)
+    behind.delay_secs = 1.0
+    with pytest.raises(SourceError, match="has no answer"):
+        taken(run)
+    behind.delay_secs = 0.0
+    monkeypatch.setattr(objects, "ANSWER_SECS", 60.0)
+    assert taken(run) == ["a"]
+
+
+def test_a_store_that_refuses_is_an_error_that_names_the_path(behind: store_servers.Proxy, plan: Any) -> None:
+    folder = f"s3a://source/{uuid.uuid4().hex}"
+    put(folder, "a", "1\n")
+    run = plan(folder)
+    behind.answers = {"GET": (403, "AccessDenied")}
+    with pytest.raises(SourceError, match="s3a://source.*AccessDenied"):
+        taken(run)
+    behind.answers = {}
+    assert taken(run) == ["a"]
+
+
+def test_objects_that_were_not_put_into_the_ledger_are_found_again(
+    inputs: str, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(inputs, "a", "1\n")
+    run = plan(inputs, remember_secs=0)
+    with monkeypatch.context() as broken:
+        broken.setattr(file_spout, "check_readable", lambda *_: (_ for _ in ()).throw(SourceError("no")))
+        with pytest.raises(SourceError, match="no"):
+            taken(run)
+    assert taken(run) == ["a"]
+
+
+# --- forgetting -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forgetful(plan: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run that forgets files as soon as it may: segments of three files, and batches that few later ones need."""
+    for owner, name in ((file_spout, "SEGMENT_FILES"), (file_spout, "STEP_OBJECTS"), (object_storage, "_PAGE")):
+        monkeypatch.setattr(owner, name, 3)
+    monkeypatch.setattr("trident.states.core.hdfs_storage._PAGE", 3)
+    monkeypatch.setattr("trident.spouts.ranged._REMEMBERED", 2)
+
+    def make(path: str, **more: Any) -> Run:
+        return plan(path, remember_secs=1, full_listing_secs=0, min_rows=1, max_rows=1, **more)
+
+    return make
+
+
+def read_and_forgotten(run: Run, folder: str, names: str) -> list[str]:
+    """Each object is a batch; a whole listing that began a second after they were written lets most be forgotten."""
+    for name in names:
+        put(folder, name, "1\n")
+    found = taken(run)
+    assert len(run.coordinator._ledger.book) >= len(names)
+    deadline = time.monotonic() + 20
+    while len(run.coordinator._ledger.book.entries) > 6 and time.monotonic() < deadline:
+        assert taken(run) == []
+    return found
+
+
+def test_files_that_were_read_are_forgotten_and_never_read_again(inputs: str, forgetful: Any) -> None:
+    run = forgetful(inputs)
+    names = "mnopabcdefzyxw"
+    assert sorted(read_and_forgotten(run, inputs, names)) == sorted(names)
+    book = run.coordinator._ledger.book
+    assert len(book) == len(names) and len(book.entries) <= 6 and len(book.numbers) == len(book.entries)
+    files = [path.name for path in run.context.state_folder.iterdir()]
+    assert len(files) <= 4 and "files-life.jsonl" not in files, "their segments are deleted"
+    again(run)
+    assert taken(run) == []
+    for name in "gqm":  # m was there: it is written anew
+        put(inputs, name, "2\n")
+    assert sorted(taken(run)) == ["g", "m", "q"] and taken(run) == []
+
+
+def test_the_emitter_of_a_process_follows_a_ledger_that_forgets(inputs: str, forgetful: Any) -> None:
+    run = forgetful(inputs)
+    reader = run.spout.open_ledger(run.context)
+    read_and_forgotten(run, inputs, "abcdefghij")
+    assert reader.book.first_number == 1 < run.coordinator._ledger.book.first_number
+    last = run.pins[max(run.pins)]
+    reader.check(last["to"][0] - 1, last["file"])
+    assert reader.book.digest == run.coordinator._ledger.book.digest
+    with pytest.raises(PositionLost, match="has forgotten a file.*expected: file 1.*remember_secs"):
+        list(ledgers.ranges(reader.book, ledgers.Position(1, 0), ledgers.Position(3, 0)))
+
+
+def test_more_old_objects_than_were_forgotten_are_an_error(inputs: str, forgetful: Any) -> None:
+    run = forgetful(inputs)
+    read_and_forgotten(run, inputs, "abcdefghij")
+    ledger = run.coordinator._ledger
+    ((path, mark),) = ledger.book.marks.items()
+    put(inputs, "new", "1\n")
+    # As of a file that is moved in with its old time, or of an upload that took too long.
+    ledger.forget(1, {path: mark._replace(floor=time.time_ns())})
+    again(run)
+    with pytest.raises(SourceError, match=r"older than those that were read.*expected: at most \d+"):
+        taken(run)
+
+
+def test_a_path_that_overlaps_one_whose_files_are_forgotten_is_refused(inputs: str, forgetful: Any) -> None:
+    run = forgetful(inputs)
+    read_and_forgotten(run, inputs, "abcdefghij")
+    run.spout = FileSpout(f"{inputs}/*")
+    with pytest.raises(IdentityMismatch, match="would be read again"):
+        again(run)
+
+
+def test_a_ledger_that_was_used_by_two_has_each_number_once(inputs: str, forgetful: Any) -> None:
+    """The old leader's, that wakes up behind several segments, and the new one's."""
+    run = forgetful(inputs)
+    zombie = run.spout.open_ledger(run.context)
+    read_and_forgotten(run, inputs, "abcdefgh")
+    behind = run.spout.open_ledger(run.context)
+    zombie.append([ledgers.FoundFile("s3a://lake/late", 1, 1, tag="t")])  # to a segment that is deleted
+    true = run.coordinator._ledger.book.digest
+    assert run.spout.open_ledger(run.context).book.digest == true
+    (added,) = behind.append([ledgers.FoundFile("s3a://lake/late", 1, 1, tag="t")])
+    assert added.number == 9 and run.spout.open_ledger(run.context).book.digest == behind.book.digest != true
+
+
+# --- arguments --------------------------------------------------------------------------------------
+
+
+def test_paths_of_two_kinds_and_moved_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match="two kinds"):
+        FileSpout(["s3a://lake/in", tmp_path])
+    with pytest.raises(TopologyError, match="moved_from"):
+        FileSpout("s3a://lake/in", moved_from="s3a://lake/old")
+    with pytest.raises(TopologyError, match="s3a://BUCKET/PREFIX"):
+        FileSpout("s3://lake/in")

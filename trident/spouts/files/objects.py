@@ -1,0 +1,370 @@
+"""Lists the objects below a path in a store: what is new, with flat memory, in the background.
+
+A path is listed as a whole again and again: at each look where it has few objects, else at most every
+``full_listing_secs``. Between two of these listings a store that can begin a listing at a name is asked for what
+follows the greatest one. So objects whose names sort last are found at once, all others by the next whole listing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from trident.coordinators.errors import SourceError
+from trident.coordinators.threads import DaemonPool
+from trident.spouts.files.ledger import FoundFile, LedgerBook, LedgerEntry, Mark
+from trident.spouts.files.tasks import tag_of
+from trident.states.core import storage
+from trident.states.core.storage import Stat
+
+# So many objects of a listing are looked at in one step; and no listing goes on while so many files wait.
+STEP_OBJECTS, MOST_WAITING = 10_000, 20_000
+# A page takes a store less than a second. After so long without an answer a listing is given up.
+ANSWER_SECS = 120.0
+_MAGIC = re.compile(r"[*?[]")
+# A whole listing of more than this many pages is one of many objects.
+_FEW_PAGES = 1
+
+
+def look_at_object(path: str) -> FoundFile | None:
+    """An object as it is now; None when there is none."""
+    found = storage.stat_file(path)
+    if found is None or not found.is_file:
+        return None
+    return FoundFile(path, found.size, found.mtime_ns, tag=tag_of(found))
+
+
+def folder_of_url(path: str) -> str:
+    """The folder with which a glob begins; any other path itself."""
+    return split_glob(path)[0]
+
+
+def split_glob(path: str) -> tuple[str, str]:
+    """Folder and pattern below it; no pattern where the path is no glob."""
+    root = "/".join(path.split("/")[:3])
+    parts = path[len(root) + 1 :].split("/")
+    plain = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    return "/".join([root, *parts[:plain]]).rstrip("/"), "/".join(parts[plain:])
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Tells whether a name below a glob's folder fits: ``*`` within a part of it, ``**`` any number of parts.
+
+    As on a disk a folder that fits stands for the files in it, unless the pattern has a ``**``.
+    """
+    parts = pattern.split("/")
+    return _fits(name.split("/"), parts) or ("**" not in parts and _fits(name.split("/")[:-1], parts))
+
+
+def _fits(names: Sequence[str], parts: Sequence[str]) -> bool:
+    if not parts:
+        return not names
+    if parts[0] == "**":
+        return any(_fits(names[at:], parts[1:]) for at in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], parts[0]) and _fits(names[1:], parts[1:])
+
+
+class Listed(NamedTuple):
+    """An object of a listing."""
+
+    name: str
+    stat: Stat
+
+
+class _Pass:
+    """One listing, of which each step gives some objects; the store is asked by a thread of its own."""
+
+    def __init__(self, folder: str, after: str, deep: bool, step_objects: int) -> None:
+        self._step_objects = step_objects
+        self.began_ns, self.began = time.time_ns(), time.monotonic()
+        self.pages_seen, self.ended, self.failed = 0, False, False
+        self._pages = storage.pages(folder, after, deep)
+        self._pool = DaemonPool(1, "trident-listing")
+        self._asked_at = 0.0
+        self._future: Future[list[Listed]] | None = None
+        self._folder = folder
+
+    def step(self, waits: bool) -> list[Listed] | None:
+        """The objects of the next step; None: it is under way still.
+
+        Args:
+            waits: for it, unless it takes longer than a store may take.
+
+        Raises:
+            OSError: the store refuses.
+            SourceError: it does not answer.
+        """
+        if self._future is None:
+            self._asked_at = time.monotonic()
+            self._future = self._pool.submit(self._read)
+        left = self._asked_at + ANSWER_SECS - time.monotonic()
+        try:
+            found = self._future.result(max(0.0, left) if waits or left <= 0 else 0.0)
+        except FutureTimeout:
+            if not waits and left > 0:
+                return None
+            self.end(failed=True)
+            raise SourceError(
+                f"the listing of {self._folder} has no answer",
+                found=f"none in {ANSWER_SECS:.0f} s",
+                expected="a page of names within seconds",
+                action="see that the store is there; it is listed again",
+            ) from None
+        except OSError:
+            self.end(failed=True)
+            raise
+        self._future = None
+        return found
+
+    def end(self, failed: bool = False) -> None:
+        self.ended, self.failed = True, self.failed or failed
+        self._pool.shutdown(wait=False)
+
+    def _read(self) -> list[Listed]:
+        found: list[Listed] = []
+        for page in self._pages:
+            self.pages_seen += 1
+            found += (Listed(*each) for each in page)
+            if len(found) >= self._step_objects:
+                return found
+        self.end()
+        return found
+
+
+class ObjectPath:
+    """One path of a spout: a folder, an object, or a glob.
+
+    Args:
+        changed: called with a file that was read, and with what is there in its place.
+        step_objects: at a look so many objects are looked at, about.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        full_listing_secs: float,
+        remember_secs: float,
+        hidden: Callable[[str], bool],
+        changed: Callable[[LedgerEntry, FoundFile], None],
+        step_objects: int = STEP_OBJECTS,
+    ) -> None:
+        self.path, self._step_objects = path, step_objects
+        self.folder, self._pattern = split_glob(path)
+        self._deep = bool(self._pattern)
+        self._is_object: bool | None = None
+        self._secs, self._remember_ns = full_listing_secs, int(remember_secs * 1e9)
+        self._hidden, self._changed = hidden, changed
+        self._whole: _Pass | None = None
+        self._tail: _Pass | None = None
+        self._next_whole = 0.0
+        self._greatest = ""
+        self._seen_forgotten = 0  # in the whole listing that is under way
+        self._forgotten_since = 0  # its begin
+        self._bound: int | None = None  # so many forgotten files there can be, by the last whole listing
+        self._in_order = True
+        self.reached: Mark | None = None  # as far as listings have got, here
+
+    def check(self) -> None:
+        """Makes sure that the store can be listed.
+
+        Raises:
+            OSError: it cannot; on HDFS the folder is not there.
+        """
+        if not self._names_object():
+            next(iter(storage.pages(self.folder, "", self._deep)), None)
+
+    def _names_object(self) -> bool:
+        if self._is_object is None:
+            there = None if self._pattern else storage.stat_file(self.folder)
+            self._is_object = there is not None and there.is_file
+        return self._is_object
+
+    def give_up(self) -> None:
+        """Objects that were listed and are not in the ledger are listed again: they count as not seen."""
+        for listing in (self._whole, self._tail):
+            if listing is not None:
+                listing.end()
+        self._whole = self._tail = self.reached = None
+        self._greatest, self._next_whole = "", 0.0
+
+    def new_files(self, book: LedgerBook, position: int, waits: bool) -> list[FoundFile]:
+        """Some objects that have no number yet; with ``waits`` none only where the whole path has none.
+
+        Raises:
+            OSError, SourceError: it cannot be listed; an object has changed; one came that is too old.
+        """
+        if self._names_object():
+            file = look_at_object(self.path)
+            return [] if file is None else self._new(book, position, [(self.path, file)])
+        self.reached = self.reached or book.marks.get(self.path, Mark())
+        found: list[FoundFile] = []
+        if waits and self._whole is not None:
+            self._whole.end()
+            self._whole = None
+        if self._whole is None and (waits or time.monotonic() >= self._next_whole):
+            self._whole = _Pass(self.folder, "", self._deep, self._step_objects)
+            self._seen_forgotten = self._forgotten_since = 0
+            self._in_order = True
+            self.reached = self.reached._replace(next=self._whole.began_ns - self._remember_ns, cursor="")
+        elif self._greatest and self._tail is None and storage.storage_for(self.path).lists_after:
+            self._tail = _Pass(self.folder, self._greatest, self._deep, self._step_objects)
+        while self._whole is not None and not found:
+            listed = self._step(self._whole, waits)
+            if listed is None:
+                break
+            found += self._taken(book, position, listed, whole=True)
+            if self._whole.ended:
+                self._end_whole(book, self._whole)
+            elif not waits:
+                break
+        if self._tail is not None:
+            listed = self._step(self._tail, False)
+            if listed is not None:
+                known = {file.path for file in found}
+                found += [one for one in self._taken(book, position, listed, whole=False) if one.path not in known]
+                if self._tail.ended:
+                    self._tail = None
+        return found
+
+    def _step(self, listing: _Pass, waits: bool) -> list[Listed] | None:
+        try:
+            return listing.step(waits)
+        finally:
+            if listing.failed:
+                self._whole = None if listing is self._whole else self._whole
+                self._tail = None if listing is self._tail else self._tail
+
+    def _taken(self, book: LedgerBook, position: int, listed: Sequence[Listed], whole: bool) -> list[FoundFile]:
+        fitting, mark = [], book.marks.get(self.path)
+        for name, stat in listed:
+            if any(map(self._hidden, name.split("/"))) or not fits(name, self._pattern or "*"):
+                continue
+            path = f"{self.folder}/{name}"
+            if not stat.size and path not in book.numbers:
+                continue
+            if path not in book.numbers and mark is not None and mark.knows(name, stat.mtime_ns):
+                self._seen_forgotten += whole
+                continue
+            fitting.append((path, FoundFile(path, stat.size, stat.mtime_ns, tag=tag_of(stat))))
+        found = self._new(book, position, fitting)
+        if listed:
+            last = listed[-1].name
+            if whole and self.reached is not None:
+                self._in_order = self._in_order and last > self.reached.cursor
+                self.reached = self.reached._replace(cursor=last if self._in_order else "")
+            self._greatest = max(self._greatest, *(one.name for one in listed))
+        return found
+
+    def _new(self, book: LedgerBook, position: int, files: Sequence[tuple[str, FoundFile]]) -> list[FoundFile]:
+        found = []
+        for path, file in files:
+            number = book.numbers.get(path)
+            if number is None:
+                found += [file] if file.size else []
+            elif number < position and number not in book.skipped:
+                entry = book.entry(number)
+                if entry.tag is not None and (entry.size, entry.tag) != (file.size, file.tag):
+                    self._changed(entry, file)
+        return found
+
+    def _end_whole(self, book: LedgerBook, listing: _Pass) -> None:
+        took = time.monotonic() - listing.began
+        pause = max(self._secs, 10 * took) if listing.pages_seen > _FEW_PAGES else 0.0
+        self._next_whole = time.monotonic() + pause
+        self._whole = None
+        mark, seen = book.marks.get(self.path, Mark()), self._seen_forgotten
+        most = mark.files if self._bound is None else self._bound
+        self._bound = min(most, seen + self._forgotten_since)
+        if self.reached is not None:
+            self.reached = Mark(self.reached.next)
+        if seen > most:
+            raise SourceError(
+                f"the input path {self.path} has objects that are older than those that were read, and were never seen",
+                found=f"{seen} objects from before {_when(max(mark.floor, mark.next))}",
+                expected=f"at most {most}, which were read and are forgotten since",
+                action="write them anew, which gives them the time of now: their age says no more whether they were "
+                "read; FileSpout(…, remember_secs=…) says how long a file may take to appear",
+            )
+
+    def forgets(self, entry: LedgerEntry) -> bool:
+        """Tells whether listings have got so far that a file of this path need not be remembered."""
+        name = entry.path[len(self.folder) + 1 :]
+        return self.reached is not None and self.reached.knows(name, entry.mtime_ns)
+
+    def can_mark(self, book: LedgerBook) -> bool:
+        """Tells whether all that the ledger's mark of this path knows is known by what was listed since."""
+        before, now = book.marks.get(self.path), self.reached
+        if before is None or now is None:
+            return now is not None
+        further = now.next >= before.next and now.cursor >= before.cursor
+        return now.floor >= before.floor and (now.floor >= before.next or further)
+
+    def forgotten(self, book: LedgerBook, count: int) -> Mark:
+        """The mark with which so many files of this path are forgotten."""
+        self._forgotten_since += count
+        self._bound = count + (book.marks.get(self.path, Mark()).files if self._bound is None else self._bound)
+        return (self.reached or Mark())._replace(files=self._bound)
+
+
+def _when(moment_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment_ns / 1e9))
+
+
+class ObjectListing:
+    """The paths of a spout, as :class:`trident.spouts.files.listing.FileListing` for a disk."""
+
+    def __init__(self, paths: Sequence[ObjectPath]) -> None:
+        self._paths = {path.path: path for path in paths}
+        self._again = True
+
+    def refresh(self) -> None:
+        """The next look lists everything anew."""
+        self._again = True
+
+    def new_files(self, book: LedgerBook, position: int) -> list[FoundFile]:
+        """Some of the objects that have no number yet, each path's in the order (mtime, path)."""
+        if len(book) - position >= MOST_WAITING:
+            return []
+        again, found = self._again, dict[str, FoundFile]()
+        for path in self._paths.values():
+            new = path.new_files(book, position, again)
+            found |= {file.path: file for file in sorted(new, key=lambda one: (one.mtime_ns, one.path))}
+        self._again = False
+        return list(found.values())
+
+    def give_up(self) -> None:
+        """The next look begins all listings anew: what the last one gave is not in the ledger."""
+        for path in self._paths.values():
+            path.give_up()
+
+    def forgettable(self, book: LedgerBook, before: int) -> tuple[int, Mapping[str, Mark]] | None:
+        """Before which file all may be forgotten, and the marks by which they are known then; None: none may.
+
+        Args:
+            before: files with smaller numbers are done.
+        """
+        goal = 0
+        following_ones = [*book.segments[1:], *([len(book) + 1] if book.closed else [])]
+        for number, following in zip(book.segments, following_ones):
+            if following > before:
+                break
+            if not all(map(self._forgets, book.entries[number - book.first_number : following - book.first_number])):
+                break
+            goal = following
+        if goal <= book.first_number or not all(path.can_mark(book) for path in self._paths.values()):
+            return None
+        gone = [path for entry in book.entries[: goal - book.first_number] for path in self._of(entry)]
+        marks = {path: one.forgotten(book, gone.count(one)) for path, one in self._paths.items()}
+        return goal, {**book.marks, **marks}
+
+    def _of(self, entry: LedgerEntry) -> Iterator[ObjectPath]:
+        yield from (path for path in self._paths.values() if entry.path.startswith(f"{path.folder}/"))
+
+    def _forgets(self, entry: LedgerEntry) -> bool:
+        paths = list(self._of(entry))  # none: of a path that is not looked at now, whose files are remembered
+        return bool(paths) and all(path.forgets(entry) for path in paths)

@@ -471,7 +471,8 @@ def _cluster(bench: Bench, report: Report, local: dict[str, float]) -> None:
     kinds = only - {str(size.rows) for size in _SIZES} or {kind.name for kind in _KINDS}
     command = [sys.executable, "-m", "benchmarks", "state-scale", "--master", _CLUSTER, "--json", str(found)]
     command += ["--folder", str(bench.folder), *(["--quick"] if bench.quick else [])]
-    environment = {**os.environ, ONLY: ",".join(sorted(only | kinds | {"ours"}))}
+    shards = {"TRIDENT_STATE_SHARDS": "4"}  # however many executors are there when the topology starts
+    environment = {**os.environ, **shards, ONLY: ",".join(sorted(only | kinds | {"ours"}))}
     bench.said(f"   {_CLUSTER}")
     ended = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=_CLUSTER_SECS_MAX)
     if ended.returncode:

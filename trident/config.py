@@ -143,8 +143,15 @@ class TridentConfig:
     local_copy_bytes_max: int = _setting(
         64 << 30,
         whole(1 << 20),
-        "The largest local copy of one state; a state that needs more has none.",
+        "The largest local copy of one state, on a cluster of one shard of it; a state that needs more has none.",
         unit="bytes",
+    )
+    state_shards: int = _setting(
+        0,
+        whole(0),
+        "On a cluster: into how many shards, by the hash of their keys, states and the tasks on them are cut. A host"
+        " has the copies of the shards whose tasks run there. 0: as many as the executors had cores at the first start."
+        " It may be another number after a restart: then hosts build their copies again.",
     )
 
     ackers: int = _setting(

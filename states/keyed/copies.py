@@ -32,6 +32,7 @@ _FAILURES_MAX = 3
 COPIES = ".copies"
 _REPAIRS = ".copies-repair"
 _REPAIRING = "repairing "
+_SHARDS = ".state-shards"
 
 
 class StateCopies:
@@ -283,6 +284,18 @@ def settled_repair(warehouse: Place) -> str:
     return repair
 
 
+def settled_shards(warehouse: Place, cores: int) -> int:
+    """The number of shards of a warehouse's states on a cluster: that of the first leader, which had so many cores.
+
+    It is kept, so that a leader that starts before its executors does not have all copies built again.
+    """
+    try:
+        return int(storage.read(warehouse / "_trident" / _SHARDS))
+    except (FileNotFoundError, ValueError):
+        storage.write(warehouse / "_trident" / _SHARDS, str(cores).encode())
+        return cores
+
+
 def own_folder(warehouse: Place) -> Path | None:
     """A folder for copies of a warehouse that other hosts share: this user's alone, on a disk of this host.
 
@@ -350,9 +363,14 @@ class HostCopies:
         bytes_max: the greatest size of one copy on a host.
         states: all that may be asked for.
         repair: the last repair of the warehouse; none is running now.
+        shards: into how many copies are cut; each task takes those of its shard.
+
+    Attributes:
+        shards: as given.
     """
 
-    def __init__(self, warehouse: Place, bytes_max: int, states: Collection[str], repair: str) -> None:
+    def __init__(self, warehouse: Place, bytes_max: int, states: Collection[str], repair: str, shards: int = 1) -> None:
+        self.shards = shards
         self._warehouse, self._bytes_max, self._repair = warehouse, bytes_max, repair
         self._states = sorted(states)
         self._followed: dict[str, _Followed] = {}

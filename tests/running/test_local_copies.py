@@ -486,7 +486,7 @@ def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(sta
     monkeypatch.setattr("trident.running.site.is_local_master", lambda master: False)
     if fails:
         monkeypatch.setattr(HostCopies, "as_of", _elsewhere(HostCopies.as_of, fails))
-    query = start(topology())
+    query = start(topology(), state_shards=3)
     query.process_all_available(WAIT_SECS)
     warehouse = tmp_path / "warehouse"
     assert found(query, warehouse) == expected()
@@ -498,7 +498,7 @@ def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(sta
         assert not list(own.glob("executors/*/*/*/*.copy"))
     else:
         assert all(copy["on_executors"] for copy in copies.values() if copy["condition"] != "waiting")
-        assert eventually(lambda: len(list(own.glob("executors/*/*/*/*.copy"))) == 2, WAIT_SECS)
+        assert eventually(lambda: len(list(own.glob("executors/*/*/?-of-3/*.copy"))) == 2 * 3, WAIT_SECS)
     shutil.rmtree(own, ignore_errors=True)
 
 

@@ -391,3 +391,91 @@ def test_each_host_of_a_cluster_looks_up_in_its_own_copy_also_after_one_was_kill
         whole = [(copy / "current").exists() for copy in store.glob("*.copy")]
         assert all(whole) or not any(whole)  # the next task on a host removes what one that was killed has left
     assert list(tmp_path.glob("hosts/1/trident-copies-*/*/executors/*/counts/*/*.copy/*.rows"))
+
+
+SHARDS = """
+import sys
+from collections.abc import Iterator
+from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentConfig, TridentTopology
+
+class Longest:
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, longest: str, line: str) -> str:
+        return max(longest, line, key=len)
+
+def same(word: str) -> Iterator[str]:
+    yield word
+
+def topology(upto: int):
+    batches = [[(f"w{n % 11}", f"{'x' * (n % 7)}{n}") for n in range(8 * b, 8 * b + 8)] for b in range(upto)]
+    made = TridentTopology("cut")
+    lines = made.new_stream("lines", FixedBatchSpout("word string, line string", batches))
+    longest = lines.group_by("word").persistent_aggregate(DeltaMapState("longest"), "line", Longest(), "text")
+    asked = lines.state_query(longest, "word", MapGet(), "before").each(["word"], same, "again")
+    asked.partition_persist(DeltaAppend("asked"))
+    return made
+
+warehouse, shards, upto = sys.argv[1:]
+config = TridentConfig(
+    spark_master="local-cluster[2,1,1024]", warehouse=warehouse, progress="none", state_shards=int(shards),
+    spark_conf={"spark.scheduler.minRegisteredResourcesRatio": "1.0"},
+)
+query = topology(int(upto)).start(config=config)
+query.process_all_available(400)
+print("TAKEN", [next(k for k in one["duration_ms"] if k.startswith("resolve_by_")) for one in query.recent_progress])
+print("STATUS", query.status["groups"][0]["copies"])
+rows = query.spark.read.format("delta").load(warehouse + "/asked").collect()
+print("ASKED", sorted((row.word, row.line, row.before or "") for row in rows))
+print("LONGEST", sorted((row.word, row.text) for row in query.snapshot("longest").collect()))
+query.stop()
+"""
+
+
+@pytest.mark.long
+def test_each_host_has_the_shards_of_its_tasks_also_after_a_restart_with_another_number(
+    tmp_path: Path, zk_server: str, zk_root: str
+) -> None:
+    """Each of two executors is a host of its own: it has another temporary folder."""
+    (tmp_path / "job.py").write_text(SHARDS)
+    python = tmp_path / "node-python"
+    python.write_text(
+        f'#!/bin/bash\nexport TMPDIR="{tmp_path}/hosts/$(basename "$PWD")"\nmkdir -p "$TMPDIR"\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "TRIDENT_ZOOKEEPER": zk_server,
+        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+    }
+    longest: dict[str, str] = {}
+    asked: list[tuple[str, str, str]] = []
+    for begin, upto, shards in ((0, 12, 5), (12, 24, 3)):
+        for batch in (
+            [(f"w{n % 11}", f"{'x' * (n % 7)}{n}") for n in range(8 * b, 8 * b + 8)] for b in range(begin, upto)
+        ):
+            asked += [(word, line, longest.get(word, "")) for word, line in batch]
+            for word, line in batch:
+                longest[word] = max(longest.get(word, ""), line, key=len)
+        command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "warehouse"), str(shards), str(upto)]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+        told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+        assert "LONGEST" in told, done.stderr[-3000:]
+        assert told["ASKED"] == str(sorted(asked)) and told["LONGEST"] == str(sorted(longest.items()))
+        taken = ast.literal_eval(told["TAKEN"])
+        assert taken.count("resolve_by_pass") > len(taken) // 2, (taken, told["STATUS"])
+        on = [
+            {
+                path.parent.name
+                for path in tmp_path.glob(f"hosts/{host}/trident-copies-*/*/executors/*/longest/*/*.copy")
+            }
+            for host in (0, 1)
+        ]
+        homes = [{f"{number}-of-{shards}" for number in range(host, shards, 2)} for host in (0, 1)]
+        assert on == homes, (taken, told["STATUS"])

@@ -94,6 +94,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/keyed/copies.py:own_folder": (1, _COPY),
     "states/keyed/copies.py:forget_copies": (2, _INSIDE + ": apply.step"),
     "states/keyed/copies.py:settled_repair": (1, "fails the recovery, which is tried again"),
+    "states/keyed/copies.py:settled_shards": (1, "fails the recovery, which is tried again"),
     "states/outside/outbox.py:OutboxLog.make": (1, _SPACE),
     "states/outside/outbox.py:OutboxLog.keep_letters": (1, _OUTBOX),
     "states/outside/outbox.py:OutboxLog._put": (6, _OUTBOX),

@@ -12,7 +12,7 @@ from trident.coordinators.identities import TransactionAttempt
 from trident.planning.groups import why_not_kept
 from trident.spark.jars import kept_plan_class
 from trident.spark.kept_plan import NO_FIT, NO_JAR, KeptPlan, NotKept
-from trident.spark.rows import Slot
+from trident.spark.rows import ShardsSlot, Slot
 from trident.states.core import spark_jobs
 from trident.states.core.tables import StagedFile
 from trident.states.delta.parquet_files import ATTEMPT
@@ -101,7 +101,9 @@ class KeptPlans:
     def _made(self, names: Sequence[str], slots: Mapping[str, Slot], kept: Any) -> AbstractContextManager["DataFrame"]:
         inputs: dict[str, DataFrame] = {}
         for number, tx_id in enumerate(names):
-            inputs[tx_id] = slots[tx_id].over(kept, _property(number)).coalesce(1)
+            slot = slots[tx_id]
+            rows = slot.over(kept, _property(number))
+            inputs[tx_id] = rows if isinstance(slot, ShardsSlot) else rows.coalesce(1)
         return self._reports(inputs)
 
 

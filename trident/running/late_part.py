@@ -14,9 +14,8 @@ from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BooleanType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
 from trident.coordinators.identities import TransactionAttempt
@@ -27,7 +26,7 @@ from trident.planning.operation import MARKER, MARKER_FIELD, Fields, OnePartitio
 from trident.planning.session_frames import Batch, SessionFrames
 from trident.running.kept_plans import NONE, KeptPlans
 from trident.spark.jobs import JobWatch
-from trident.spark.rows import RowsSlot, Slot, parquet_reader
+from trident.spark.rows import ShardsSlot, Slot, parquet_reader
 from trident.states.core.local_copy import CopyAsOf
 from trident.states.core.place import Place
 from trident.states.core.shards import SentCopy
@@ -225,6 +224,9 @@ def bytes_of(files: Iterable[StagedFile]) -> int:
 _BYTES_MAX = 32 << 20
 
 
+_SHARDS = "shards"
+
+
 class OneJob:
     """The early part by Spark. The rows of the one boundary are not staged between: one worker is given them all.
 
@@ -275,6 +277,7 @@ class WorkerPass:
     Args:
         late: of one shard.
         keys: see ``lowering.shard_keys``.
+        cut: into how many shards the copies are cut: so many tasks has each batch; None: they are whole.
         why_not: a reason to keep no plan; then one is made for each batch.
     """
 
@@ -285,15 +288,15 @@ class WorkerPass:
         late: LatePass,
         staging: Staging,
         keys: Mapping[str, tuple[str, ...] | None] | None,
+        cut: int | None,
         why_not: str | None,
     ) -> None:
-        self._late, self._staging, self._keys = late, staging, keys
-        # One row for the tasks; what they do is sent with the job.
-        self._one = RowsSlot(spark, pa.table({"one": [True]}), StructType([StructField("one", BooleanType())]))
-        self._shards = spark.sparkContext.defaultParallelism
-        counts = (1,) if keys is None else (1, self._shards)
+        self._spark, self._late, self._staging, self._keys = spark, late, staging, keys
+        self._few = cut or 1
+        self._many = cut or (1 if keys is None else spark.sparkContext.defaultParallelism)
         self._plans = {
-            count: KeptPlans(spark, group, staging.late, why_not, partial(self._reports, count)) for count in counts
+            count: KeptPlans(spark, group, staging.late, why_not, partial(self._reports, count))
+            for count in {self._few, self._many}
         }
 
     def stage(self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Copies) -> Files:
@@ -307,20 +310,19 @@ class WorkerPass:
         sent = _sent(LateBatch(info, copies, files))
         found = [file for one in to.boundaries for file in staged[one.name]]
         is_small = sum(file.num_records for file in found) <= TASK_ROWS and bytes_of(found) <= SMALL_BYTES
-        shards = 1 if self._keys is None or is_small else self._shards
-        kept = self._plans[shards].stage({"one": self._one}, to.incarnation, attempt, sent)
+        shards = self._few if is_small else self._many
+        numbers = ShardsSlot(self._spark, shards)  # what the tasks do is sent with the job
+        kept = self._plans[shards].stage({_SHARDS: numbers}, to.incarnation, attempt, sent)
         if kept is not None:
             return kept
-        with self._reports(shards, {"one": self._one.frame().coalesce(1)}) as reports:
+        with self._reports(shards, {_SHARDS: numbers.frame()}) as reports:
             return stage_by(
                 lambda value: collected(reports, {**sent, ATTEMPT: value}), to.late, to.incarnation, attempt
             )
 
     @contextmanager
     def _reports(self, shards: int, inputs: Mapping[str, "DataFrame"]) -> Iterator["DataFrame"]:
-        numbers = [inputs["one"].select(F.lit(shard).alias("shard")) for shard in range(shards)]
-        late = replace(self._late, keys=self._keys, shards=shards)
-        yield reports_by(reduce(lambda a, b: a.union(b), numbers), late)
+        yield reports_by(inputs[_SHARDS], replace(self._late, keys=self._keys, shards=shards))
 
 
 def _sent(batch: LateBatch) -> dict[str, str]:
@@ -366,8 +368,10 @@ class LatePart:
             targets = [(file_target(one, staging.codec), one.txid_column) for one in staging.late]
             late = LatePass(plan.late_on_arrow, {one.name: one.schema for one in staging.boundaries}, targets)
             why_not = None if keep_plans else "the setting keep_plans is off"
-            self._worker = WorkerPass(spark, plan.name, late, staging, plan.shard_keys, why_not)
-            if is_one_job(plan) and keep_plans:
+            # Hosts of a cluster have the copies of shards; where a late part cannot be cut, they have whole ones.
+            cut = copies.shards if isinstance(copies, HostCopies) and plan.shard_keys is not None else None
+            self._worker = WorkerPass(spark, plan.name, late, staging, plan.shard_keys, cut, why_not)
+            if is_one_job(plan) and keep_plans and cut in (None, 1):
                 self._one_job = OneJob(spark, plan, late, self._always, staging)
         self._able = Able(
             one_job=self._one_job is not None,

@@ -20,6 +20,7 @@ from trident.planning.groups import GroupPlan, code_id
 from trident.running.failures import FailureExplainer, WarehousePlace, session_end, written_folders
 from trident.running.runner import SparkBatchRunner
 from trident.running.view import recorder
+from trident.spark.jobs import executor_cores
 from trident.spouts.contracts import PartitionedTridentSpout, SpoutContext, SpoutKind
 from trident.spouts.executors import (
     BatchSpoutExecutor,
@@ -49,7 +50,7 @@ from trident.states.history.recorder import Published, TransactionRecorder, Tran
 from trident.states.history.views import ViewRecorder
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.copies import HostCopies, StateCopies, own_folder, settled_repair
+from trident.states.keyed.copies import HostCopies, StateCopies, own_folder, settled_repair, settled_shards
 from trident.states.keyed.reading import StoredFrames
 from trident.states.outside.health import OutsideProgress
 from trident.states.outside.port import OutsideState
@@ -203,8 +204,9 @@ class SparkOpening:
         site, name, states = self._site, self._plan.name, self._plan.copied_states
         site.host_copies.pop(name, None)
         if states and site.config.local_copies and not is_local_master(site.spark.sparkContext.master):
-            repair = settled_repair(site.warehouse)
-            made = HostCopies(site.warehouse, site.config.local_copy_bytes_max, states, repair)
+            repair, shards = settled_repair(site.warehouse), site.config.state_shards
+            shards = shards or settled_shards(site.warehouse, executor_cores(site.spark.sparkContext))
+            made = HostCopies(site.warehouse, site.config.local_copy_bytes_max, states, repair, shards)
             site.host_copies[name] = made
         return site.host_copies.get(name)
 

@@ -61,6 +61,13 @@ class JobWatch:
         return False
 
 
+def executor_cores(context: Any) -> int:
+    """The cores of a cluster's executors: as its settings say, or of those that are there now."""
+    conf = context.getConf()
+    several = int(conf.get("spark.executor.instances", "0")) * int(conf.get("spark.executor.cores", "1"))
+    return int(conf.get("spark.cores.max", "0")) or several or int(context.defaultParallelism)
+
+
 def has_tasks(context: Any, job_group: str) -> bool:
     """Tells whether any task of the job group has begun."""
     tracker = context.statusTracker()

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructField, StructType
 
 from trident.coordinators.errors import SourceError
 from trident.states.core.names import backquoted
@@ -77,6 +77,32 @@ class RowsSlot:
 
     def frame(self) -> "DataFrame":
         return self.spark.createDataFrame(self.table, self.schema)
+
+
+_NUMBER = StructType([StructField("shard", IntegerType(), False)])
+
+
+@dataclass(frozen=True)
+class ShardsSlot:
+    """A row, in a Spark partition of its own, for each of so many shards: its number. Each prefers one executor."""
+
+    spark: "SparkSession"
+    count: int
+
+    @property
+    def shape(self) -> Hashable:
+        return "shards", self.count
+
+    @property
+    def rows(self) -> str:
+        return ""
+
+    def over(self, kept: Any, property: str) -> "DataFrame":
+        spark: Any = self.spark
+        return ClassicDataFrame(kept.shards(spark._jsparkSession, self.count, _NUMBER.json()), spark)
+
+    def frame(self) -> "DataFrame":
+        return self.spark.range(0, self.count, 1, self.count).selectExpr("cast(id as int) shard")
 
 
 class NamedRows:

@@ -6,7 +6,7 @@ import base64
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from pyspark import TaskContext
 
 from trident.coordinators.errors import TridentError
 from trident.states.core import storage
-from trident.states.core.shards import WHOLE, Shard
+from trident.states.core.shards import WHOLE, SentCopy, Shard
 from trident.states.delta.parquet_files import FileTarget, attempt_of_job, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
 from trident.workers.failures import LARGE, left_to_spark, marked
@@ -24,7 +24,6 @@ from trident.workers.look_up import copy_here
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
-    from trident.states.core.shards import SentCopy
 
 # The local property of a job that runs early and late part at once: a LateBatch, pickled, in base 64.
 LATE = "trident.late"
@@ -49,9 +48,12 @@ class LateBatch:
     copies: Mapping[str, "CopyAsOf | SentCopy"]
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def copies_here(self) -> dict[str, "CopyAsOf"]:
-        """The copies on this host, at their marks."""
-        return {state: copy_here(state, copy) for state, copy in self.copies.items()}
+    def copies_here(self, shard: Shard = WHOLE) -> dict[str, "CopyAsOf"]:
+        """The copies on this host, at their marks: the coordinator's, or those of a shard."""
+        return {
+            state: copy_here(state, replace(copy, shard=shard) if isinstance(copy, SentCopy) else copy)
+            for state, copy in self.copies.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class LatePass:
                 yield from report_batches(self._reports(_batch_of_job(), Shard(number, self.shards)))
 
     def _reports(self, batch: LateBatch, shard: Shard) -> Iterator[dict[str, Any]]:
-        copies = batch.copies_here()  # before all else: a host without copies may lack what shards need, too
+        copies = batch.copies_here(shard)  # before all else: a host without copies may lack what shards need, too
         inputs = {
             name: rows_of(batch.files[name], schema, self._in_shard(name, schema, shard))
             for name, schema in self.boundaries.items()

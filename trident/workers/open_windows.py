@@ -507,7 +507,7 @@ class _Copied:
     def count(self, first: int | None, below: int) -> int:
         from trident.states.core.local_copy import count_in_order  # hosts of a cluster may lack what copies need
 
-        return count_in_order(self._copy, first, below)
+        return count_in_order(self._copy, first, below) * self._copy.shard.count  # the other shards have as many
 
 
 class _Rows:

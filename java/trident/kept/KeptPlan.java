@@ -19,7 +19,9 @@ import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.physical.Partitioning;
 import org.apache.spark.sql.catalyst.plans.physical.SinglePartition$;
+import org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning;
 import org.apache.spark.sql.catalyst.trees.TreePattern$;
 import org.apache.spark.sql.catalyst.types.DataTypeUtils$;
 import org.apache.spark.sql.classic.Dataset;
@@ -99,6 +101,11 @@ public final class KeptPlan {
     return slot(session, new SlotRDD(session.sparkContext(), property, null, false, null), schema);
   }
 
+  /** A frame of one integer, with a row and a Spark partition for each of so many shards: their numbers. */
+  public static Dataset<Row> shards(SparkSession session, int count, String schema) {
+    return scanned(session, new ShardsRDD(session.sparkContext(), count), schema, new UnknownPartitioning(count));
+  }
+
   /**
    * A frame whose rows are those of the files that a local property of the job lists.
    *
@@ -124,13 +131,18 @@ public final class KeptPlan {
     return slot(session, rows, schema);
   }
 
-  @SuppressWarnings({"unchecked", "rawtypes"})
   private static Dataset<Row> slot(SparkSession session, SlotRDD rows, String schema) {
+    return scanned(session, rows, schema, SinglePartition$.MODULE$);
+  }
+
+  @SuppressWarnings({"unchecked", "rawtypes"})
+  private static Dataset<Row> scanned(
+      SparkSession session, RDD<InternalRow> rows, String schema, Partitioning partitioning) {
     LogicalRDD relation =
         new LogicalRDD(
             (scala.collection.immutable.Seq) DataTypeUtils$.MODULE$.toAttributes(structOf(schema)),
             rows,
-            SinglePartition$.MODULE$,
+            partitioning,
             (scala.collection.immutable.Seq) Seq$.MODULE$.empty(),
             false,
             Option.empty(),
@@ -332,8 +344,11 @@ public final class KeptPlan {
     if (!OPERATORS.contains(name)) {
       return "Spark's operator " + plan.nodeName();
     }
-    if (plan instanceof RDDScanExec && !(((RDDScanExec) plan).rdd() instanceof SlotRDD)) {
-      return "rows that are the same in each batch";
+    if (plan instanceof RDDScanExec) {
+      RDD<?> rows = ((RDDScanExec) plan).rdd();
+      if (!(rows instanceof SlotRDD || rows instanceof ShardsRDD)) {
+        return "rows that are the same in each batch";
+      }
     }
     if (!plan.subqueries().isEmpty()) {
       return "a subquery";

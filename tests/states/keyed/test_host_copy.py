@@ -238,25 +238,27 @@ def of_shard(group, name, txid, shard):
 def test_shards_have_all_keys_once_also_after_they_moved_and_were_cut_anew(group, tmp_path, hosts, rng):
     """Each shard's task runs on any of three hosts, a copy of some transactions before may be there, or another one's;
     tables are merged, and the next leader has another number of shards."""
-    leader, count, txid = told(group), rng.randint(1, 7), 0
-    homes: dict[Shard, str] = {}
-    for _ in range(14):
-        if rng.random() < 0.25:
-            count, leader, homes = rng.choice([n for n in range(1, 8) if n != count]), told(group), {}
-        txid += 1
+    leader, count = told(group), rng.randint(1, 7)
+    homes = [rng.choice(["one", "two", "three"]) for _ in range(7)]
+    publish(group, *range(1, 9))
+    for txid in range(9, 21):
+        if txid % 3 == 0:
+            count, leader = rng.choice([n for n in range(1, 8) if n != count]), told(group)
         publish(group, txid)
         if rng.random() < 0.2:
             for name in group.bindings:
                 compactor_of(group, name).merge_once(txid, force=True)
         name = rng.choice(["counts", "last"])
-        sent = leader.as_of([name], txid)[name]
+        sent, every = leader.as_of([name], txid)[name], {}
         for shard in Shard(0, 1).parts(count):
-            if rng.random() < 0.2 or shard not in homes:
-                homes[shard] = rng.choice(["one", "two", "three"])
-            hosts(homes[shard])
+            if rng.random() < 0.2:
+                homes[shard.number] = rng.choice(["one", "two", "three"])
+            hosts(homes[shard.number])
             found = values(replace(sent, shard=shard), words(group, name))
             assert found == of_shard(group, name, txid, shard), (name, txid, shard)
-            assert bring(replace(sent, shard=shard)).shard == shard
+            assert bring(replace(sent, shard=shard)).shard == shard and not every.keys() & found.keys()
+            every |= found
+        assert every == group.expected(name, txid)
         leader.served({name: sent})
 
 

@@ -188,6 +188,12 @@ def test_patterns_are_of_the_parts_of_names() -> None:
     assert fits("a/b", "*/b") and fits("a/b/c", "**") and not fits("a/b/c", "*") and not fits("ab", "a?c")
 
 
+def test_what_is_moved_on_hdfs_keeps_its_time_so_that_nothing_there_is_forgotten_unless_asked() -> None:
+    age = {name: file_spout.remembered(FileSpout(f"{name}://lake/in"), f"{name}://lake/in") for name in ("s3a", "hdfs")}
+    assert age == {"s3a": 86_400, "hdfs": 1e11}
+    assert file_spout.remembered(FileSpout("hdfs://lake/in", remember_secs=5), "hdfs://lake/in") == 5
+
+
 @pytest.mark.parametrize("on_changed", ["fail", "skip"])
 def test_an_object_that_is_replaced_after_it_was_read_is_an_error_or_a_warning(
     inputs: str, plan: Any, caplog: pytest.LogCaptureFixture, on_changed: str

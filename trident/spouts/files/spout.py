@@ -66,6 +66,17 @@ _READ_AT_ONCE = 1_000
 _UNPACKED = 4  # a compressed file is taken for this many times its size
 
 
+# So long files of a store are remembered: S3 gives an object the time of its upload, HDFS keeps that of a moved file.
+_REMEMBERED_SECS, _FOR_EVER_SECS = 86_400.0, 1e11
+
+
+def remembered(spout: "FileSpout", path: str) -> float:
+    """The seconds for which files of a path are remembered."""
+    if spout.remember_secs is not None:
+        return spout.remember_secs
+    return _FOR_EVER_SECS if path.startswith("hdfs:") else _REMEMBERED_SECS
+
+
 class FileSpout:
     """Rows of files, each file once, in the order in which the files were discovered.
 
@@ -124,7 +135,8 @@ class FileSpout:
         remember_secs: in a store files that were read are remembered so long after they were written, at least. No
             file may appear later after its time of modification: an upload may take no longer than this, and what is
             moved into a folder of HDFS be no older. One that is older is an error, where more such files are
-            there than were forgotten. At least a second, and far more than the clocks of the hosts differ.
+            there than were forgotten. At least a second, and far more than the clocks of the hosts differ. None: a
+            day on S3, for ever on HDFS, where a file that is moved keeps its time.
 
     A stream keeps which files it has read in a ledger in the warehouse, and what it reads may not change to
     something else without a word: other paths than those of the run before are refused when it starts.
@@ -149,7 +161,7 @@ class FileSpout:
         max_bytes: int = 256 << 20,
         moved_from: Path | None = None,
         full_listing_secs: float = 60.0,
-        remember_secs: float = 86_400.0,
+        remember_secs: float | None = None,
     ) -> None:
         if format not in FORMATS:
             raise TopologyError("the format of a FileSpout is unknown", found=repr(format), expected=", ".join(FORMATS))
@@ -174,7 +186,9 @@ class FileSpout:
                 expected="no moved_from: in a store each file at another place is another one",
             )
         self.full_listing_secs = spout_arguments.seconds("full_listing_secs", full_listing_secs)
-        self.remember_secs = max(1.0, spout_arguments.seconds("remember_secs", remember_secs))
+        self.remember_secs = remember_secs
+        if remember_secs is not None:
+            self.remember_secs = max(1.0, spout_arguments.seconds("remember_secs", remember_secs))
         self.format, self.on_changed = format, on_changed
         self.min_rows, self.max_rows, self.max_bytes = sizes.min_rows, max_rows, max_bytes
         self.poll_interval_secs = poll_interval_secs
@@ -323,7 +337,7 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
         reads = spout.format == "parquet" or spout.row_format.header
         step = _READ_AT_ONCE if reads else STEP_OBJECTS
         paths = [
-            ObjectPath(path, spout.full_listing_secs, spout.remember_secs, hidden, self._changed_after, step)
+            ObjectPath(path, spout.full_listing_secs, remembered(spout, path), hidden, self._changed_after, step)
             for path in spout.paths
         ]
         for path in paths:

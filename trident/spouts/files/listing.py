@@ -22,7 +22,6 @@ from trident.spouts.files.objects import folder_of_url, look_at_object
 from trident.spouts.files.tasks import describe_change, difference, is_stored, opened_file, shown
 from trident.states.core import storage
 from trident.states.core.place import store_place
-from trident.states.core.storage import reached_path
 
 log = logging.getLogger(__name__)
 _NOWHERE = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -405,7 +404,7 @@ def local_files(source: SourceOffset) -> dict[str, int]:
     """
     found = {}
     for url, moment in seen_files(source).items():
-        if reached_path(url) is not None and is_stored(url):
+        if is_stored(url):
             found[unquote(url)] = moment
             continue
         parts = urlsplit(url)

@@ -81,7 +81,7 @@ def opened(file: Any, path: str) -> contextlib.AbstractContextManager[Any]:
 
 def is_stored(path: str) -> bool:
     """Tells whether a path is the URL of a file in a store."""
-    return "://" in path
+    return path.partition("://")[0] in storage.STORES
 
 
 def opened_file(path: str, buffering: int = 1 << 16) -> BinaryIO:

@@ -73,6 +73,12 @@ def _states(folder: str) -> dict[str, Callable[["Stream"], Any]]:
     def new_values(stream: "Stream") -> None:
         keyed(DeltaMapState("counts"))(stream).new_values_stream().partition_persist(DeltaAppend("news"))
 
+    def new_values_and_queried(stream: "Stream") -> None:
+        # Its late part takes rows from two places, so that it is a job of its own.
+        counts = keyed(DeltaMapState("counts"))(stream)
+        counts.new_values_stream().partition_persist(DeltaAppend("news"))
+        stream.state_query(counts, "key", MapGet(), "before").partition_persist(DeltaAppend("looked"))
+
     def queried(stream: "Stream") -> None:
         counts = keyed(DeltaMapState("counts"))(stream)
         stream.state_query(counts, "key", MapGet(), "before").partition_persist(DeltaAppend("looked"))
@@ -86,6 +92,7 @@ def _states(folder: str) -> dict[str, Callable[["Stream"], Any]]:
         "Delta keyed, reducer": keyed(DeltaMapState("counts"), "n", _Longest(), "count long"),
         "Delta keyed, new values appended": new_values,
         "Delta keyed, queried and appended": queried,
+        "Delta keyed, new values and queried": new_values_and_queried,
         "opaque, SQLite": keyed(opaque("counts", store())),
         "transactional, SQLite": keyed(transactional("counts", store())),
         "non-transactional, SQLite": keyed(non_transactional("counts", store())),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import os
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -360,6 +362,37 @@ def test_a_ledger_that_was_used_by_two_has_each_number_once(inputs: str, forgetf
     assert run.spout.open_ledger(run.context).book.digest == true
     (added,) = behind.append([ledgers.FoundFile("s3a://lake/late", 1, 1, tag="t")])
     assert added.number == 9 and run.spout.open_ledger(run.context).book.digest == behind.book.digest != true
+
+
+def test_an_object_that_is_uploaded_again_as_it_was_is_remembered_by_its_new_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tag is the same: nothing has changed. It would be new to marks of its first time."""
+    now, hour, url = time.time_ns(), 3600 * 10**9, "s3a://lake/in"
+    ledger = ledgers.FileLedger(tmp_path / "l", "bytes")
+    (entry,) = ledger.append([ledgers.FoundFile(f"{url}/a", 1, now - hour, tag="t")])
+    listed, may_answer = [now], threading.Event()
+
+    def pages(*_: Any) -> Any:
+        may_answer.wait(20)
+        yield [("a", storage.Stat(1, listed[0], True, False, ("t", 1)))]
+
+    real, store = storage.storage_for, SimpleNamespace(lists_after=True)
+    monkeypatch.setattr(storage, "storage_for", lambda place: store if str(place).startswith(url) else real(place))
+    monkeypatch.setattr(storage, "stat_file", lambda _: None)
+    monkeypatch.setattr(storage, "pages", pages)
+
+    def looked(waits: bool) -> objects.ObjectPath:
+        path = objects.ObjectPath(url, 0, 60, lambda _: False, lambda *_: None)
+        assert path.new_files(ledger.book, 2, waits) == []
+        return path
+
+    ledger.forget(1, {url: ledgers.Mark(now - hour)})  # by another process, which has listed it
+    assert not looked(False).forgets(entry), "it is not listed yet, and may have another time"
+    may_answer.set()
+    assert not looked(True).forgets(entry)
+    listed[0] = now - hour
+    assert looked(True).forgets(entry)
 
 
 # --- arguments --------------------------------------------------------------------------------------

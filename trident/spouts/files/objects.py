@@ -167,6 +167,8 @@ class ObjectPath:
         self._forgotten_since = 0  # its begin
         self._bound: int | None = None  # so many forgotten files there can be, by the last whole listing
         self._in_order = True
+        self._written_anew: dict[str, int] = {}  # files of the ledger that have another time by now
+        self._was_listed = False  # as a whole, by this process
         self.reached: Mark | None = None  # as far as listings have got, here
 
     def check(self) -> None:
@@ -266,8 +268,11 @@ class ObjectPath:
             number = book.numbers.get(path)
             if number is None:
                 found += [file] if file.size else []
-            elif number < position and number not in book.skipped:
-                entry = book.entry(number)
+                continue
+            entry = book.entry(number)
+            if file.mtime_ns != entry.mtime_ns:
+                self._written_anew[path] = file.mtime_ns
+            if number < position and number not in book.skipped:
                 if entry.tag is not None and (entry.size, entry.tag) != (file.size, file.tag):
                     self._changed(entry, file)
         return found
@@ -276,7 +281,7 @@ class ObjectPath:
         took = time.monotonic() - listing.began
         pause = max(self._secs, 10 * took) if listing.pages_seen > _FEW_PAGES else 0.0
         self._next_whole = time.monotonic() + pause
-        self._whole = None
+        self._whole, self._was_listed = None, True
         mark, seen = book.marks.get(self.path, Mark()), self._seen_forgotten
         most = mark.files if self._bound is None else self._bound
         self._bound = min(most, seen + self._forgotten_since)
@@ -292,9 +297,14 @@ class ObjectPath:
             )
 
     def forgets(self, entry: LedgerEntry) -> bool:
-        """Tells whether listings have got so far that a file of this path need not be remembered."""
+        """Tells whether listings have got so far that a file of this path need not be remembered.
+
+        One that was uploaded once more since it was discovered has another time, and is known by that.
+        """
         name = entry.path[len(self.folder) + 1 :]
-        return self.reached is not None and self.reached.knows(name, entry.mtime_ns)
+        if self.reached is None or not (self._was_listed or name <= self.reached.cursor):
+            return False
+        return self.reached.knows(name, max(entry.mtime_ns, self._written_anew.get(entry.path, 0)))
 
     def can_mark(self, book: LedgerBook) -> bool:
         """Tells whether all that the ledger's mark of this path knows is known by what was listed since."""
@@ -307,6 +317,7 @@ class ObjectPath:
     def forgotten(self, book: LedgerBook, count: int) -> Mark:
         """The mark with which so many files of this path are forgotten."""
         self._forgotten_since += count
+        self._written_anew = {one: time_ns for one, time_ns in self._written_anew.items() if one in book.numbers}
         self._bound = count + (book.marks.get(self.path, Mark()).files if self._bound is None else self._bound)
         return (self.reached or Mark())._replace(files=self._bound)
 

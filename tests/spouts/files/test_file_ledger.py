@@ -22,6 +22,7 @@ from trident.spouts.files.ledger import (
     FoundFile,
     LedgerBook,
     LedgerEntry,
+    Mark,
     Position,
     cut,
     length_after,
@@ -314,6 +315,26 @@ def test_empty_files_are_passed():
 def test_metadata_of_something_else_is_refused(metadata):
     with pytest.raises(SourceError, match="expected"):
         read_position(metadata, "to")
+
+
+# --- segments -----------------------------------------------------------------------------
+
+
+def segmented(folder: Path, count: int = 7) -> FileLedger:
+    """Segments of two files."""
+    ledger = FileLedger(folder / "l.jsonl", "bytes", segment_files=2)
+    for number in range(count):
+        ledger.append(found(f"{number}"))
+    return ledger
+
+
+def test_of_two_that_forget_the_one_that_knows_less_takes_nothing_back(tmp_path):
+    new = segmented(tmp_path)
+    old = FileLedger(tmp_path / "l.jsonl", "bytes", segment_files=2)
+    new.forget(5, {"/in": Mark(50, 60, "x", 4)})
+    old.forget(3, {"/in": Mark(20, 30, "x", 2)})
+    for ledger in (old, FileLedger(tmp_path / "l.jsonl", "bytes", segment_files=2)):
+        assert ledger.book.marks == {"/in": Mark(50, 60, "x", 4)} and ledger.book.first_number == 5
 
 
 # --- listings -----------------------------------------------------------------------------

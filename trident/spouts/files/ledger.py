@@ -505,12 +505,14 @@ class FileLedger:
     def forget(self, number: int, marks: Marks) -> None:
         """Forgets the files before a number, with which a segment begins; durable when it returns.
 
+        Nothing is forgotten where another process has forgotten more since: its marks know files that these do not.
+
         Args:
             marks: of each path: by them those files are known from now on.
         """
         with self._lock:
-            stored = {path: list(mark) for path, mark in marks.items()}
-            self._append(lambda: [{"forgot": number, "marks": stored}])
+            stored, before = {path: list(mark) for path, mark in marks.items()}, self.book.marks
+            self._append(lambda: [{"forgot": number, "marks": stored}] if self.book.marks == before else [])
             oldest = self._segment - len(self.book.segments) + (0 if self.book.closed else 1)
             for segment in self._segments():
                 if segment < oldest:

@@ -117,7 +117,7 @@ class Storage(Protocol):
 
         Args:
             after: names up to this one are left out; where ``lists_after`` says so without being asked for.
-            deep: with the files in the folders below, whose names are paths.
+            deep: with the files in the folders below, whose names are paths; in order where ``lists_after`` says so.
         """
 
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:

@@ -395,6 +395,21 @@ def test_an_object_that_is_uploaded_again_as_it_was_is_remembered_by_its_new_tim
     assert looked(True).forgets(entry)
 
 
+def test_names_that_a_listing_gives_in_another_order_are_not_taken_for_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As HDFS lists what is in folders: ``a/…`` before ``a-b``, whose name is smaller."""
+    store = SimpleNamespace(lists_after=False)
+    pages = [[(name, storage.Stat(1, 1, True, False, (name, 1)))] for name in ("a/x", "a-b")]
+    monkeypatch.setattr(storage, "storage_for", lambda _: store)
+    monkeypatch.setattr(storage, "pages", lambda *_: iter(pages))
+    path = objects.ObjectPath("hdfs://lake/**", 3600, 1, lambda _: False, lambda *_: None, step_objects=1)
+    book = ledgers.LedgerBook("bytes")
+    (found,) = path.new_files(book, 1, True)
+    assert found.path == "hdfs://lake/a/x" and path.reached is not None
+    assert not path.reached.knows("a-b", 1)
+
+
 # --- arguments --------------------------------------------------------------------------------------
 
 

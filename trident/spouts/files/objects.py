@@ -166,7 +166,7 @@ class ObjectPath:
         self._seen_forgotten = 0  # in the whole listing that is under way
         self._forgotten_since = 0  # its begin
         self._bound: int | None = None  # so many forgotten files there can be, by the last whole listing
-        self._in_order = True
+        self._in_order = False
         self._written_anew: dict[str, int] = {}  # files of the ledger that have another time by now
         self._was_listed = False  # as a whole, by this process
         self.reached: Mark | None = None  # as far as listings have got, here
@@ -211,7 +211,8 @@ class ObjectPath:
         if self._whole is None and (waits or time.monotonic() >= self._next_whole):
             self._whole = _Pass(self.folder, "", self._deep, self._step_objects)
             self._seen_forgotten = self._forgotten_since = 0
-            self._in_order = True
+            # What is in folders HDFS lists below each: names that come later may be smaller.
+            self._in_order = not self._deep or storage.storage_for(self.path).lists_after
             self.reached = self.reached._replace(next=self._whole.began_ns - self._remember_ns, cursor="")
         elif self._greatest and self._tail is None and storage.storage_for(self.path).lists_after:
             self._tail = _Pass(self.folder, self._greatest, self._deep, self._step_objects)

@@ -395,6 +395,22 @@ def test_an_object_that_is_uploaded_again_as_it_was_is_remembered_by_its_new_tim
     assert looked(True).forgets(entry)
 
 
+def test_what_a_restart_replays_is_not_forgotten_before(inputs: str, forgetful: Any) -> None:
+    run = forgetful(inputs)
+    for name in "abcdefghi":
+        put(inputs, name, "1\n")
+    assert len(taken(run)) == 9 and run.coordinator._ledger.book.first_number == 1
+    again(run)  # transactions 6 to 9 were in flight
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        run.coordinator.backlog()
+    pin = run.pins[6]
+    assert run.coordinator.initialize_transaction(6, run.pins[5], pin) == pin
+    run.coordinator.backlog()
+    begin, end = ledgers.Position(*pin["from"]), ledgers.Position(*pin["to"])
+    assert [part.entry.number for part in ledgers.ranges(run.coordinator._ledger.book, begin, end)] == [6]
+
+
 def test_names_that_a_listing_gives_in_another_order_are_not_taken_for_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -283,6 +283,7 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
         self._policy = ChangePolicy(self._ledger, spout.on_changed)
         self._exact = spout.format == "parquet"
         self._row_bytes: float | None = 1.0 if self._exact else None
+        self._may_forget = True
 
     def resume(self, txid: int, metadata: Json) -> None:
         """Called, if at all, before the first question: the greatest txid that has metadata.
@@ -294,6 +295,12 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
         """
         _check_known(self._ledger, metadata)  # before new files are put into it
         super().resume(txid, metadata)
+        self._may_forget = False  # until it begins the first transaction: those in flight before are begun in order
+
+    def _remember(self, txid: int, planned: FileBatch) -> None:
+        with self._lock:
+            super()._remember(txid, planned)
+            self._may_forget = True
 
     # --- discovery --------------------------------------------------------------------------
 
@@ -313,7 +320,8 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
             self._objects.give_up()
             raise
         with self._lock:
-            oldest = min((planned.begin.number for planned in self._planned.values()), default=1)
+            begins = [planned.begin.number for planned in self._planned.values()] if self._may_forget else []
+        oldest = min(begins, default=1)
         # The last file before the oldest batch that may be asked for is what that batch begins with.
         if (forgotten := self._objects.forgettable(self._book, oldest - 1)) is not None:
             self._ledger.forget(*forgotten)

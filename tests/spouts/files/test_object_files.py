@@ -411,6 +411,17 @@ def test_what_a_restart_replays_is_not_forgotten_before(inputs: str, forgetful: 
     assert [part.entry.number for part in ledgers.ranges(run.coordinator._ledger.book, begin, end)] == [6]
 
 
+def test_a_coordinator_whose_ledger_was_opened_anew_plans_by_it(inputs: str, forgetful: Any) -> None:
+    run = forgetful(inputs)
+    put(inputs, "a", "1\n")
+    taken(run)
+    late = run.spout.get_coordinator(run.context)
+    read_and_forgotten(run, inputs, "bcdefghij")
+    late.resume(max(run.pins), run.pins[max(run.pins)])
+    run.coordinator = late
+    assert taken(run) == [] and len(late._ledger.book) == 10
+
+
 def test_names_that_a_listing_gives_in_another_order_are_not_taken_for_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,6 +28,7 @@ from trident.spouts.files.ledger import (
     FileLedger,
     FileRange,
     FoundFile,
+    LedgerBook,
     LedgerEntry,
     Position,
     cut,
@@ -279,11 +280,14 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
             self.pause_per_look = 0  # the listing is in the background
         self._ledger = spout.open_ledger(context)
         accept_source(self._ledger, spout.paths, spout.moved_from, context.topology, context.tx_id)
-        self._book = self._ledger.book
         self._policy = ChangePolicy(self._ledger, spout.on_changed)
         self._exact = spout.format == "parquet"
         self._row_bytes: float | None = 1.0 if self._exact else None
         self._may_forget = True
+
+    @property
+    def _book(self) -> LedgerBook:
+        return self._ledger.book  # another one once the ledger was opened anew
 
     def resume(self, txid: int, metadata: Json) -> None:
         """Called, if at all, before the first question: the greatest txid that has metadata.

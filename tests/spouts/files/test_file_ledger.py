@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trident.coordinators import faults
-from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.errors import PositionLost, SourceError, TopologyError
 from trident.spouts.files.ledger import (
     MAX_FILES,
     START,
@@ -335,6 +335,22 @@ def test_of_two_that_forget_the_one_that_knows_less_takes_nothing_back(tmp_path)
     old.forget(3, {"/in": Mark(20, 30, "x", 2)})
     for ledger in (old, FileLedger(tmp_path / "l.jsonl", "bytes", segment_files=2)):
         assert ledger.book.marks == {"/in": Mark(50, 60, "x", 4)} and ledger.book.first_number == 5
+
+
+def test_a_segment_that_is_lost_is_not_taken_for_forgotten(tmp_path):
+    segmented(tmp_path).forget(3, {"/in": Mark(20)})
+    (tmp_path / "l.1.jsonl").unlink()
+    with pytest.raises(PositionLost, match="lacks files.*file 5.*file 3"):
+        FileLedger(tmp_path / "l.jsonl", "bytes", segment_files=2)
+
+
+def test_a_segment_that_could_not_be_deleted_before_others_is_passed_over(tmp_path):
+    kept = segmented(tmp_path)
+    first = (tmp_path / "l.jsonl").read_bytes()
+    kept.forget(5, {"/in": Mark(20)})
+    (tmp_path / "l.jsonl").write_bytes(first)
+    again = FileLedger(tmp_path / "l.jsonl", "bytes", segment_files=2)
+    assert again.book.digest == kept.book.digest and again.book.first_number == 5
 
 
 # --- listings -----------------------------------------------------------------------------

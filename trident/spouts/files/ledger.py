@@ -182,14 +182,15 @@ class LedgerBook:
     """The meaning of a ledger's lines; pure.
 
     Attributes:
-        first_number: of the files that are not forgotten.
+        first_number: of the files that it has.
+        forgot: of those that are not forgotten; greater than ``first_number`` never, smaller where segments are lost.
         segments: the number of the first file of each segment that was read.
         closed: the segment that was read last has ended; the next line is the first one of another.
     """
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
-        self.first_number = 1
+        self.first_number = self.forgot = 1
         self.marks: dict[str, Mark] = {}
         self.segments: list[int] = []
         self.closed = False
@@ -288,6 +289,7 @@ class LedgerBook:
 
     def _forget(self, number: int) -> None:
         """Leaves out the files before a number, with which a segment begins."""
+        self.forgot = max(self.forgot, number)
         gone = max(0, number - self.first_number)
         for entry in self.entries[:gone]:
             if self.numbers.get(entry.path) == entry.number:
@@ -374,24 +376,36 @@ class FileLedger:
     def _open(self) -> None:
         """Reads it from the first segment that there is.
 
-        One that has not ended, and is not the last, was made by an earlier leader that woke up after its segment was
-        deleted: nothing of it was used.
+        One that does not lead to the last was made by an earlier leader that woke up after its segment was deleted, and
+        nothing of it was used; or it is forgotten, and could not be deleted.
+
+        Raises:
+            PositionLost: a segment is lost.
         """
         with self._lock:
-            first, *later = sorted(self._segments()) or [0]
-            while not self._begin_at(first, is_last=not later):
-                first, *later = later
+            segments = sorted(self._segments()) or [0]
+            for segment in segments:
+                if self._begin_at(segment, segments[-1]):
+                    break
+            if self.book.first_number > self.book.forgot:
+                raise PositionLost(
+                    f"the ledger of files {self._base} lacks files that it has not forgotten",
+                    found=f"file {self.book.first_number} and later ones",
+                    expected=f"file {self.book.forgot} and later ones",
+                    action="bring its segments back from a back-up of the warehouse, then start again; without one, "
+                    "begin again with `trident reset NAME`: nothing else knows which files were read",
+                )
 
-    def _begin_at(self, segment: int, is_last: bool) -> bool:
+    def _begin_at(self, segment: int, last: int) -> bool:
         self.book = LedgerBook(self.book.unit)
         self._segment, self._read_to, self._lines = segment, 0, 0
         self.path = self._path_of(segment)
         try:
             self.refresh()
         except SourceError:
-            if is_last or self._segment != segment:
+            if segment == last or self._segment != segment:
                 raise
-        return is_last or self._segment != segment
+        return self._segment >= last
 
     def _path_of(self, segment: int) -> Place:
         name = self._base.name

@@ -422,6 +422,16 @@ def test_a_coordinator_whose_ledger_was_opened_anew_plans_by_it(inputs: str, for
     assert taken(run) == [] and len(late._ledger.book) == 10
 
 
+def test_a_path_that_is_added_and_overlaps_one_whose_files_are_forgotten_is_refused(
+    inputs: str, forgetful: Any
+) -> None:
+    run = forgetful(inputs)
+    read_and_forgotten(run, inputs, "abcdefghij")
+    run.spout = FileSpout([inputs, f"{inputs}/*"], remember_secs=1)
+    with pytest.raises(IdentityMismatch, match="would be read again"):
+        again(run)
+
+
 def test_names_that_a_listing_gives_in_another_order_are_not_taken_for_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -358,7 +358,12 @@ def accept_source(ledger: FileLedger, paths: Sequence[str], moved_from: str | No
     if moved_from is not None:
         ledger.move(moved_from, folder_of(paths[0]))
         before = before and tuple(moved_path(path, moved_from, folder_of(paths[0])) for path in before)
-    others = [one for one in ledger.book.marks if one not in paths and any(_related(one, path) for path in paths)]
+    marks = ledger.book.marks
+    others = [
+        one
+        for one in marks
+        if any(_related(one, path) for path in paths if one not in paths or (path not in marks and path != one))
+    ]
     if others:
         raise IdentityMismatch(
             f"stream {tx_id!r} of topology {topology!r} has forgotten which files it has read at a path that overlaps "

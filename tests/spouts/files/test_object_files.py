@@ -432,6 +432,24 @@ def test_a_path_that_is_added_and_overlaps_one_whose_files_are_forgotten_is_refu
         again(run)
 
 
+def test_a_coordinator_that_is_closed_ends_its_listings(inputs: str, forgetful: Any) -> None:
+    for name in "abcdefgh":
+        put(inputs, name, "1\n")
+
+    def listings() -> int:
+        return sum(thread.name.startswith("trident-listing") for thread in threading.enumerate())
+
+    before, run = listings(), forgetful(inputs)
+    while not run.ready():
+        pass
+    assert run.coordinator._objects._paths[inputs]._whole is not None, "under way"
+    run.coordinator.close()
+    deadline = time.monotonic() + 10
+    while listings() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert listings() <= before
+
+
 def test_names_that_a_listing_gives_in_another_order_are_not_taken_for_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -362,6 +362,10 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
     def _changed_after(self, entry: LedgerEntry, found: FoundFile) -> None:
         self._policy.changed_after(entry, found)
 
+    def close(self) -> None:
+        if self._objects is not None:
+            self._objects.give_up()
+
     def refresh(self) -> None:
         super().refresh()
         if self._objects is not None:

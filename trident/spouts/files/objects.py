@@ -360,6 +360,8 @@ class ObjectListing:
         Args:
             before: files with smaller numbers are done.
         """
+        if not all(path.can_mark(book) for path in self._paths.values()):
+            return None
         goal = 0
         following_ones = [*book.segments[1:], *([len(book) + 1] if book.closed else [])]
         for number, following in zip(book.segments, following_ones):
@@ -368,7 +370,7 @@ class ObjectListing:
             if not all(map(self._forgets, book.entries[number - book.first_number : following - book.first_number])):
                 break
             goal = following
-        if goal <= book.first_number or not all(path.can_mark(book) for path in self._paths.values()):
+        if goal <= book.first_number:
             return None
         gone = [path for entry in book.entries[: goal - book.first_number] for path in self._of(entry)]
         marks = {path: one.forgotten(book, gone.count(one)) for path, one in self._paths.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import threading
@@ -234,6 +235,25 @@ def test_a_large_path_is_listed_behind_its_last_name_between_whole_listings(
     run.begin()
     assert run.coordinator._ledger.book.entries[-1].path == f"{folder}/h"
     assert taken(run) == ["a"], "the next whole listing has it"
+
+
+def test_what_is_asked_for_while_a_look_is_under_way_is_answered_by_the_next() -> None:
+    asked: list[bool] = []
+
+    def new_files(book: Any, position: int, waits: bool) -> list[Any]:
+        asked.append(waits)
+        if len(asked) == 1:
+            listing.refresh()
+        if len(asked) == 2:
+            raise OSError
+        return []
+
+    path: Any = SimpleNamespace(path="s3a://lake/in", new_files=new_files)
+    listing, book = objects.ObjectListing([path]), ledgers.LedgerBook("bytes")
+    for answers in (True, False, True, True):
+        with contextlib.nullcontext() if answers else pytest.raises(OSError):
+            listing.new_files(book, 1)
+    assert asked == [True, True, True, False]
 
 
 def test_a_listing_that_has_no_answer_is_an_error_and_begins_anew(

@@ -343,10 +343,14 @@ class ObjectListing:
         if len(book) - position >= MOST_WAITING:
             return []
         again, found = self._again, dict[str, FoundFile]()
-        for path in self._paths.values():
-            new = path.new_files(book, position, again)
-            found |= {file.path: file for file in sorted(new, key=lambda one: (one.mtime_ns, one.path))}
-        self._again = False
+        self._again = False  # before the look: a refresh() during it asks for another
+        try:
+            for path in self._paths.values():
+                new = path.new_files(book, position, again)
+                found |= {file.path: file for file in sorted(new, key=lambda one: (one.mtime_ns, one.path))}
+        except BaseException:
+            self._again |= again
+            raise
         return list(found.values())
 
     def give_up(self) -> None:

@@ -28,6 +28,7 @@ from trident.spouts.files import spout as file_spout
 from trident.spouts.files.objects import fits
 from trident.spouts.files.spout import FileSpout
 from trident.states.core import object_storage, storage
+from trident.states.core.place import Place
 
 KINDS = ["s3", *(["hdfs"] if os.environ.get("TRIDENT_STORES") else [])]
 
@@ -389,7 +390,7 @@ def test_an_object_that_is_uploaded_again_as_it_was_is_remembered_by_its_new_tim
 ) -> None:
     """Its tag is the same: nothing has changed. It would be new to marks of its first time."""
     now, hour, url = time.time_ns(), 3600 * 10**9, "s3a://lake/in"
-    ledger = ledgers.FileLedger(tmp_path / "l", "bytes")
+    ledger = ledgers.FileLedger(Place(tmp_path / "l"), "bytes")
     (entry,) = ledger.append([ledgers.FoundFile(f"{url}/a", 1, now - hour, tag="t")])
     listed, may_answer = [now], threading.Event()
 

@@ -113,11 +113,13 @@ class Storage(Protocol):
         """
 
     def pages(self, folder: AnyPath, after: str = "", deep: bool = False) -> Iterator[Sequence[tuple[str, Stat]]]:
-        """Names and stats of the files in a folder, in the order of their names as bytes, some hundreds at a time.
+        """Names and stats of the files in a folder, some hundreds at a time.
+
+        They are in the order of their names as bytes where ``lists_after`` says so, else in any order.
 
         Args:
             after: names up to this one are left out; where ``lists_after`` says so without being asked for.
-            deep: with the files in the folders below, whose names are paths; in order where ``lists_after`` says so.
+            deep: with the files in the folders below, whose names are paths.
         """
 
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:

@@ -17,7 +17,8 @@ import time
 import urllib.request
 import uuid
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -216,6 +217,20 @@ class Proxy:
     def end(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+@contextmanager
+def before_bucket(bucket: str) -> Iterator[Proxy]:
+    """A proxy before the S3 server, with a bucket that this process reaches through it alone."""
+    proxy = Proxy(s3_endpoint())
+    make_bucket(proxy.endpoint, bucket)
+    storage.configure(f"s3a://{bucket}", s3_settings(proxy.endpoint))
+    proxy.requests.clear()
+    try:
+        yield proxy
+    finally:
+        storage.configure(f"s3a://{bucket}", {})
+        proxy.end()
 
 
 def chosen() -> str:

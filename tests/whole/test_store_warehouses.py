@@ -217,12 +217,8 @@ def test_deltas_writers_in_spark_obey_the_same_rule_on_s3(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def behind() -> Iterator[store_servers.Proxy]:
-    proxy = store_servers.Proxy(store_servers.s3_endpoint())
-    store_servers.make_bucket(proxy.endpoint, "start")
-    storage.configure("s3a://start", store_servers.s3_settings(proxy.endpoint))
-    yield proxy
-    storage.configure("s3a://start", {})
-    proxy.end()
+    with store_servers.before_bucket("start") as proxy:
+        yield proxy
 
 
 def test_a_store_where_two_writers_win_is_refused_unless_the_user_vouches(behind: store_servers.Proxy) -> None:

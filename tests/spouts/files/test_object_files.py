@@ -46,13 +46,8 @@ def inputs(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def behind() -> Iterator[store_servers.Proxy]:
     """Before the S3 server; its bucket is ``s3a://source``."""
-    proxy = store_servers.Proxy(store_servers.s3_endpoint())
-    store_servers.make_bucket(proxy.endpoint, "source")
-    storage.configure("s3a://source", store_servers.s3_settings(proxy.endpoint))
-    proxy.requests.clear()
-    yield proxy
-    storage.configure("s3a://source", {})
-    proxy.end()
+    with store_servers.before_bucket("source") as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -471,19 +466,21 @@ def test_a_coordinator_that_is_closed_ends_its_listings(inputs: str, forgetful: 
     assert listings() <= before
 
 
+@pytest.mark.parametrize("pattern, first, later", [("/**", "a/x", "a-b"), ("", "ü", "a")])
 def test_names_that_a_listing_gives_in_another_order_are_not_taken_for_listed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, pattern: str, first: str, later: str
 ) -> None:
-    """As HDFS lists what is in folders: ``a/…`` before ``a-b``, whose name is smaller."""
+    """As HDFS lists: what is in a folder where the folder comes, and names as rows of signed bytes."""
     store = SimpleNamespace(lists_after=False)
-    pages = [[(name, storage.Stat(1, 1, True, False, (name, 1)))] for name in ("a/x", "a-b")]
+    pages = [[(name, storage.Stat(1, 1, True, False, (name, 1)))] for name in (first, later)]
     monkeypatch.setattr(storage, "storage_for", lambda _: store)
     monkeypatch.setattr(storage, "pages", lambda *_: iter(pages))
-    path = objects.ObjectPath("hdfs://lake/**", 3600, 1, lambda _: False, lambda *_: None, step_objects=1)
+    monkeypatch.setattr(storage, "stat_file", lambda _: None)
+    path = objects.ObjectPath(f"hdfs://lake/in{pattern}", 3600, 1, lambda _: False, lambda *_: None, step_objects=1)
     book = ledgers.LedgerBook("bytes")
     (found,) = path.new_files(book, 1, True)
-    assert found.path == "hdfs://lake/a/x" and path.reached is not None
-    assert not path.reached.knows("a-b", 1)
+    assert found.path == f"hdfs://lake/in/{first}" and path.reached is not None
+    assert not path.reached.knows(later, 1)
 
 
 # --- arguments --------------------------------------------------------------------------------------

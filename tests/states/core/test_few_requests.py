@@ -24,13 +24,8 @@ from trident.states.delta.staging import verify_staged
 @pytest.fixture
 def proxy() -> Iterator[store_servers.Proxy]:
     """Before the S3 server; its bucket is ``s3a://few``."""
-    proxy = store_servers.Proxy(store_servers.s3_endpoint())
-    store_servers.make_bucket(proxy.endpoint, "few")
-    storage.configure("s3a://few", store_servers.s3_settings(proxy.endpoint))
-    proxy.requests.clear()
-    yield proxy
-    storage.configure("s3a://few", {})
-    proxy.end()
+    with store_servers.before_bucket("few") as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -211,8 +211,8 @@ class ObjectPath:
         if self._whole is None and (waits or time.monotonic() >= self._next_whole):
             self._whole = _Pass(self.folder, "", self._deep, self._step_objects)
             self._seen_forgotten = self._forgotten_since = 0
-            # What is in folders HDFS lists below each: names that come later may be smaller.
-            self._in_order = not self._deep or storage.storage_for(self.path).lists_after
+            # HDFS lists the files of a folder where the folder comes, and "ü" before "a": later names may be smaller.
+            self._in_order = storage.storage_for(self.path).lists_after
             self.reached = self.reached._replace(next=self._whole.began_ns - self._remember_ns, cursor="")
         elif self._greatest and self._tail is None and storage.storage_for(self.path).lists_after:
             self._tail = _Pass(self.folder, self._greatest, self._deep, self._step_objects)

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,11 +15,10 @@ from tests.streams.stream_helpers import ATTEMPT, RowsSpout, batch, collect, rai
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.identities import TransactionAttempt
 from trident.operations.aggregators import Count, Sum
-from trident.operations.repartitioning import PlaceOp
 from trident.operations.window_nodes import WindowOp
 from trident.planning.compiled import laid_out
 from trident.planning.groups import plan
-from trident.planning.operation import ByKeyOp, CoalesceOp, GatherOp, Operation, PyOp
+from trident.planning.operation import ByKeyOp
 from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.maps.backing_maps import StaticMap
@@ -316,52 +314,9 @@ def test_the_new_values_of_a_state_can_be_looked_up_in_a_static_state() -> None:
     assert "state_query(static, LookUp)" in text_of(topology)
 
 
-def on_a_worker(own: bool, needs_all: bool = False) -> PyOp:
-    step: Any = SimpleNamespace(own=own, needs_all=needs_all)
-    return PyOp((), step, frozenset())
-
-
-PLACE, USERS, OWN, NEEDS_ALL = (
-    PlaceOp((), "shuffle", (), 8),
-    on_a_worker(False),
-    on_a_worker(True),
-    on_a_worker(True, True),
-)
-
-
-@pytest.mark.parametrize(
-    ("ops", "together", "parallel", "kind"),
-    [
-        ([PLACE, USERS], True, False, GatherOp),
-        ([PLACE, USERS, OWN], True, False, GatherOp),
-        ([OWN], False, True, GatherOp),
-        ([PLACE], True, False, CoalesceOp),
-        ([PLACE, OWN], True, False, CoalesceOp),
-        ([USERS, PLACE, OWN], True, False, CoalesceOp),
-        ([PLACE, USERS, PLACE], True, False, CoalesceOp),
-        ([OWN], False, False, CoalesceOp),
-        ([USERS], True, False, None),
-    ],
-)
-def test_rows_are_gathered_by_a_shuffle_where_code_of_the_users_would_else_run_in_one_task(
-    ops: list[Operation], together: bool, parallel: bool, kind: Any
-) -> None:
-    """Without one where that costs nothing: a plan without a shuffle can be kept."""
-    kept, is_together, is_parallel = laid_out([*ops, NEEDS_ALL], together, parallel)
-    gathers = [one for one in kept if isinstance(one, (GatherOp, CoalesceOp))]
-    assert [type(one) for one in gathers] == ([] if kind is None else [kind])
-    assert kept == [*ops, *gathers, NEEDS_ALL] and is_together and not is_parallel
-
-
-def test_code_of_the_users_in_several_spark_partitions_is_known_behind_its_segment() -> None:
-    assert laid_out([PLACE, USERS, OWN], True)[1:] == (False, True)
-    assert laid_out([USERS, PLACE], True)[1:] == (False, False)
-    assert laid_out([USERS], True)[1:] == (True, False)
-
-
 def test_rows_of_windows_that_hold_much_are_not_taken_to_be_together():
     """They are in several Spark partitions then, also where the batch is in one: by key they still have to move."""
     window = WindowOp((), cast("Any", None), cast("Any", None), None, False)
     by_key = ByKeyOp((), ("k",))
     assert laid_out([by_key], True)[0] == []
-    assert laid_out([window, by_key], True) == ([window, by_key], False, False)
+    assert laid_out([window, by_key], True) == ([window, by_key], False)

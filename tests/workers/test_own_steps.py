@@ -49,22 +49,6 @@ OWN = {
     "WithoutMarker",
 }
 
-# Each takes what its Spark partition has for the whole batch; the others give the same for any part of the rows, or,
-# as TimedStep and CountRows, need those of a key or none.
-NEED_ALL = {
-    "Aggregated",
-    "AsTheyAre",
-    "BestOfBatch",
-    "FirstRows",
-    "GatherFromCopy",
-    "Gathered",
-    "NewRows",
-    "OpenWindows",
-    "UsersWindows",
-    "WithConstant",
-    "WithMarker",
-}
-
 # The types of fields that are data, or name an object of the framework's in their own module.
 DATA = {"str", "int", "bool", "tuple", "None", "pa.DataType", "pa.Schema", "pa.StructType", "Typed"} | {
     "Aggregate",
@@ -88,10 +72,6 @@ def steps() -> Iterator[type[Step]]:
 def test_the_framework_s_own_steps_are_these() -> None:
     assert {step.__name__ for step in steps() if step.own} == OWN
     assert not Step.own  # a step that says nothing is the user's
-
-
-def test_these_steps_need_all_rows_of_a_batch() -> None:
-    assert {step.__name__ for step in steps() if step.needs_all} == NEED_ALL
 
 
 def test_no_own_step_has_an_object_of_the_user_s() -> None:

@@ -16,16 +16,7 @@ from pyspark.sql.types import StructType
 from trident.coordinators import faults
 from trident.planning.lowering import Lowered, Segment
 from trident.planning.nodes import Node, SourceNode, is_source
-from trident.planning.operation import (
-    CoalesceOp,
-    Fields,
-    GatherOp,
-    MultiInputOp,
-    Operation,
-    PyOp,
-    arrow_types,
-    names_of,
-)
+from trident.planning.operation import Fields, MultiInputOp, Operation, arrow_types, names_of
 from trident.planning.session_frames import (
     Batch,
     Join,
@@ -204,16 +195,12 @@ class CompiledGroup:
         compiled = []
         # Nodes whose rows certainly are in one Spark partition.
         alone: dict[Node, bool] = {}
-        # Nodes whose rows code of the user's makes in several Spark partitions.
-        parallel: dict[Node, bool] = {}
         for segment in segments:
             join, ops = None, segment.ops
             together = single and self._stays_single(segment.anchors[0], alone)
             if ops and isinstance(ops[0], MultiInputOp):
                 join, ops, together = ops[0].join(self._frames), ops[1:], False
-            kept, together, users = laid_out(ops, together, any(parallel.get(one) for one in segment.anchors))
-            alone[segment.target] = together
-            parallel[segment.target] = users and segment.target not in self._lowered.checkpointed
+            kept, alone[segment.target] = laid_out(ops, together)
             compiled.append(_Compiled(segment, join, list(self._transforms(kept))))
         return compiled
 
@@ -240,31 +227,22 @@ class CompiledGroup:
         return self._frames.map_in_arrow(chain, sorted(ops[0].takes), StructType(list(fields)), per_batch)
 
 
-def laid_out(ops: Sequence[Operation], together: bool, parallel: bool = False) -> tuple[list[Operation], bool, bool]:
-    """The operations without those that need not be done, and rows gathered for those that need them all.
-
-    They are gathered by a shuffle only where code of the user's would else run in one task.
+def laid_out(ops: Sequence[Operation], together: bool) -> tuple[list[Operation], bool]:
+    """The operations without those that need not be done.
 
     Args:
         together: whether all rows certainly are in one Spark partition.
-        parallel: whether code of the user's makes them in several, with no shuffle behind it.
 
     Returns:
-        The operations; together and parallel, as they are behind them.
+        The operations; and together, as it is behind them.
     """
     kept: list[Operation] = []
     for op in ops:
         if together and op.no_op_on_one_partition:
             continue
-        if not together and isinstance(op, PyOp) and op.step.needs_all:
-            fields = kept[-1].fields if kept else ()
-            kept.append(GatherOp(fields) if parallel else CoalesceOp(fields, 1))
-            together = True
         kept.append(op)
         together = (together and not op.spreads_rows) or op.gathers_rows
-        is_users = isinstance(op, PyOp) and not op.step.own
-        parallel = not together and (is_users or (parallel and not op.shuffles))
-    return kept, together, parallel
+    return kept, together
 
 
 def passes(ops: Sequence[Operation]) -> Iterator[list[Operation]]:

@@ -74,7 +74,6 @@ class AsTheyAre(Step):
     """The rows, which are together already."""
 
     own = True
-    needs_all = True
     text = ""
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
@@ -86,7 +85,6 @@ class WithConstant(Step):
     """A column that has the same value in each row, behind the kept ones: of rows that are together already."""
 
     own = True
-    needs_all = True
     text = ""
 
     keep: tuple[str, ...]
@@ -105,7 +103,6 @@ class WithMarker(Step):
     """The rows, marked 0, and behind them one of nulls that is none, marked 1."""
 
     own = True
-    needs_all = True
     text = ""
 
     schema: pa.Schema
@@ -351,7 +348,6 @@ class Aggregated(Step):
     """
 
     own = True
-    needs_all = True
 
     keys: tuple[tuple[str, pa.DataType], ...]
     aggregates: tuple[Aggregate, ...]
@@ -427,7 +423,6 @@ class Gathered(Step):
     """
 
     own = True
-    needs_all = True
     text = ""
 
     column: str

@@ -95,8 +95,6 @@ class BestOfBatch(Step):
         by: the fields that are compared; a row with a null in one is skipped.
     """
 
-    needs_all = True
-
     label: Label
     by: tuple[str, ...]
     greatest: bool

@@ -86,11 +86,9 @@ class Step:
     Attributes:
         own: the step is the framework's own and calls no code of the user's, so it may run in the coordinator's
             process. A step that does not say so runs on Spark's workers alone.
-        needs_all: the step takes the rows of its Spark partition for those of the whole batch.
     """
 
     own: ClassVar[bool] = False
-    needs_all: ClassVar[bool] = False
     label: Label
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:

@@ -205,8 +205,6 @@ class FirstRows(Step):
         reverse: the greatest first.
     """
 
-    needs_all = True
-
     schema: pa.Schema
     n: int
     by: str | None

@@ -212,7 +212,6 @@ class OpenWindows(Step):
     """
 
     own = True
-    needs_all = True
 
     state: str
     rules: Rules

@@ -55,7 +55,6 @@ class NewRows(Step):
     """
 
     own = True
-    needs_all = True
     text = "new rows"
 
     compared: tuple[tuple[tuple[str, str], ...], ...]
@@ -100,7 +99,6 @@ class GatherFromCopy(Step):
     """
 
     own = True
-    needs_all = True
 
     state: str
     keys: tuple[str, ...]

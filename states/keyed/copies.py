@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -289,11 +290,12 @@ def settled_shards(warehouse: Place, cores: int) -> int:
 
     It is kept, so that a leader that starts before its executors does not have all copies built again.
     """
-    try:
-        return int(storage.read(warehouse / "_trident" / _SHARDS))
-    except (FileNotFoundError, ValueError):
-        storage.write(warehouse / "_trident" / _SHARDS, str(cores).encode())
-        return cores
+    with suppress(FileNotFoundError, ValueError):
+        kept = int(storage.read(warehouse / "_trident" / _SHARDS))
+        if kept > 0:
+            return kept
+    storage.write(warehouse / "_trident" / _SHARDS, str(cores).encode())
+    return cores
 
 
 def own_folder(warehouse: Place) -> Path | None:

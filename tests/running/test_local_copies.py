@@ -50,7 +50,7 @@ from trident.running.status import format_status, read_status
 from trident.states.core.local_copy import StaleCopy
 from trident.states.core.place import Place
 from trident.states.keyed import state_copy
-from trident.states.keyed.copies import HostCopies, StateCopies, copies_folder, own_folder
+from trident.states.keyed.copies import HostCopies, StateCopies, copies_folder, own_folder, settled_shards
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import look_up
@@ -511,6 +511,19 @@ def _elsewhere(as_of: Callable[..., Any], folder: str) -> Callable[..., Any]:
         return copies and {state: replace(copy, warehouse=f"/{folder}") for state, copy in copies.items()}
 
     return told
+
+
+@pytest.mark.parametrize(
+    ("found", "shards"), [(None, 4), (b"6", 6), (b"", 4), (b"6\x00", 4), (b"\xff", 4), (b"0", 4), (b"-6", 4)]
+)
+def test_the_number_of_shards_is_that_of_the_first_leader_and_a_damaged_file_has_none(
+    tmp_path: Path, found: bytes | None, shards: int
+) -> None:
+    warehouse = Place(tmp_path)
+    (tmp_path / "_trident").mkdir()
+    if found is not None:
+        (tmp_path / "_trident" / ".state-shards").write_bytes(found)
+    assert [settled_shards(warehouse, cores) for cores in (4, 2)] == [shards] * 2
 
 
 def test_the_folder_of_copies_is_that_of_no_topology(tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +25,29 @@ from trident.operations.aggregators import Count, Max, Sum
 from trident.operations.persisting import Upsert
 from trident.planning.groups import GroupPlan, plan
 from trident.states.core.binding import StateBinding
-from trident.states.core.copy_rows import RowCodec
+from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, new_folder
-from trident.states.core.shards import Shard
-from trident.states.core.tables import DELETED_COLUMN
+from trident.states.core.place import Place
+from trident.states.core.shards import WHOLE, Shard
 from trident.states.core.values import MapGet
 from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.keyed.state_copy import StateCopy
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.topology import TridentTopology
 from trident.workers import open_windows
 from trident.workers.late_pass import LatePass
 
-BATCHES, FIELDS = 5, "k string, v bigint, at timestamp"
+BATCHES, STRUCT = 5, "struct<a: float, b: decimal(9, 2)>"
+# Type of a key → some keys, of which several are one.
+KEYS: Mapping[str, Sequence[Any]] = {
+    "string": [None, *"abcdefgh"],
+    "double": [None, 0.0, -0.0, math.nan, math.inf, *map(float, range(1, 6))],
+    STRUCT: [
+        None,
+        *itertools.product([None, 0.0, -0.0, math.nan, 1.5], [None, Decimal(1)]),
+    ],
+}
 START = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
 
 
@@ -74,10 +88,10 @@ def timed(rows: Any, others: Any) -> None:
     pairs.partition_persist(DeltaAppend("pairs"))
 
 
-def group_of(made: Callable[[Any, Any], None]) -> GroupPlan:
+def group_of(made: Callable[[Any, Any], None], key: str) -> GroupPlan:
     topology = TridentTopology("cut")
-    rows = topology.new_stream("rows", RowsSpout(FIELDS)).with_watermark("at", "4 seconds")
-    others = topology.new_stream("others", RowsSpout("k string, w bigint, at timestamp"))
+    rows = topology.new_stream("rows", RowsSpout(f"k {key}, v bigint, at timestamp")).with_watermark("at", "4 seconds")
+    others = topology.new_stream("others", RowsSpout(f"k {key}, w bigint, at timestamp"))
     made(rows, others.with_watermark("at", "4 seconds") if made is timed else None)
     if made is not timed:
         others.partition_persist(DeltaAppend("others"))
@@ -85,38 +99,33 @@ def group_of(made: Callable[[Any, Any], None]) -> GroupPlan:
 
 
 class Copies:
-    """Local copies of a group's states, which follow what is given for these."""
+    """Local copies of a group's states, of all keys or of one shard's, which follow what is given for these."""
 
-    def __init__(self, folder: Path, group: GroupPlan) -> None:
-        self._bindings = {one.name: one for one in group.bindings if one.name in group.copied_states}
-        self._copies = {name: self._made(folder, one) for name, one in self._bindings.items()}
+    def __init__(self, folder: Path, group: GroupPlan, shard: Shard = WHOLE) -> None:
+        bindings = [one for one in group.bindings if one.name in group.copied_states]
+        self._states = {one.name: self._made(folder, one, shard) for one in bindings}
         self._txid = 0
 
-    def _made(self, folder: Path, state: StateBinding) -> tuple[LocalCopy, CopyAsOf]:
+    def _made(self, folder: Path, state: StateBinding, shard: Shard) -> tuple[StateCopy, LocalCopy, CopyAsOf]:
         schema = to_arrow_schema(state.schema, timezone="UTC")
-        found = CopyAsOf(new_folder(folder), self._mark(0), schema, tuple(state.keys), state.ordered_by)
+        found = CopyAsOf(new_folder(folder), self._mark(0), schema, tuple(state.keys), state.ordered_by, shard)
         copy = LocalCopy(found.folder, 1 << 26, found.values)
         copy.apply([], None, self._mark(0))
-        return copy, found
+        told = state.name, state.state_kind.name, "cut", "rows", "inc", found.keys, tuple(state.value_fields)
+        described = StateDescriptor(*told, state.schema.json(), merging=state.merging, ordered_by=state.ordered_by)
+        return StateCopy(Place(folder), described, folder, 1 << 26, 0, "boot", shard), copy, found
 
     def _mark(self, txid: int) -> CopyMark:
         return CopyMark("inc", txid, "digest", str(txid))
 
     def now(self) -> dict[str, CopyAsOf]:
-        kinds = ((name, found) for name, (_, found) in self._copies.items())
-        return {
-            name: CopyAsOf(one.folder, self._mark(self._txid), one.schema, one.keys, one.ordered_by)
-            for name, one in kinds
-        }
+        return {name: replace(found, mark=self._mark(self._txid)) for name, (_, _, found) in self._states.items()}
 
     def follow(self, given: Mapping[str, pa.Table]) -> None:
         before, self._txid = self._mark(self._txid), self._txid + 1
-        for name, (copy, found) in self._copies.items():
-            rows, state = given[name].combine_chunks(), self._bindings[name]
-            gone = rows.column(DELETED_COLUMN).combine_chunks() if DELETED_COLUMN in rows.column_names else None
-            encoded = RowCodec(found.schema, state.keys).rows(rows, state.ordered_by, gone)
-            combine = sums if name == "sums" else None
-            copy.apply([encoded], before, self._mark(self._txid), combine)
+        for name, (state, copy, _) in self._states.items():
+            encoded = [state._encoded(batch) for batch in given[name].to_batches()]
+            copy.apply(encoded, before, self._mark(self._txid), sums if name == "sums" else None)
 
 
 def sums(stored: pa.Table, parts: pa.Table, of: Any) -> tuple[pa.Table, None]:
@@ -128,33 +137,41 @@ def sums(stored: pa.Table, parts: pa.Table, of: Any) -> tuple[pa.Table, None]:
     return pa.table({stored.column_names[0]: pa.array(made, stored.schema.types[0])}), None
 
 
-def batch(rng: random.Random, number: int) -> list[tuple[Any, ...]]:
+def batch(rng: random.Random, number: int, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Rows of a few keys, out of order, some late, some without a time or a key."""
     rows = []
     for _ in range(rng.randrange(0, 25)):
         at = START + dt.timedelta(seconds=10 * number + rng.randrange(-12, 10))
-        key = rng.choice([None, *"abcdefgh", f"once {number}"])
+        key = rng.choice([*keys, keys[-1 - number]])
         rows.append((key, rng.choice([None, *range(9)]), rng.choice([None, *[at] * 20])))
-    return rows if number < BATCHES else [*rows, ("a", 1, START)]  # late for certain
+    return rows if number < BATCHES else [*rows, (keys[1], 1, START)]  # late for certain
 
 
-@pytest.mark.parametrize("made", [reduced_and_asked, new_values, windows, timed])
+@pytest.mark.parametrize(
+    ("made", "key"),
+    [
+        *((made, "string") for made in (reduced_and_asked, new_values, windows, timed)),
+        *((made, "double") for made in (reduced_and_asked, windows)),
+        *((made, STRUCT) for made in (new_values, timed)),
+    ],
+)
 def test_all_shards_together_give_what_one_task_gives(
     spark: SparkSession,
     tmp_path: Path,
     rng: random.Random,
     monkeypatch: pytest.MonkeyPatch,
     made: Callable[[Any, Any], None],
+    key: str,
 ) -> None:
-    group = group_of(made)
+    group = group_of(made, key)
     assert group.late_on_arrow is not None and group.shard_keys is not None
     fields = {one.name: StructType(list(one.fields)) for one in group.lowered.boundaries.values()}
     schemas = {name: to_arrow_schema(kind, timezone="UTC") for name, kind in fields.items()}
-    copies, seen = Copies(tmp_path, group), set[str]()
+    copies, followed, seen = Copies(tmp_path, group), list[dict[str, pa.Table]](), set[str]()
     for number in range(1, BATCHES + 1):
         info = BatchInfo(TransactionAttempt(number, 0))
         frames = {
-            tx_id: spark.createDataFrame(batch(rng, number), spout.output_schema).coalesce(1)
+            tx_id: spark.createDataFrame(batch(rng, number, KEYS[key]), spout.output_schema).coalesce(1)
             for tx_id, spout in group.spouts.items()
         }
         with group.build(frames, info.attempt) as early:
@@ -162,18 +179,25 @@ def test_all_shards_together_give_what_one_task_gives(
             own = {name: early[name].toArrow() for name in group.copied_states if name in early}
         whole = group.late_on_arrow.run(inputs, info, copies.now())
         count = rng.randrange(2, 8)
+        stores = [Copies(tmp_path, group, shard) for shard in WHOLE.parts(count)]  # each of a host of its own
+        for store in stores:
+            for before in followed:
+                store.follow(before)
         monkeypatch.setattr(open_windows, "_DUE_AT_ONCE", 1)  # in parts of each shard
         late = LatePass(group.late_on_arrow, schemas, (), group.shard_keys, count)
-        parts = []
-        for shard in (Shard(at, count) for at in range(count)):
+        on_one_host, on_several = [], []
+        for shard, store in zip(WHOLE.parts(count), stores):
             mine = {}
             for name, rows in inputs.items():
                 kept = late._in_shard(name, schemas[name], shard)
                 mine[name] = rows if kept is None else kept(rows)
-            parts.append(group.late_on_arrow.run(mine, info, copies.now(), shard))
-        together = {name: pa.concat_tables([part[name] for part in parts]) for name in whole}
+            on_one_host.append(group.late_on_arrow.run(mine, info, copies.now(), shard))
+            on_several.append(group.late_on_arrow.run(mine, info, store.now(), shard))
         monkeypatch.undo()
-        assert shown(together) == shown(whole), f"batch {number}, {count} shards"
+        for where, parts in (("one host", on_one_host), ("a store each", on_several)):
+            together = {name: pa.concat_tables([part[name] for part in parts]) for name in whole}
+            assert shown(together) == shown(whole), f"batch {number}, {count} shards, {where}"
         seen |= {name for name, rows in whole.items() if rows.num_rows}
-        copies.follow({**own, **whole})
+        followed.append({**own, **whole})
+        copies.follow(followed[-1])
     assert seen == set(group.late_on_arrow.outputs), "each output had rows, else nothing is shown"

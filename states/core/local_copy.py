@@ -562,3 +562,8 @@ def new_folder(base: Path) -> Path:
 def copies_in(base: Path, names: Iterable[str]) -> list[Path]:
     """The folders of copies among the names in a folder."""
     return [base / name for name in names if re.fullmatch(rf"[0-9a-f]{{32}}{re.escape(_SUFFIX)}", name)]
+
+
+def is_whole(folder: Path) -> bool:
+    """Tells whether a copy was filled, which its list says."""
+    return os.path.lexists(folder / _CURRENT)

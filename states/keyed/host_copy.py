@@ -33,7 +33,7 @@ from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.copyable import arrow_schema
 from trident.states.core.imports import import_path
-from trident.states.core.local_copy import CopyAsOf, CopyMark, StaleCopy, copies_in, look_up
+from trident.states.core.local_copy import CopyAsOf, CopyMark, StaleCopy, copies_in, is_whole, look_up
 from trident.states.core.place import Place
 from trident.states.core.shards import SentCopy
 from trident.states.core.storage import LockHeld
@@ -209,17 +209,27 @@ class _Bringer:
             storage.try_delete(self._failure)
 
     def _let_go(self) -> None:
-        """Removes the copies of shards whose tasks ran elsewhere since, and those of another number of shards."""
+        """Removes copies of shards whose tasks ran elsewhere since, of another number of shards, and half copies.
+
+        A half copy is that of a process that was killed: who builds one has the lock of its folder.
+        """
         used, count = _last_use(self._base), self._base.name.partition(_OF)[2]
         if time.monotonic() < self._let_go_at:
             return
         self._let_go_at = time.monotonic() + _LET_GO_SECS
         for other in (self._base.parent / name for name in storage.list_names(self._base.parent)):
             # Measured by this copy's last use, and not by the clock: a topology may have had nothing to do for long.
-            if other.name.partition(_OF)[2] != count or _last_use(other) < used - UNUSED_SECS:
+            is_old = other.name.partition(_OF)[2] != count or _last_use(other) < used - UNUSED_SECS
+            if is_old or (other != self._base and _halves(other)):
                 with suppress(OSError, TridentError), faults.fault_point(LET_GO):
                     with storage.lock(other / _HOST_LOCK, self._place.anchor, timeout_secs=0):
-                        storage.delete(other)
+                        for folder in [other] if is_old else _halves(other):
+                            storage.delete(folder)
+
+
+def _halves(base: Path) -> list[Path]:
+    """The copies in a folder that were begun, and are not whole."""
+    return [folder for folder in copies_in(base, storage.list_names(base)) if not is_whole(folder)]
 
 
 def _last_use(base: Path) -> float:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.servers.zk_fixtures import eventually
 from tests.states.keyed_helpers import Group, compactor_of, keyed
 from trident.coordinators import faults
 from trident.states.core import local_copy, storage
@@ -287,6 +288,25 @@ def test_a_host_lets_go_of_copies_of_another_number_of_shards_and_of_those_that_
     assert follow(5, zero) == ["0-of-3", "1-of-3", "2-of-3"] and not faults.unfired()
     assert follow(6, zero) == ["0-of-3", "1-of-3"]
     assert follow(7, Shard(1, 2)) == ["1-of-2"]
+
+
+def test_half_a_copy_of_a_shard_that_moved_goes_and_one_that_is_being_built_stays(group, tmp_path, workers):
+    leader, (here, moved, built) = told(group), Shard(0, 1).parts(3)
+
+    def sent(txid, shard):
+        return replace(leader.as_of(["counts"], txid)["counts"], shard=shard)
+
+    publish(group, 1)
+    killed, builds = (workers(armed="copy.build:pause") for _ in range(2))
+    for worker, shard in ((killed, moved), (builds, built)):
+        worker.ask(sent(1, shard), words(group))
+        assert eventually(lambda shard=shard: str(shard) in [path.parent.name for path in copies(tmp_path)], 60)
+    killed._process.kill()
+    killed._process.wait(60)
+    assert values(sent(1, here), words(group)) == of_shard(group, "counts", 1, here)
+    assert [path.parent.name for path in copies(tmp_path)] == [str(here), str(built)]
+    publish(group, 2)
+    assert values(sent(2, moved), words(group)) == of_shard(group, "counts", 2, moved), "it came back"
 
 
 def test_a_shard_that_moves_while_its_old_host_still_runs_the_task(group, tmp_path, workers):

@@ -304,6 +304,39 @@ def test_nothing_is_asked_with_a_local_master(tmp_path: Path) -> None:
 # --- a real cluster -------------------------------------------------------------------------------
 
 
+def told_on_hosts(
+    tmp_path: Path, job: str, zk_server: str, zk_root: str, *arguments: str, first: str = "true"
+) -> dict[str, str]:
+    """What a job prints, by the first word of each line. Each executor is a host: its temporary folder is another one.
+
+    Args:
+        arguments: behind the warehouse.
+        first: a command before the first executor's Python.
+    """
+    (tmp_path / "job.py").write_text(job)
+    # An executor runs in a folder of its own name; Python workers run where it does.
+    python = tmp_path / "node-python"
+    python.write_text(
+        f'#!/bin/bash\nexecutor=$(basename "$PWD")\nexport TMPDIR="{tmp_path}/hosts/$((executor % 2))"\n'
+        f'mkdir -p "$TMPDIR"\n[ $executor = 0 ] && {first}\nexec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "TRIDENT_ZOOKEEPER": zk_server,
+        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+    }
+    command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "warehouse"), *arguments]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=550)
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    assert "END" in told, done.stderr[-3000:]
+    return told
+
+
 TWO_HOSTS = """
 import os, signal, sys, threading, time
 from collections.abc import Iterator
@@ -347,6 +380,7 @@ print("STATUS", query.status["groups"][0]["copies"])
 rows = query.spark.read.format("delta").load(warehouse + "/asked").collect()
 print("ASKED", sorted((row.word, row.before or 0) for row in rows))
 print("COUNTS", sorted((row.word, row.n) for row in query.snapshot("counts").collect()))
+print("END of the job")
 query.stop()
 """
 
@@ -355,30 +389,10 @@ query.stop()
 def test_each_host_of_a_cluster_looks_up_in_its_own_copy_also_after_one_was_killed_that_built_it(
     tmp_path: Path, zk_server: str, zk_root: str
 ) -> None:
-    """Each executor is a host of its own: it has another temporary folder. The first one hangs while it builds."""
-    (tmp_path / "job.py").write_text(TWO_HOSTS)
-    # An executor runs in a folder of its own name; Python workers run where it does.
-    python = tmp_path / "node-python"
-    python.write_text(
-        f'#!/bin/bash\nexecutor=$(basename "$PWD")\nmkdir -p "{tmp_path}/hosts/$((executor % 2))"\n'
-        f'export TMPDIR="{tmp_path}/hosts/$((executor % 2))"\n'
-        "[ $executor = 0 ] && export TRIDENT_FAULTS=copy.build:hang\n"
-        f'exec "{sys.executable}" "$@"\n'
+    """The first executor hangs while it builds."""
+    told = told_on_hosts(
+        tmp_path, TWO_HOSTS, zk_server, zk_root, str(tmp_path / "hosts"), first="export TRIDENT_FAULTS=copy.build:hang"
     )
-    python.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYSPARK_PYTHON": str(python),
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "TRIDENT_ZOOKEEPER": zk_server,
-        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
-        "SPARK_WORKER_DIR": str(tmp_path / "work"),
-    }
-    command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "warehouse"), str(tmp_path / "hosts")]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=550)
-    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-    assert "COUNTS" in told, done.stderr[-3000:]
     running, asked = Counter(), []
     for batch in [["a", "b"], ["a"], ["b", "c"], *[["a", "a", f"w{n}", "b"] for n in range(17)]]:
         asked += [(word, running[word]) for word in batch]
@@ -430,6 +444,7 @@ print("STATUS", query.status["groups"][0]["copies"])
 rows = query.spark.read.format("delta").load(warehouse + "/asked").collect()
 print("ASKED", sorted((row.word, row.line, row.before or "") for row in rows))
 print("LONGEST", sorted((row.word, row.text) for row in query.snapshot("longest").collect()))
+print("END of the job")
 query.stop()
 """
 
@@ -438,23 +453,6 @@ query.stop()
 def test_each_host_has_the_shards_of_its_tasks_also_after_a_restart_with_another_number(
     tmp_path: Path, zk_server: str, zk_root: str
 ) -> None:
-    """Each of two executors is a host of its own: it has another temporary folder."""
-    (tmp_path / "job.py").write_text(SHARDS)
-    python = tmp_path / "node-python"
-    python.write_text(
-        f'#!/bin/bash\nexport TMPDIR="{tmp_path}/hosts/$(basename "$PWD")"\nmkdir -p "$TMPDIR"\n'
-        f'exec "{sys.executable}" "$@"\n'
-    )
-    python.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYSPARK_PYTHON": str(python),
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "TRIDENT_ZOOKEEPER": zk_server,
-        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
-        "SPARK_WORKER_DIR": str(tmp_path / "work"),
-    }
     longest: dict[str, str] = {}
     asked: list[tuple[str, str, str]] = []
     for begin, upto, shards in ((0, 12, 5), (12, 24, 3)):
@@ -464,10 +462,7 @@ def test_each_host_has_the_shards_of_its_tasks_also_after_a_restart_with_another
             asked += [(word, line, longest.get(word, "")) for word, line in batch]
             for word, line in batch:
                 longest[word] = max(longest.get(word, ""), line, key=len)
-        command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "warehouse"), str(shards), str(upto)]
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400)
-        told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-        assert "LONGEST" in told, done.stderr[-3000:]
+        told = told_on_hosts(tmp_path, SHARDS, zk_server, zk_root, str(shards), str(upto))
         assert told["ASKED"] == str(sorted(asked)) and told["LONGEST"] == str(sorted(longest.items()))
         taken = ast.literal_eval(told["TAKEN"])
         assert taken.count("resolve_by_pass") > len(taken) // 2, (taken, told["STATUS"])

@@ -596,3 +596,21 @@ def test_the_jar_is_made_of_the_sources_byte_for_byte(tmp_path: Path) -> None:
     made = tmp_path / "made.jar"
     make_jar.make(made)
     assert made.read_bytes() == jars.jar_path().read_bytes(), "make jar"
+
+
+def test_shards_stay_while_their_executor_lives_and_come_back_to_the_host_that_had_them_first(spark) -> None:
+    jvm, gateway = spark._jvm, spark.sparkContext._gateway
+    assert jars.kept_plan_class(spark.sparkContext) is not None
+    homes, hosts = (gateway.new_array(jvm.String, 4) for _ in range(2))
+
+    def dealt(*executors: str) -> str:
+        nonlocal homes
+        homes = jvm.trident.kept.ShardsRDD.dealt(homes, hosts, [f"executor_{one}" for one in executors])
+        return " ".join((home or "none").removeprefix("executor_") for home in homes)
+
+    assert dealt("a_0", "b_1") == "a_0 b_1 a_0 b_1"
+    assert dealt("b_1") == "b_1 b_1 b_1 b_1"
+    assert dealt("a_2", "b_1") == "a_2 b_1 a_2 b_1", "the host has their stores"
+    assert dealt() == "none none none none" and dealt("b_1") == "b_1 b_1 b_1 b_1"
+    assert dealt("a_3", "b_1", "c_4", "c_5") == "a_3 b_1 c_4 c_5"
+    assert dealt("c_4", "c_5") == "c_4 c_5 c_4 c_5", "neither has more than its part"

@@ -28,17 +28,19 @@ import scala.reflect.ClassTag$;
  *
  * <p>The executor stays the shard's as long as it lives and has no more shards than its part. Shards without one are
  * dealt to those that have the fewest, in the order of their hosts' names: after a restart on the same hosts they are
- * where they were.
+ * where they were. A host whose executor comes back gets those shards again that it had first: it has their stores.
  */
-final class ShardsRDD extends RDD<InternalRow> {
+public final class ShardsRDD extends RDD<InternalRow> {
   private final int count;
-  private transient String[] homes; // used by the scheduler's thread alone
+  private transient String[] homes; // used by the scheduler's thread alone, as the hosts that shards had first
+  private transient String[] hosts;
 
   @SuppressWarnings({"unchecked", "rawtypes"})
   ShardsRDD(SparkContext context, int count) {
     super(context, (Seq) Seq$.MODULE$.empty(), ClassTag$.MODULE$.apply(InternalRow.class));
     this.count = count;
     homes = new String[count];
+    hosts = new String[count];
   }
 
   @Override
@@ -58,7 +60,7 @@ final class ShardsRDD extends RDD<InternalRow> {
   @Override
   public Seq<String> getPreferredLocations(Partition split) {
     if (split.index() == 0) { // it is asked for first, and all of a job are asked for together
-      homes = count > 1 ? dealt(homes, executors()) : homes;
+      homes = count > 1 ? dealt(homes, hosts, executors()) : homes;
     }
     String home = homes[split.index()];
     return CollectionConverters.asScala(home == null ? List.<String>of() : List.of(home)).toSeq();
@@ -72,8 +74,12 @@ final class ShardsRDD extends RDD<InternalRow> {
         .collect(Collectors.toList());
   }
 
-  /** The executor of each shard; null: there is none. */
-  static String[] dealt(String[] before, List<String> executors) {
+  /**
+   * The executor of each shard; null: there is none.
+   *
+   * @param hosts that shards had first; of shards that had none they are put in
+   */
+  public static String[] dealt(String[] before, String[] hosts, List<String> executors) {
     String[] homes = new String[before.length];
     if (executors.isEmpty()) {
       return homes;
@@ -81,19 +87,29 @@ final class ShardsRDD extends RDD<InternalRow> {
     int most = (homes.length + executors.size() - 1) / executors.size();
     Map<String, Integer> shards = new HashMap<>();
     executors.forEach(executor -> shards.put(executor, 0));
-    for (int i = 0; i < homes.length; i++) {
-      if (shards.getOrDefault(before[i], most) < most) {
-        homes[i] = before[i];
-        shards.merge(homes[i], 1, Integer::sum);
+    for (boolean first : new boolean[] {true, false}) {
+      for (int i = 0; i < homes.length; i++) {
+        boolean there = homes[i] == null && shards.getOrDefault(before[i], most) < most;
+        if (there && (!first || hostOf(before[i]).equals(hosts[i]))) {
+          homes[i] = before[i];
+          shards.merge(homes[i], 1, Integer::sum);
+        }
       }
     }
     for (int i = 0; i < homes.length; i++) {
       if (homes[i] == null) {
-        homes[i] = executors.stream().min(Comparator.comparing(shards::get)).get(); // the first of them
+        String host = hosts[i];
+        Comparator<String> order = Comparator.comparing(one -> !(hostOf(one).equals(host) && shards.get(one) < most));
+        homes[i] = executors.stream().min(order.thenComparing(shards::get)).get(); // the first of them
         shards.merge(homes[i], 1, Integer::sum);
+        hosts[i] = host == null ? hostOf(homes[i]) : host;
       }
     }
     return homes;
+  }
+
+  private static String hostOf(String executor) {
+    return executor.substring(executor.indexOf('_') + 1, executor.lastIndexOf('_'));
   }
 
   private static final class Shard implements Partition, Serializable {

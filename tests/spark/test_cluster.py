@@ -435,7 +435,8 @@ def topology(upto: int):
 warehouse, shards, upto = sys.argv[1:]
 config = TridentConfig(
     spark_master="local-cluster[2,1,1024]", warehouse=warehouse, progress="none", state_shards=int(shards),
-    spark_conf={"spark.scheduler.minRegisteredResourcesRatio": "1.0"},
+    # On a busy machine a shard's first task may wait for longer than Spark's 3 s, and then run elsewhere.
+    spark_conf={"spark.scheduler.minRegisteredResourcesRatio": "1.0", "spark.locality.wait": "60s"},
 )
 query = topology(int(upto)).start(config=config)
 query.process_all_available(400)

@@ -27,7 +27,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "coordinators/processes.py": (6, _MACHINE),
     "coordinators/stored_json.py": (3, _STORAGE + ", and the embedded server's"),
     "states/core/imports.py": (1, _MACHINE),
-    "states/core/local_copy.py": (17, "a copy beside the workers, which is thrown away when it is doubted"),
+    "states/core/local_copy.py": (18, "a copy beside the workers, which is thrown away when it is doubted"),
     "states/keyed/copies.py": (4, "the folder of copies on a disk of this host, outside of the warehouse"),
     "states/keyed/host_copy.py": (1, "the same, of an executor's host"),
     "states/core/hdfs_storage.py": (1, _STORAGE + ": drafts"),

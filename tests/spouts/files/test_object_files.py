@@ -302,7 +302,7 @@ def forgetful(plan: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("trident.spouts.ranged._REMEMBERED", 2)
 
     def make(path: str, **more: Any) -> Run:
-        return plan(path, remember_secs=1, full_listing_secs=0, min_rows=1, max_rows=1, **more)
+        return plan(path, full_listing_secs=0, min_rows=1, max_rows=1, **{"remember_secs": 1, **more})
 
     return make
 
@@ -412,10 +412,11 @@ def test_an_object_that_is_uploaded_again_as_it_was_is_remembered_by_its_new_tim
 
 
 def test_what_a_restart_replays_is_not_forgotten_before(inputs: str, forgetful: Any) -> None:
-    run = forgetful(inputs)
+    run = forgetful(inputs, remember_secs=3600)
     for name in "abcdefghi":
         put(inputs, name, "1\n")
     assert len(taken(run)) == 9 and run.coordinator._ledger.book.first_number == 1
+    run.spout.remember_secs = 1
     again(run)  # transactions 6 to 9 were in flight
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:

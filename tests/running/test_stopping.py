@@ -236,14 +236,16 @@ def gives_up_soon(monkeypatch: Any) -> None:
 def test_a_hand_over_does_not_wait_for_the_last_merge(start: Starter, armed: Any, tmp_path: Path) -> None:
     armed("compact.merge:hang")
     first = start.run(counted())
-    standby = start(counted(3))
     first.request_stop()
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
     began = time.monotonic()
+    standby = start(counted(3))
     standby.process_all_available(WAIT_SECS)
     assert time.monotonic() - began < 40, "the MERGE alone would have taken a minute"
     assert counts(standby) == {"a": 3, "b": 3}
     assert stopped(first, WAIT_SECS), "the MERGE is given up: the successor merges"
-    assert read_status(tmp_path / "warehouse", "counted").run_id == standby.run_id, "the leader's, not ours"
+    found = lambda: read_status(tmp_path / "warehouse", "counted")  # noqa: E731
+    assert eventually(lambda: found().run_id == standby.run_id), "the leader's, not ours"
     faults.disarm()
     assert stopped(standby, WAIT_SECS)
     assert plain(tmp_path) == {"a": 3, "b": 3}

@@ -244,8 +244,8 @@ def test_a_hand_over_does_not_wait_for_the_last_merge(start: Starter, armed: Any
     assert time.monotonic() - began < 40, "the MERGE alone would have taken a minute"
     assert counts(standby) == {"a": 3, "b": 3}
     assert stopped(first, WAIT_SECS), "the MERGE is given up: the successor merges"
-    found = lambda: read_status(tmp_path / "warehouse", "counted")  # noqa: E731
-    assert eventually(lambda: found().run_id == standby.run_id), "the leader's, not ours"
+    warehouse = tmp_path / "warehouse"
+    assert eventually(lambda: read_status(warehouse, "counted").run_id == standby.run_id), "the leader's, not ours"
     faults.disarm()
     assert stopped(standby, WAIT_SECS)
     assert plain(tmp_path) == {"a": 3, "b": 3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -11,10 +10,10 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import functions as F
 
-from tests.streams.stream_helpers import ATTEMPT, RowsSpout, batch, collect, raised
+from tests.streams.stream_helpers import ATTEMPT, RowsSpout, batch, collect, raised, split
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.identities import TransactionAttempt
-from trident.operations.aggregators import Count, Sum
+from trident.operations.aggregators import Count
 from trident.operations.window_nodes import WindowOp
 from trident.planning.compiled import laid_out
 from trident.planning.groups import plan
@@ -26,10 +25,6 @@ from trident.states.maps.memory_map import MemoryMapState
 from trident.streams.stream import TridentState
 from trident.topology import TridentTopology
 from trident.workers.chain import CountRows
-
-
-def split(line: str) -> Iterator[str]:
-    yield from line.split()
 
 
 def length(word: str) -> int:
@@ -52,65 +47,6 @@ def word_count() -> TridentTopology:
     return topology
 
 
-def text_of(topology: TridentTopology) -> str:
-    """explain() without line numbers, and without what it says of kept plans (tests/running/test_kept_plans.py)."""
-    return re.sub(r"\n  the plan is .*", "", re.sub(r":\d+\]", ":n]", topology.explain()))
-
-
-def test_word_count_is_one_python_pass() -> None:
-    assert (
-        text_of(word_count())
-        == """\
-topology word-count
-
-group lines
-  1: stream lines -> id bigint, value string   [test_planner.py:n]
-  2 of 1: each(split) -> id bigint, value string, word string   [test_planner.py:n]
-  3 of 2: persistent_aggregate(counts, Count) -> word string, count bigint   [test_planner.py:n]
-  from stream lines to keyed state counts:
-    Spark: select value
-    Python: each(split), count by word -> word, count
-    Spark: merge Count() by word -> count [shuffle] (unless the batch is one Spark partition)"""
-    )
-
-
-def test_branches_share_what_is_above_them() -> None:
-    topology = TridentTopology("two")
-    words = topology.new_stream("lines", RowsSpout("package string, value string")).each("value", split, "word")
-    words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
-    long = words.filter("word", bool).each("word", length, "n")
-    long.group_by("package").persistent_aggregate(DeltaMapState("letters"), "n", Sum(), "letters")
-    long.project("n").aggregate("n", Reduces(), "total").partition_persist(DeltaAppend("totals"))
-    assert text_of(topology).partition("  from ")[1:] == (
-        "  from ",
-        """\
-stream lines to 2, which several branches use (computed once):
-    Python: each(split) -> package, word
-  from 2 to keyed state counts:
-    Spark: partial Count() by word -> count [shuffle]
-  from 2 to 5, which several branches use (computed once):
-    Python: filter(bool), each(length) -> package, n
-  from 5 to keyed state letters:
-    Spark: partial Sum() by package -> letters [shuffle]
-  from 5 to append state totals:
-    Spark: select n
-    Spark: into one partition
-    Python: aggregate(Reduces): reduce -> total""",
-    )
-
-
-def test_streams_that_do_not_meet_are_groups_of_their_own() -> None:
-    topology = TridentTopology("three")
-    for tx_id in ("b", "a"):
-        topology.new_stream(tx_id, RowsSpout("n long")).partition_persist(DeltaAppend(f"t_{tx_id}"))
-    groups = plan(topology.graph)
-    assert [(group.name, list(group.spouts), [binding.name for binding in group.bindings]) for group in groups] == [
-        ("a", ["a"], ["t_a"]),
-        ("b", ["b"], ["t_b"]),
-    ]
-    assert topology.identity()["groups"] == {"a": ["a"], "b": ["b"]}
-
-
 def test_the_identity_holds_what_may_not_change_and_no_more() -> None:
     identity = word_count().identity()
     assert (
@@ -119,11 +55,7 @@ def test_the_identity_holds_what_may_not_change_and_no_more() -> None:
         == {
             "streams": {"lines": "RowsSpout"},
             "states": {
-                "counts": {
-                    "keys": ["word"],
-                    "value_schema": "struct<word:string,count:bigint>",
-                    "aggregator": "count",
-                }
+                "counts": {"keys": ["word"], "value_schema": "struct<word:string,count:bigint>", "aggregator": "count"}
             },
             "groups": {"lines": ["lines"]},
         }
@@ -311,7 +243,7 @@ def test_the_new_values_of_a_state_can_be_looked_up_in_a_static_state() -> None:
     counts = TridentState(topology.graph, topology.graph.sinks["counts"])
     named = counts.new_values_stream().state_query(names, "word", LookUp(), "name string")
     named.partition_persist(DeltaAppend("named"))
-    assert "state_query(static, LookUp)" in text_of(topology)
+    assert "state_query(static, LookUp)" in topology.explain()
 
 
 def test_rows_of_windows_that_hold_much_are_not_taken_to_be_together():

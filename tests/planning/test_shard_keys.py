@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.streams.stream_helpers import RowsSpout
+from tests.streams.stream_helpers import Longest, RowsSpout
 from trident import functions as F
 from trident.operations.aggregators import Count
 from trident.planning.groups import plan
@@ -15,14 +15,6 @@ from trident.states.core.values import MapGet, SnapshotGet
 from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.topology import TridentTopology
-
-
-class Longest:
-    def init(self) -> str:
-        return ""
-
-    def reduce(self, longest: str, word: str) -> str:
-        return max(longest, word, key=len)
 
 
 def reduced(stream: Any, *keys: str) -> Any:

@@ -7,20 +7,16 @@ planner or of explain: ``python -m tests.planning.test_stream_plans``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.streams.stream_helpers import RowsSpout, Sides
+from tests.streams.stream_helpers import RowsSpout, Sides, split
 from trident import Count, DeltaAppend, DeltaMapState, FirstN, JoinType, Max, MemoryMapState, Sum, TridentTopology, expr
 from trident.planning.groups import plan
 from trident.streams.stream import Stream
-
-
-def split(line: str) -> Iterator[str]:
-    yield from line.split()
 
 
 def is_long(word: str) -> bool:
@@ -186,6 +182,21 @@ def chain_with_a_reducer(topology: TridentTopology) -> None:
     ends(rows.group_by("n").chained_agg().aggregate("n", Sum(), "s").aggregate("word", Gathers(), "all").chain_end())
 
 
+@pinned
+def a_count_is_one_python_pass(topology: TridentTopology) -> None:
+    words = stream(topology, "lines", "id long, value string").each("value", split, "word")
+    words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+
+
+@pinned
+def branches_share_what_is_above_them(topology: TridentTopology) -> None:
+    words = stream(topology, "lines", "package string, value string").each("value", split, "word")
+    words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    long = words.filter("word", bool).each("word", size, "n")
+    long.group_by("package").persistent_aggregate(DeltaMapState("letters"), "n", Sum(), "letters")
+    ends(long.project("n").aggregate("n", Gathers(), "total"), "totals")
+
+
 # --- Spark partitions ------------------------------------------------------------------------
 
 
@@ -251,6 +262,7 @@ def test_streams_that_meet_are_one_group_and_others_are_not() -> None:
     streams_that_do_not_meet(apart)
     assert [sorted(group.spouts) for group in plan(meeting.graph)] == [["lines", "words"]]
     assert [sorted(group.spouts) for group in plan(apart.graph)] == [["a"], ["b"]]
+    assert apart.identity()["groups"] == {"a": ["a"], "b": ["b"]}
 
 
 if __name__ == "__main__":

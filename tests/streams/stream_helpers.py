@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ATTEMPT = TransactionAttempt(7, 2)
+
+
+def split(line: str) -> Iterator[str]:
+    yield from line.split()
+
+
+class Longest:
+    """A reducer: the longest word, of equals the first."""
+
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, longest: str, word: str) -> str:
+        return max(longest, word, key=len)
 
 
 class RowsSpout:

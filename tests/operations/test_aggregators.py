@@ -259,18 +259,6 @@ def test_groups_give_one_row_each_and_null_is_a_group(spark, partitions: int) ->
     assert in_one_job(spark, [stream for stream, _ in cases], rows, partitions) == expected
 
 
-@pytest.mark.long
-def test_groups_of_odd_keys(spark) -> None:
-    """NaN is one group, 0.0 and -0.0 are one, arrays and structs can be keys, as in Spark's own grouping."""
-    keys = [(NAN, [1], {"a": 1}), (NAN, [1], {"a": 1}), (0.0, [], {"a": None}), (-0.0, [], {"a": None})]
-    rows = [(*key, word) for key, word in zip(keys, ("a", "bb", "c", "dd"))]
-    for aggregator, partitions in ((Longest(), 1), (Longest(), 2)):
-        stream = stream_of("x double, y array<long>, z struct<a: long>, word string").group_by("x, y", "z")
-        found = run(spark, stream.aggregate("word", aggregator, "w"), rows, partitions)
-        assert sorted(row[-1] for row in found) == ["bb", "dd"]
-        assert sorted((tuple(row[1]), row[2]["a"]) for row in found if row[1]) == [((1,), 1)]
-
-
 def test_an_aggregators_outputs_follow_the_keys_and_operations_go_on(spark) -> None:
     stream = (
         stream_of("key string, word string")

@@ -30,18 +30,6 @@ ROWS = [
     (3, None, 1.5, 1.5, "", ""),
     (2**62, 2**62, NAN, 1.0, "ä", "ä"),
 ]
-FILTERS = [
-    ("a b", FilterNull()),
-    ("a b, c`d", FilterNull()),
-    ("a b, c`d", Equals()),
-    ("d, e", Equals()),
-    ("s, t", Equals()),
-    ("s, t", Negate(Equals())),
-    ("s", Negate(FilterNull())),
-    ("a b, c`d", Negate(Negate(Equals()))),
-    ("s", TrueFilter()),
-    ("s", Negate(TrueFilter())),
-]
 
 
 def in_python(fields: str) -> Stream:
@@ -66,20 +54,6 @@ def test_split_in_python_and_by_spark_gives_the_same(spark) -> None:
         parts.append(native.each(expr(str(number)), "number int"))
         expected += [(*pair, number) for pair in found]
     assert run_batch(parts[0].merge(*parts[1:]), rows, spark=spark) == expected
-
-
-@pytest.mark.long
-def test_filters_in_python_and_by_spark_keep_the_same_rows(spark) -> None:
-    native, python = stream_of(FIELDS), in_python(FIELDS)
-    for number, (inputs, function) in enumerate(FILTERS):
-        names = [name.strip() for name in inputs.split(",")]
-        native, python = (stream.each(names, function, f"kept{number}") for stream in (native, python))
-        assert isinstance(native._node, NativeNode) and isinstance(python._node, PythonNode)
-        assert isinstance(stream_of(FIELDS).filter(names, function)._node, NativeNode)
-    assert repr(run_batch(native, ROWS, spark=spark, partitions=2)) == repr(run_pass(python, ROWS))
-    present = stream_of(FIELDS).filter("a b, c`d", FilterNull()).filter("a b, c`d", Negate(Equals()))
-    assert run_batch(present.project("s"), ROWS, spark=spark) == [("a",)]
-    assert run_batch(present, [], spark=spark, partitions=2) == []
 
 
 def test_what_the_filters_keep() -> None:

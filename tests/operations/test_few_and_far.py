@@ -67,9 +67,7 @@ def keys_seen(stream: Stream) -> tuple[Any, list[dict[str, Any]], dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", [panes, sessions, keys_seen])
-def test_what_is_due_in_masses_is_worked_on_in_pieces(
-    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_due_in_masses_is_worked_on_in_pieces(kind, tmp_path, monkeypatch):
     fired, held, row = kind(marked())
     fired.partition_persist(DeltaAppend("out"))
     group = group_of(fired)

@@ -81,9 +81,7 @@ def test_the_spouts_and_states_of_the_pages_can_be_imported_and_are_of_the_kind_
 
 @pytest.mark.parametrize("state", matrix.STATES)
 @pytest.mark.parametrize("spout", matrix.SPOUTS)
-def test_a_pair_is_exactly_once_if_and_only_if_no_fault_of_the_matrix_shows(
-    spout: str, state: str, tmp_path: Path
-) -> None:
+def test_a_pair_is_exactly_once_if_and_only_if_no_fault_of_the_matrix_shows(spout, state, tmp_path):
     topology, _ = matrix.Run(matrix.Cell(spout, (state,), matrix.Fault.NONE), tmp_path, start=_never).topology()
     (source,) = topology.graph.sources.values()
     (sink,) = [sink for name, sink in topology.graph.sinks.items() if name != "audit"]
@@ -150,10 +148,7 @@ STATES: dict[str, tuple[Any, Callable[[Any, Any], int]]] = {
     "OUTSIDE": (LedgerState("ledger.db"), _appended),
     "USER": (OwnState(), _updated),
     "NON_TRANSACTIONAL": (non_transactional("plain", MemoryBackingMap("m")), _counted),
-    "NON_TRANSACTIONAL_SKIPPING": (
-        non_transactional("skipping", MemoryBackingMap("m"), skip_replays=True),
-        _counted,
-    ),
+    "NON_TRANSACTIONAL_SKIPPING": (non_transactional("skipping", MemoryBackingMap("m"), skip_replays=True), _counted),
     "UNFENCED": (opaque("unfenced", UnfencedMap()), _counted),
     "TRANSACTIONAL": (transactional("txid", MemoryBackingMap("m")), _counted),
     "OPAQUE": (opaque("previous", MemoryBackingMap("m")), _updated),

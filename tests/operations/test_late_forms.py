@@ -327,9 +327,7 @@ def test_spark_is_the_oracle(spark: SparkSession, tmp_path: Path, rng: Any) -> N
     ],
     ids=["NaN and -0.0 as keys", "decimals of 38 digits"],
 )
-def test_the_forms_agree(
-    spark: SparkSession, tmp_path: Path, key: str, value: str, aggregator: Any, rows: Any, stored: Any
-) -> None:
+def test_the_forms_agree(spark, tmp_path, key, value, aggregator, rows, stored):
     assert agree(spark, tmp_path, topology(key, value, aggregator), rows, stored, own=True)
 
 
@@ -420,9 +418,7 @@ def topology_of_two_keys(with_columns: bool) -> GroupPlan:
 
 
 @pytest.mark.parametrize("with_columns", sample([False, True], True), ids=["built-in aggregators", "columns"])
-def test_the_forms_agree_on_two_keys_nested_values_and_several_aggregates_at_once(
-    spark: SparkSession, tmp_path: Path, with_columns: bool
-) -> None:
+def test_the_forms_agree_on_two_keys_nested_values_and_several_aggregates_at_once(spark, tmp_path, with_columns):
     group = topology_of_two_keys(with_columns)
     kinds = {one.name: to_arrow_schema(one.schema, timezone="UTC") for one in group.bindings}
     assert with_columns or group.copied_states == {"last", "sums"}

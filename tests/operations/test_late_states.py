@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from deltalake import DeltaTable
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from tests.chaos.oracle import Table
-from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
-from tests.streams.stream_helpers import stream_of, topology_of
+from tests.operations.timed_turns import rows_of
+from tests.running.test_query import WAIT_SECS
+from tests.streams.stream_helpers import Longest, split, stream_of, topology_of
 from trident import (
     Count,
     DeltaAppend,
@@ -43,18 +42,6 @@ from trident.planning.operation import PyOp
 
 BATCHES = [[("a b a",), ("c",)], [], [("a b b longword",), ("c",)]]
 TOTAL = {"a": 3, "b": 3, "c": 2, "longword": 1}
-
-
-def split(line: str) -> Iterator[str]:
-    yield from line.split()
-
-
-class Longest:
-    def init(self) -> str:
-        return ""
-
-    def reduce(self, current: str, word: str) -> str:
-        return max(current, word, key=len)
 
 
 class Mean:
@@ -157,11 +144,10 @@ def late_topology(folder: Path) -> TridentTopology:
 @pytest.mark.skipif(
     os.environ.get("TRIDENT_MATRIX") != "all", reason="make matrix runs it: each part has tests of its own"
 )
-def test_everything_that_reads_states_gives_what_a_fold_gives(start, tmp_path: Path) -> None:  # noqa: F811
+def test_everything_that_reads_states_gives_what_a_fold_gives(start, tmp_path: Path) -> None:
     # One attempt fails after it has read the states: what it read and staged must leave no trace.
     faults.arm("resolve.stage:do_then_fail:2")
-    query = start(late_topology(tmp_path), max_spout_pending=3)
-    query.process_all_available(WAIT_SECS)
+    query = start.run(late_topology(tmp_path), max_spout_pending=3)
     assert not faults.unfired()
 
     def rows(state: str) -> Counter:
@@ -230,6 +216,28 @@ def test_a_topology_that_is_started_again_finds_the_same_fields_behind_new_value
     assert states["changes"]["value_schema"] == "struct<id:bigint,name:string>"
 
 
+def upserted(stream: Any, *arguments: Any, **settings: Any) -> Any:
+    return stream.partition_persist(DeltaMapState("x"), None, Upsert(*arguments, **settings))
+
+
+def counted(stream: Any) -> Any:
+    return stream.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c")
+
+
+def emitting(stream: Any) -> Any:
+    return stream.partition_persist(Lines("x"), "word", Lines("x"), "a string", partition_by="word")
+
+
+def reduced_in_a_map(stream: Any) -> Any:
+    in_map = non_transactional("x", SqliteMap("f", "t"))
+    return stream.group_by("word").persistent_aggregate(in_map, "n", Longest(), "v string")
+
+
+DELETED_KEYS = "keeps the rows of deleted keys.*DeltaMapState"
+NO_INTEGER = "orders changes by field 'f'.*found: double.*an integer"
+IN_SQLITE = opaque("x", SqliteMap("f", "t"))
+
+
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
@@ -237,106 +245,37 @@ def test_a_topology_that_is_started_again_finds_the_same_fields_behind_new_value
         (lambda s: s.partition_persist(DeltaMapState("x"), "word", Adds()), TopologyError, "calls no updater.*Upsert"),
         (lambda s: s.partition_persist(DeltaAppend("x"), "word", Upsert("word")), TopologyError, "one value per key"),
         (lambda s: s.partition_persist(DeltaMapState("x"), "word", Upsert("word")), FieldError, "nothing to store"),
-        (lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("wrod")), FieldError, "Did you mean 'word'"),
+        (lambda s: upserted(s, "wrod"), FieldError, "Did you mean 'word'"),
+        (lambda s: upserted(s, "word", delete_when="n"), FieldError, "expected: boolean"),
+        (lambda s: upserted(s, "word", order_by="n", sequence_by="n"), FieldError, "one order.*order_by='n' and seq"),
+        (lambda s: s.partition_persist(IN_SQLITE, None, Upsert("word", sequence_by="n")), TopologyError, DELETED_KEYS),
+        (lambda s: upserted(s, "n", sequence_by="n"), FieldError, "the sequence of changes.*a key"),
+        (lambda s: upserted(s.each("n", float, "f double"), "word", sequence_by="f"), FieldError, NO_INTEGER),
+        (lambda s: upserted(s, "word", sequence_by="m"), FieldError, "does not exist; found: 'm'"),
         (
-            lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("word", delete_when="n")),
-            FieldError,
-            "expected: boolean",
-        ),
-        (
-            lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("word", order_by="n", sequence_by="n")),
-            FieldError,
-            "one order.*order_by='n' and sequence_by='n'",
-        ),
-        (
-            lambda s: s.partition_persist(opaque("x", SqliteMap("f", "t")), None, Upsert("word", sequence_by="n")),
+            lambda s: upserted(s, "word", sequence_by="n").new_values_stream(),
             TopologyError,
-            "keeps the rows of deleted keys.*DeltaMapState",
-        ),
-        (
-            lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("n", sequence_by="n")),
-            FieldError,
-            "the sequence of changes.*a key",
-        ),
-        (
-            lambda s: s.each("n", float, "f double").partition_persist(
-                DeltaMapState("x"), None, Upsert("word", sequence_by="f")
-            ),
-            FieldError,
-            "orders changes by field 'f'.*found: double.*an integer",
-        ),
-        (
-            lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("word", sequence_by="m")),
-            FieldError,
-            "does not exist; found: 'm'",
-        ),
-        (
-            lambda s: s.partition_persist(
-                DeltaMapState("x"), None, Upsert("word", sequence_by="n")
-            ).new_values_stream(),
-            TopologyError,
-            "no stream of new values.*sequence_by",
+            "no stream of.*sequence_by",
         ),
         (lambda s: s.partition_persist(Lines("x"), "word", Lines("x")), TopologyError, "2 partitions.*partition_by"),
-        (
-            lambda s: s.partition_persist(Lines("x"), "word", Lines("x"), "a string", partition_by="word"),
-            TopologyError,
-            "cannot emit.*after the decision",
-        ),
-        (
-            lambda s: s.partition_persist(opaque("x", SqliteMap("f", "t")), "word", Adds(), "word"),
-            OutputTypeError,
-            "type of output 'word'",
-        ),
-        (
-            lambda s: s.partition_persist(DeltaAppend("x")).new_values_stream(),
-            TopologyError,
-            "no stream of new values.*appended",
-        ),
-        (
-            lambda s: s.state_query(
-                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), MapGet(), "c"
-            ),
-            TopologyError,
-            "takes 1 fields",
-        ),
-        (
-            lambda s: s.state_query(
-                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), "n", MapGet(), "c"
-            ),
-            TopologyError,
-            "found: bigint.*expected: string",
-        ),
+        (emitting, TopologyError, "cannot emit.*after the decision"),
+        (lambda s: s.partition_persist(IN_SQLITE, "word", Adds(), "word"), OutputTypeError, "type of output 'word'"),
+        (lambda s: s.partition_persist(DeltaAppend("x")).new_values_stream(), TopologyError, "no stream of.*appended"),
+        (lambda s: s.state_query(counted(s), MapGet(), "c"), TopologyError, "takes 1 fields"),
+        (lambda s: s.state_query(counted(s), "n", MapGet(), "c"), TopologyError, "found: bigint.*expected: string"),
         (
             lambda s: s.state_query(s.persistent_aggregate(DeltaMapState("x"), Count(), "c"), MapGet(), "c"),
             TopologyError,
             "has no keys.*SnapshotGet",
         ),
+        (lambda s: s.state_query(counted(s), "word", LongerThan(), "c"), TopologyError, "calls no query of yours"),
         (
-            lambda s: s.state_query(
-                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), "word", LongerThan(), "c"
-            ),
-            TopologyError,
-            "calls no query of yours",
-        ),
-        (
-            lambda s: s.state_query(
-                stream_of("word string").group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"),
-                "word",
-                MapGet(),
-                "c",
-            ),
+            lambda s: s.state_query(counted(stream_of("word string")), "word", MapGet(), "c"),
             TopologyError,
             "of its own topology",
         ),
         (lambda s: topology_of(s).new_static_state(SqliteMap), TopologyError, "not a static state"),
-        (
-            lambda s: s.group_by("word").persistent_aggregate(
-                non_transactional("x", SqliteMap("f", "t")), "n", Longest(), "v string"
-            ),
-            TopologyError,
-            "updated while it is published",
-        ),
+        (reduced_in_a_map, TopologyError, "updated while it is published"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::trident.operations.guarantees.NotExactlyOnceWarning")
@@ -346,7 +285,7 @@ def test_what_cannot_be_is_said_when_it_is_built(build: Any, error: type, messag
 
 
 @pytest.mark.long
-def test_a_topology_may_be_started_again_with_more_fields(start, tmp_path: Path) -> None:  # noqa: F811
+def test_a_topology_may_be_started_again_with_more_fields(start, tmp_path: Path) -> None:
     def topology(batches: list, *more: str) -> TridentTopology:
         made = TridentTopology("grows")
         rows = made.new_stream("rows", FixedBatchSpout("id string, name string, age long", batches))
@@ -355,11 +294,9 @@ def test_a_topology_may_be_started_again_with_more_fields(start, tmp_path: Path)
         return made
 
     first = [[("1", "ann", 30), ("2", "bob", 40)]]
-    query = start(topology(first))
-    query.process_all_available(WAIT_SECS)
+    query = start.run(topology(first))
     query.stop()
-    query = start(topology([*first, [("1", "anna", 31), ("3", "cid", 5)]], "age"))
-    query.process_all_available(WAIT_SECS)
+    query = start.run(topology([*first, [("1", "anna", 31), ("3", "cid", 5)]], "age"))
     people = {tuple(row) for row in query.snapshot("people").collect()}
     assert people == {("1", "anna", 31), ("2", "bob", None), ("3", "cid", 5)}
     changes = Counter(tuple(row) for row in query.snapshot("changes").collect())
@@ -370,7 +307,7 @@ def test_a_topology_may_be_started_again_with_more_fields(start, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch(start, tmp_path: Path) -> None:  # noqa: F811
+def test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch(start, tmp_path: Path) -> None:
     """Also where nothing else of the topology has anything to do for an empty batch."""
     topology = TridentTopology("rows_of_none")
     words = topology.new_stream("words", FixedBatchSpout("word string", [[("a",), ("b",)], [], [("a",)], []]))
@@ -384,15 +321,11 @@ def test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch(start, 
     again = news.project("word").state_query(counts, "word", MapGet(), "n")
     again.partition_persist(DeltaAppend("before"))
     news.partition_persist(DeltaAppend("news"))
-    start(topology).process_all_available(WAIT_SECS)
+    start.run(topology)
 
-    def rows(state: str) -> Counter:
-        table = Table.read(tmp_path / "warehouse" / state)
-        return Counter(tuple(value for name, value in row.items() if name != "txid") for row in table.rows())
-
-    assert rows("changed") == Counter({(2,): 1, (1,): 1, (0,): 2})
-    assert rows("known") == Counter({(0,): 3, (1,): 1})
-    assert rows("before") == Counter([("a", None), ("b", None), ("a", 1)])
+    assert rows_of(tmp_path, "changed") == Counter({(2,): 1, (1,): 1, (0,): 2})
+    assert rows_of(tmp_path, "known") == Counter({(0,): 3, (1,): 1})
+    assert rows_of(tmp_path, "before") == Counter([("a", None), ("b", None), ("a", 1)])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import trident
-from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
+from tests.running.test_query import WAIT_SECS
 from trident import DeltaMapState, FixedBatchSpout, MapGet, TridentTopology, Upsert
 from trident.coordinators.errors import AttemptCapReached, FieldError, IdentityMismatch, TableError, TopologyError
 
@@ -31,14 +31,13 @@ def topology(
     return made
 
 
-def processed(start: Any, made: TridentTopology) -> Any:  # noqa: F811
-    query = start(made)
-    query.process_all_available(WAIT_SECS)
+def processed(start: Any, made: TridentTopology) -> Any:
+    query = start.run(made)
     return query
 
 
 @pytest.mark.long
-def test_late_changes_do_not_count_before_and_behind_a_merge_and_the_sequence_stays(start) -> None:  # noqa: F811
+def test_late_changes_do_not_count_before_and_behind_a_merge_and_the_sequence_stays(start) -> None:
     query = processed(start, topology(BATCHES[:2]))
     query.stop()  # merges
     query = processed(start, topology(BATCHES, retention=100))  # it may be given later
@@ -74,7 +73,7 @@ def with_history(batches: list[list[tuple]] = BATCHES, fields: str = FIELDS) -> 
 
 
 @pytest.mark.long
-def test_a_history_has_the_periods_of_late_changes_and_deletes(start, spark, tmp_path) -> None:  # noqa: F811
+def test_a_history_has_the_periods_of_late_changes_and_deletes(start, spark, tmp_path) -> None:
     query = processed(start, with_history()[0])
     expected = {
         ("a", "old", 1, 2),
@@ -108,7 +107,7 @@ def test_a_history_is_refused_where_it_cannot_be() -> None:
 
 
 @pytest.mark.long
-def test_a_batch_with_a_null_sequence_fails_and_says_so(start) -> None:  # noqa: F811
+def test_a_batch_with_a_null_sequence_fails_and_says_so(start) -> None:
     query = start(topology([[("a", "x", None, False)]]), max_attempts=2)
     with pytest.raises(AttemptCapReached, match="(?s)'lsn' of sequence_by is null"):
         query.process_all_available(WAIT_SECS)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -43,10 +42,7 @@ BATCHES, STRUCT = 5, "struct<a: float, b: decimal(9, 2)>"
 KEYS: Mapping[str, Sequence[Any]] = {
     "string": [None, *"abcdefgh"],
     "double": [None, 0.0, -0.0, math.nan, math.inf, *map(float, range(1, 6))],
-    STRUCT: [
-        None,
-        *itertools.product([None, 0.0, -0.0, math.nan, 1.5], [None, Decimal(1)]),
-    ],
+    STRUCT: [None, *itertools.product([None, 0.0, -0.0, math.nan, 1.5], [None, Decimal(1)])],
 }
 START = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
 
@@ -155,14 +151,7 @@ def batch(rng: random.Random, number: int, keys: Sequence[Any]) -> list[tuple[An
         *((made, STRUCT) for made in (new_values, timed)),
     ],
 )
-def test_all_shards_together_give_what_one_task_gives(
-    spark: SparkSession,
-    tmp_path: Path,
-    rng: random.Random,
-    monkeypatch: pytest.MonkeyPatch,
-    made: Callable[[Any, Any], None],
-    key: str,
-) -> None:
+def test_all_shards_together_give_what_one_task_gives(spark, tmp_path, rng, monkeypatch, made, key):
     group = group_of(made, key)
     assert group.late_on_arrow is not None and group.shard_keys is not None
     fields = {one.name: StructType(list(one.fields)) for one in group.lowered.boundaries.values()}

@@ -7,7 +7,6 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from tests.chaos.oracle import Table
 from tests.operations import timed_oracle as oracle
-from tests.operations.timed_turns import Turns
+from tests.operations.timed_turns import SECOND, Turns, at, rows_of
 from tests.operations.timed_users import Baskets
 from tests.streams.stream_helpers import RowsSpout, stream_of, topology_of
 from tests.topology_helpers import Starter
@@ -25,21 +24,11 @@ from trident.coordinators.errors import FieldError, OutputTypeError, TopologyErr
 from trident.operations.joins import JoinOutFieldsMode
 from trident.streams.stream import Stream
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 FIELDS = "key string, at timestamp, n long"
-SECOND = 10**6
 STATE, OUTPUTS = "n long, last timestamp", "what string, n long"
 NO_TIME = expr("cast(null as timestamp) as at")
 ROUNDS = int(os.environ.get("TRIDENT_RANDOM", "0"))
 CLOCK = [20, 33, 31, *range(40, 40 + ROUNDS, 5)]  # of processing time; seconds
-
-
-def at(seconds: float | None) -> datetime | None:
-    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
-
-
-def second_of(time: datetime | None) -> float | None:
-    return None if time is None else time.astimezone(timezone.utc).timestamp()
 
 
 def batches_of(rng: random.Random, turns: int) -> list[list[tuple]]:
@@ -138,14 +127,10 @@ def test_exactly_once_over_crashes(start: Starter, tmp_path: Path, rng: random.R
     deduped = oracle.dedup(rows[0], 4, 9)
     pairs = oracle.join(*rows, (4, 2), (-7, 7), (True, False))
 
-    def found(name: str) -> Counter:
-        rows = Table.read(tmp_path / "warehouse" / name).rows()
-        return Counter(tuple(value for field, value in row.items() if field != "txid") for row in rows)
-
-    assert found("passed") == Counter((n,) for given, _ in deduped for n in given)
-    assert found("late") == Counter((n,) for _, late in deduped for n in late)
-    assert found("timed") == Counter(row for given, _ in oracle.baskets(rows[0], 4) for row in given)
-    assert found("joined") == Counter(pair for given, *_ in pairs for pair in given)
+    assert rows_of(tmp_path, "passed") == Counter((n,) for given, _ in deduped for n in given)
+    assert rows_of(tmp_path, "late") == Counter((n,) for _, late in deduped for n in late)
+    assert rows_of(tmp_path, "timed") == Counter(row for given, _ in oracle.baskets(rows[0], 4) for row in given)
+    assert rows_of(tmp_path, "joined") == Counter(pair for given, *_ in pairs for pair in given)
 
 
 # --- what is refused ---------------------------------------------------------------------
@@ -168,6 +153,9 @@ def with_bound(stream: Stream, **more: Any) -> Stream:
     return stream.join(beside(stream), **given)
 
 
+MAP = "k map<string, long>, at timestamp"
+
+
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
@@ -177,11 +165,7 @@ def with_bound(stream: Stream, **more: Any) -> Stream:
         (lambda: marked().drop_duplicates("key", within="0 days"), TopologyError, "more than nothing"),
         (lambda: marked().drop_duplicates("key", within="1 month"), TopologyError, "no duration"),
         (lambda: marked("_due long, at timestamp").drop_duplicates("_due", within="1 day"), FieldError, "key '_due'"),
-        (
-            lambda: marked("k map<string, long>, at timestamp").drop_duplicates("k", within="1 day"),
-            TopologyError,
-            "a type that can be compared",
-        ),
+        (lambda: marked(MAP).drop_duplicates("k", within="1 day"), TopologyError, "a type that can be compared"),
         (lambda: process(marked(), Baskets), TopologyError, "an object, not its class"),
         (lambda: process(marked(), object()), TopologyError, "with on_row and on_time.*without on_row"),
         (lambda: process(marked(), Baskets(), inputs="at, n"), TopologyError, "cannot be called with the fields"),
@@ -218,10 +202,8 @@ def test_what_they_are_and_where_it_is_kept() -> None:
     assert "processing time" in repr(joined.tumbling_window("1 hour"))
     text = topology_of(stream).explain()
     assert "drop_duplicates(key, at, n within 1 day)" in text and "keyed state test_drop_duplicates1" in text
-    assert (
-        "entries of test_drop_duplicates1 for the rows' keys, and those that are due (of few rows in its local copy)"
-        in text
-    )
+    entries = "entries of test_drop_duplicates1 for the rows' keys, and those that are due"
+    assert f"{entries} (of few rows in its local copy)" in text
     assert "join(key inner within 1 minute)" in text and "keyed state test_join1" in text
 
 

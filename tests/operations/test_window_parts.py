@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
-from tests.chaos.oracle import Table
+from tests.operations.timed_turns import at, rows_of
 from tests.operations.window_oracle import event_marks, sessions, windows
 from tests.running.test_local_copies import uses  # noqa: F401 (a fixture)
-from tests.streams.stream_helpers import stream_of, topology_of
+from tests.streams.stream_helpers import Longest, stream_of, topology_of
 from tests.topology_helpers import Starter
 from trident import Aggregator, Count, DeltaAppend, FixedBatchSpout, Max, Min, Sum, TridentTopology, expr
 from trident.coordinators.errors import FieldError, TopologyError
@@ -29,21 +28,8 @@ from trident.streams.stream import Stream
 from trident.workers.calls import prepared
 from trident.workers.chain import Frame, Meter
 from trident.workers.failures import ERROR, Label, UserCodeFailed, find_report
-from trident.workers.open_windows import (
-    AT,
-    DUE,
-    NEWEST,
-    PANE,
-    ROWS,
-    SESSIONS,
-    Part,
-    PartsOfPanes,
-    Store,
-    UsersPart,
-)
+from trident.workers.open_windows import AT, DUE, NEWEST, PANE, ROWS, SESSIONS, Part, PartsOfPanes, Store, UsersPart
 
-SECOND = 10**6
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40)).map(lambda both: (max(both), min(both)))
 TURNS = st.lists(
     st.tuples(st.lists(st.tuples(st.integers(0, 120), st.sampled_from("ab")), max_size=5), st.integers(0, 60)),
@@ -133,16 +119,6 @@ class Known(Count):
     """A class of the user's below a built-in one."""
 
 
-class Longest:
-    """A reducer."""
-
-    def init(self) -> str:
-        return ""
-
-    def reduce(self, so_far: str, word: str) -> str:
-        return max(so_far, word, key=len)
-
-
 class Gathered:
     """A combiner of lists."""
 
@@ -162,68 +138,72 @@ def both(windowed: Any) -> None:
 
 
 def one_grouping_twice(windowed: Any) -> None:
-    persisted(windowed.late_rows().project("n"))
     grouped = windowed.group_by("word")
     grouped.aggregate(Count(), "rows").partition_persist(DeltaAppend("b"))
     grouped.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("c"))
+
+
+def one_grouping_twice_and_late_rows(windowed: Any) -> None:
+    persisted(windowed.late_rows().project("n"))
+    one_grouping_twice(windowed)
 
 
 def persisted(stream: Stream) -> None:
     stream.partition_persist(DeltaAppend("a"))
 
 
+def grouped(windowed: Any, *aggregate: Any) -> None:
+    persisted(windowed.group_by("word").aggregate(*aggregate))
+
+
+def chained(windowed: Any) -> None:
+    persisted(windowed.chained_agg().aggregate(Count(), "c").aggregate("x", Max(), "m").chain_end())
+
+
+def both_and_squares(windowed: Any) -> None:
+    both(windowed)
+    windowed.group_by("word").aggregate("n", Squares(), "squares long").partition_persist(DeltaAppend("c"))
+
+
+def both_and_the_whole(windowed: Any) -> None:
+    both(windowed)
+    windowed.aggregate(Count(), "c").partition_persist(DeltaAppend("c"))
+
+
+def one_grouping_in_a_chain_too(windowed: Any) -> None:
+    grouped = windowed.group_by("word")
+    persisted(grouped.aggregate(Count(), "c"))
+    grouped.chained_agg().aggregate("n", Max(), "m").chain_end().partition_persist(DeltaAppend("b"))
+
+
+def its_rows_twice(windowed: Any) -> None:
+    rows = windowed.rows()
+    persisted(rows.group_by("window").aggregate(Count(), "c"))
+    rows.partition_persist(DeltaAppend("b"))
+
+
+PARTS = "parts, not rows, per pane of 30 minutes"
+ALONE = "values of Known() of type bigint are combined by Spark alone"
+GATHERED = "Gathered makes values of type array<string>"
+
+
 @pytest.mark.parametrize(
     ("use", "stores"),
     [
-        (
-            lambda w: persisted(w.group_by("word").aggregate(Count(), "c")),
-            "parts, not rows, per pane of 30 minutes and word",
-        ),
-        (both, "parts, not rows, per pane of 30 minutes and word: Count() -> rows, Sum() -> total"),
-        (
-            lambda w: persisted(w.chained_agg().aggregate(Count(), "c").aggregate("x", Max(), "m").chain_end()),
-            "parts, not rows, per pane of 30 minutes: Count() -> c, Max() -> m",
-        ),
+        (lambda w: grouped(w, Count(), "c"), f"{PARTS} and word"),
+        (both, f"{PARTS} and word: Count() -> rows, Sum() -> total"),
+        (chained, f"{PARTS}: Count() -> c, Max() -> m"),
         (lambda w: persisted(w.rows()), "rows: partition_persist"),
-        (
-            lambda w: persisted(w.group_by("word").aggregate("n", Known(), "k")),
-            "rows: values of Known() of type bigint are combined by Spark alone",
-        ),
+        (lambda w: grouped(w, "n", Known(), "k"), f"rows: {ALONE}"),
         (lambda w: persisted(w.aggregate("word", Longest(), "l")), "rows: aggregate(Longest) needs them"),
-        (
-            lambda w: (
-                both(w),
-                w.group_by("word").aggregate("n", Squares(), "squares long").partition_persist(DeltaAppend("c")),
-            ),
-            "parts, not rows, per pane of 30 minutes and word: Count() -> rows, Sum() -> total, Squares -> squares",
-        ),
-        (
-            lambda w: persisted(w.aggregate("word", Gathered(), "words array<string>")),
-            "rows: Gathered makes values of type array<string>",
-        ),
+        (both_and_squares, f"{PARTS} and word: Count() -> rows, Sum() -> total, Squares -> squares"),
+        (lambda w: persisted(w.aggregate("word", Gathered(), "w array<string>")), f"rows: {GATHERED}"),
         (lambda w: persisted(w.group_by("word").agg(expr("max(n) as m"))), "rows: agg"),
-        (
-            lambda w: (both(w), w.aggregate(Count(), "c").partition_persist(DeltaAppend("c"))),
-            "rows: they are grouped in more than one way",
-        ),
+        (both_and_the_whole, "rows: they are grouped in more than one way"),
         (lambda w: persisted(w.late_rows()), "rows: no operation needs them"),
-        (one_grouping_twice, "parts, not rows, per pane of 30 minutes and word: Count() -> rows, Sum() -> total"),
-        (
-            lambda w: (
-                grouped := w.group_by("word"),
-                persisted(grouped.aggregate(Count(), "c")),
-                grouped.chained_agg().aggregate("n", Max(), "m").chain_end().partition_persist(DeltaAppend("b")),
-            ),
-            "parts, not rows, per pane of 30 minutes and word: Count() -> c, Max() -> m",
-        ),
-        (
-            lambda w: (
-                rows := w.rows(),
-                persisted(rows.group_by("window").aggregate(Count(), "c")),
-                rows.partition_persist(DeltaAppend("b")),
-            ),
-            "rows: one grouping has several uses",
-        ),
+        (one_grouping_twice_and_late_rows, f"{PARTS} and word: Count() -> rows, Sum() -> total"),
+        (one_grouping_in_a_chain_too, f"{PARTS} and word: Count() -> c, Max() -> m"),
+        (its_rows_twice, "rows: one grouping has several uses"),
     ],
 )
 def test_explain_says_what_a_window_stores(use: Callable[[Any], Any], stores: str) -> None:
@@ -232,11 +212,12 @@ def test_explain_says_what_a_window_stores(use: Callable[[Any], Any], stores: st
     assert f"note: stores {stores}" in topology_of(stream).explain()
 
 
-def test_sessions_of_which_one_grouping_has_several_uses_keep_lists_of_rows() -> None:
+@pytest.mark.parametrize(
+    "use", [one_grouping_twice, lambda sessions: grouped(sessions, "n", Squares(), "squares long")]
+)
+def test_sessions_with_several_uses_or_a_combiner_of_the_users_keep_lists_of_rows(use: Callable[[Any], Any]) -> None:
     stream = marked()
-    grouped = stream.session_window("1 hour").group_by("word")
-    grouped.aggregate(Count(), "rows").partition_persist(DeltaAppend("b"))
-    grouped.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("c"))
+    use(stream.session_window("1 hour"))
     assert "note: stores lists of rows, per session and word" in topology_of(stream).explain()
 
 
@@ -265,9 +246,7 @@ class Answers:
         (pa.float64(), "1", "'1'"),
     ],
 )
-def test_what_a_combiner_raises_and_a_value_of_another_type_is_told_with_its_line(
-    kind: pa.DataType, answer: Any, said: str
-) -> None:
+def test_what_a_combiner_raises_and_a_value_of_another_type_is_told_with_its_line(kind, answer, said):
     part = UsersPart("_part0", kind, "", Answers(answer), Label("aggregate(Answers)", "here.py:1"), "best")
     with pytest.raises(UserCodeFailed) as caught:
         part.combine(1, 2)
@@ -310,35 +289,17 @@ def test_parts_that_meet_become_one_and_those_that_python_cannot_combine_stay_as
     most, one = Decimal(999_999), Decimal(1)
     assert run(
         (0, "a", 1, one, 1, 5), (0, "b", 2, one, 1, 4), (0, "a", 3, most - 1, 2, 3), (None, "a", 4, None, 1, None)
-    ) == [
-        (0, "a", 4, most, 3, 5),
-        (0, "b", 2, one, 1, 4),
-        (None, "a", 4, None, 1, None),
-    ]
+    ) == [(0, "a", 4, most, 3, 5), (0, "b", 2, one, 1, 4), (None, "a", 4, None, 1, None)]
     too_much = [(0, "a", 1, most, 1, 5), (0, "a", 2, one, 1, 4)]
     assert run(*too_much) == too_much
     assert set(map(id, step.user.users)) == {id(users.users)} and isinstance(step.label, Label)
 
 
-def test_sessions_with_a_combiner_of_the_users_keep_lists_of_rows() -> None:
-    stream = marked()
-    persisted(stream.session_window("1 hour").group_by("word").aggregate("n", Squares(), "squares long"))
-    assert "note: stores lists of rows, per session and word" in topology_of(stream).explain()
-
-
-def test_windows_without_a_name_have_states_of_their_own() -> None:
-    """Sessions have no node before their keys are known: the call counts."""
-    stream = marked()
-    windowed = [stream.session_window("1 hour"), stream.session_window("2 hours"), stream.tumbling_window("1 hour")]
-    windowed.append(stream.session_window("3 hours", "named"))
-    windowed.append(stream.tumbling_window(5))
-    assert [one.name for one in windowed] == [*(f"test_window{n}" for n in (1, 2, 3)), "named", "test_window4"]
-    for n, one in enumerate(windowed):
-        one.group_by("word").aggregate(Count(), "rows").partition_persist(DeltaAppend(f"out{n}"))
-
-
 def test_windows_without_a_name_have_the_numbers_that_they_always_had() -> None:
-    """Stored states are found by them: each window that is used at its call counts, with or without a name."""
+    """Stored states are found by them: each window that is used at its call counts, with or without a name.
+
+    Sessions have no node before their keys are known: the call counts.
+    """
     stream = marked()
     visits = stream.session_window("1 hour", "visits")
     names = [stream.tumbling_window("1 hour").name]
@@ -347,7 +308,7 @@ def test_windows_without_a_name_have_the_numbers_that_they_always_had() -> None:
     stream.tumbling_window("2 hours", "named")
     unnamed.group_by("word").aggregate(Count(), "rows").partition_persist(DeltaAppend("others"))
     names += [unnamed.name, stream.tumbling_window(5).name]
-    assert names == ["test_window1", "test_window3", "test_window5"]
+    assert visits.name == "visits" and names == ["test_window1", "test_window3", "test_window5"]
 
 
 def test_windows_of_rows_and_of_processing_time_keep_rows() -> None:
@@ -376,6 +337,14 @@ def test_the_parts_are_part_of_the_identity_and_the_rows_of_an_older_version_go_
     assert windows_with_rows(tmp_path, ["open"]) == set()
 
 
+def with_other_keys(windowed: Any) -> None:
+    windowed.group_by("word")
+    windowed.group_by("n")
+
+
+TAKEN = "_due long, at timestamp"
+
+
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
@@ -384,18 +353,8 @@ def test_the_parts_are_part_of_the_identity_and_the_rows_of_an_older_version_go_
         (lambda s: s.session_window(5), TopologyError, "is no duration"),
         (lambda s: s.session_window("1 hour").group_by("ward"), FieldError, "did you mean 'word'"),
         (lambda s: s.session_window("1 hour").late_rows(), TopologyError, "before their keys are known"),
-        (
-            lambda s: (w := s.session_window("1 hour")).group_by("word") and w.group_by("n"),
-            TopologyError,
-            "one choice of keys.*n after word",
-        ),
-        (
-            lambda s: (
-                stream_of("at timestamp, _due long").with_watermark("at", "1 hour").session_window("1 hour").rows()
-            ),
-            FieldError,
-            "cannot keep field '_due'",
-        ),
+        (lambda s: with_other_keys(s.session_window("1 hour")), TopologyError, "one choice of keys.*n after word"),
+        (lambda s: marked(TAKEN).session_window("1 hour").rows(), FieldError, "cannot keep field '_due'"),
     ],
 )
 def test_sessions_that_cannot_be_are_refused(build: Any, error: type, message: str) -> None:
@@ -404,10 +363,6 @@ def test_sessions_that_cannot_be_are_refused(build: Any, error: type, message: s
 
 
 # --- on Spark ----------------------------------------------------------------------------
-
-
-def at(seconds: float | None) -> datetime | None:
-    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
 
 
 def stamped(batches: list) -> list:
@@ -533,18 +488,7 @@ def expected_of(batches: list, own: bool) -> dict[str, Counter]:
 
 
 def found_in(folder: Path, own: bool) -> dict[str, Counter]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return plain(value["start"]), plain(value["end"])
-        return value.astimezone(timezone.utc).timestamp() if isinstance(value, datetime) else value
-
-    return {
-        name: Counter(
-            tuple(plain(value) for field, value in row.items() if field != "txid")
-            for row in Table.read(folder / "warehouse" / name).rows()
-        )
-        for name in (TABLES if own else TABLES + OF_COMBINERS)
-    }
+    return {name: rows_of(folder, name) for name in (TABLES if own else TABLES + OF_COMBINERS)}
 
 
 def random_batches(rng: Any, count: int) -> list:
@@ -564,13 +508,7 @@ def random_batches(rng: Any, count: int) -> list:
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", ["own", "users", "tables"])
-def test_exactly_once_over_crashes(
-    start: Starter,
-    tmp_path: Path,
-    rng: Any,
-    form: str,
-    uses: list[bool],  # noqa: F811
-) -> None:
+def test_exactly_once_over_crashes(start, tmp_path, rng, form, uses):  # noqa: F811
     """A coordinator that hangs behind a decision, half published, and wakes up deposed."""
     start._settings["local_copies"] = form != "tables"
     own = form == "own"
@@ -600,14 +538,7 @@ def test_a_combiner_of_the_users_has_one_job(start: Starter, tmp_path: Path, rng
     start._settings["max_spout_pending"] = 1
     query = start.run(topology)
     assert any("resolve_by_one_job" in one["duration_ms"] for one in query.recent_progress)
-    found = Table.read(tmp_path / "warehouse" / "squares").rows()
-    assert (
-        Counter(
-            ((row["window"]["start"].timestamp(), row["window"]["end"].timestamp()), row["user"], row["squares"])
-            for row in found
-        )
-        == expected_of(batches, own=False)["squares"]
-    )
+    assert rows_of(tmp_path, "squares") == expected_of(batches, own=False)["squares"]
 
 
 @pytest.mark.long
@@ -624,7 +555,6 @@ def test_sessions_are_those_of_spark(start: Starter, spark: Any, tmp_path: Path,
     start.run(topology)
     frame = spark.createDataFrame(stamped([rows])[0], schema)
     expected = frame.groupBy(F.session_window("at", "10 seconds").alias("w"), "user").count().collect()
-    found = Table.read(tmp_path / "warehouse" / "out").rows()
-    assert Counter(
-        (row["window"]["start"].timestamp(), row["window"]["end"].timestamp(), row["user"], row["c"]) for row in found
-    ) == Counter((row.w.start.timestamp(), row.w.end.timestamp(), row.user, row["count"]) for row in expected)
+    assert rows_of(tmp_path, "out") == Counter(
+        ((row.w.start.timestamp(), row.w.end.timestamp()), row.user, row["count"]) for row in expected
+    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,19 @@ from pyspark.sql import SparkSession
 
 from tests.chaos.oracle import Table
 from tests.long_cases import sample
+from tests.operations.timed_turns import SECOND, Turns, at, plain, rows_of
 from tests.operations.window_oracle import Given, by_count, by_event_time, by_processing_time, starts_of, windows
-from tests.streams.stream_helpers import RowsSpout, batch, stream_of, topology_of
+from tests.streams.stream_helpers import RowsSpout, stream_of, topology_of
 from tests.topology_helpers import Starter
-from trident import (
-    Count,
-    DeltaAppend,
-    FixedBatchSpout,
-    Max,
-    NotExactlyOnceWarning,
-    Sum,
-    TridentTopology,
-    expr,
-)
+from trident import Count, DeltaAppend, FixedBatchSpout, Max, NotExactlyOnceWarning, Sum, TridentTopology, expr
 from trident.coordinators import faults
 from trident.coordinators.errors import FieldError, TopologyError
-from trident.coordinators.identities import TransactionAttempt
 from trident.operations.window_spec import Unit, WindowSpec, duration_us
 from trident.planning.groups import plan
 from trident.spouts.contracts import SpoutKind
-from trident.states.publishing.user_tasks import BatchInfo
 from trident.streams.stream import Stream
 
-SECOND = 10**6
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40)).map(lambda both: (max(both), min(both)))
-
-
-def at(seconds: float | None) -> datetime | None:
-    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
 
 
 # --- the arithmetic ----------------------------------------------------------------------
@@ -69,13 +52,9 @@ def test_what_a_watermark_fires(size: tuple[int, int], before: int, step: int) -
 
 
 @given(
-    SIZES,
-    st.lists(st.tuples(st.lists(st.integers(0, 120), max_size=4), st.integers(0, 60)), max_size=6),
-    st.booleans(),
+    SIZES, st.lists(st.tuples(st.lists(st.integers(0, 120), max_size=4), st.integers(0, 60)), max_size=6), st.booleans()
 )
-def test_one_pass_over_stored_rows_gives_what_all_rows_ever_give(
-    size: tuple[int, int], turns: list, in_rows: bool
-) -> None:
+def test_one_pass_over_stored_rows_gives_what_all_rows_ever_give(size, turns, in_rows):
     """The rule that the Spark plan follows, over Python lists, against the oracle that forgets nothing."""
     spec = WindowSpec(*size, Unit.ROWS if in_rows else Unit.EVENT_TIME)
     marks = [sum(step for _, step in turns[: n + 1]) for n in range(len(turns))]
@@ -114,67 +93,16 @@ def test_durations(text: str, micros: int) -> None:
 # --- on Spark ----------------------------------------------------------------------------
 
 
-class Turns:
-    """A group's transactions one after the other on Spark; each keyed state is folded from its log rows."""
-
-    def __init__(self, spark: SparkSession, stream: Stream) -> None:
-        self._spark, self.plan = spark, plan(stream._graph)[0]
-        self.states: dict[str, dict[tuple, tuple]] = {binding.name: {} for binding in self.plan.bindings}
-        self._txid = 0
-
-    def run(self, rows: Sequence[tuple], partitions: int = 1) -> dict[str, list[tuple]]:
-        """The rows that a transaction stages for each state."""
-        self._txid += 1
-        attempt = TransactionAttempt(self._txid, 0)
-        early = self.plan.build({"rows": self._batch(rows, partitions)}, attempt)
-        late = self.plan.build_late(early, BatchInfo(attempt), self._stored)
-        given = {name: [tuple(row) for row in frame.collect()] for name, frame in late.items()}
-        late.release()
-        for binding in self.plan.bindings:
-            if binding.merging == "last":
-                keys = len(binding.keys)
-                changes = given[binding.name]
-                assert len({row[:keys] for row in changes}) == len(changes), "one row per key and transaction"
-                for row in changes:
-                    self.states[binding.name].pop(row[:keys], None)
-                    if not row[-1]:
-                        self.states[binding.name][row[:keys]] = row[keys:-1]
-        return given
-
-    def _batch(self, rows: Sequence[tuple], partitions: int) -> Any:
-        if partitions == 1:
-            return batch(self._spark, self.plan, rows)
-        # In their order, some in each partition and none in some.
-        schema = self.plan.spouts["rows"].output_schema
-        return self._spark.createDataFrame(self._spark.sparkContext.parallelize(list(rows), partitions), schema)
-
-    def _stored(self, binding: Any, keys: Any) -> Any:
-        rows = [key + value for key, value in self.states[binding.name].items()]
-        return self._spark.createDataFrame(rows, binding.schema)
-
-
 def a_batch(rng: random.Random, around: int) -> list[tuple]:
     """(at, v) in seconds, with nulls; at times far from where the others are."""
     times = [rng.choice([around, around - 12, around + 7]) + rng.randrange(9) for _ in range(rng.randrange(9))]
     return [(rng.choice([None, *[time] * 9]), rng.choice([None, *range(5)])) for time in times]
 
 
-def second_of(time: datetime | None) -> float | None:
-    return None if time is None else time.astimezone(timezone.utc).timestamp()
-
-
-def plain(row: tuple) -> tuple:
-    """(at, v), with the time in seconds."""
-    return (second_of(row[0]), row[1])
-
-
 def fired(rows: list[tuple]) -> Counter:
     """Rows (window, at, v) as the oracle has them."""
 
-    def edge(value: Any) -> Any:
-        return value if isinstance(value, int) else second_of(value)
-
-    return Counter((edge(row[0].start), edge(row[0].end), plain(row[1:])) for row in rows)
+    return Counter((plain(row[0].start), plain(row[0].end), tuple(map(plain, row[1:]))) for row in rows)
 
 
 def test_every_kind_of_window_gives_what_the_oracle_gives(spark: SparkSession, rng: random.Random) -> None:
@@ -201,51 +129,17 @@ def test_every_kind_of_window_gives_what_the_oracle_gives(spark: SparkSession, r
     }
     turns, late = Turns(spark, stream), 0
     for n, rows in enumerate(batches):
-        found = turns.run([(at(time), v) for time, v in rows], partitions=rng.choice([1, 3]))
+        found = turns.run({"rows": [(at(time), v) for time, v in rows]}, partitions=rng.choice([1, 3]))
         for name in made:
             least = 0 if name == "rows" else -100
             want = Counter((max(start, least), end, row) for start, end, row in expected[name][n].fired)
             assert fired(found[name]) == want, (name, n)
-        assert Counter(map(plain, found["late"])) == Counter(expected["event"][n].late)
+        assert Counter(tuple(map(plain, row)) for row in found["late"]) == Counter(expected["event"][n].late)
         late += len(expected["event"][n].late)
         state = turns.states[made["event"].name]
         assert not rows or state[(-1,)][1:3] == (sum(map(len, batches[: n + 1])), late)
     open_rows = [key for key in turns.states[made["rows"].name] if key != (-1,)]
     assert len(open_rows) < sum(sizes["rows"]), "rows that no window will need are not kept"
-
-
-class Longest:
-    """A reducer in Python."""
-
-    def init(self) -> str:
-        return ""
-
-    def reduce(self, so_far: str, word: str | None) -> str:
-        return max(so_far, word or "", key=len)
-
-
-@pytest.mark.long
-def test_windows_are_aggregated_as_groups_are(spark: SparkSession) -> None:
-    stream = stream_of("word string, n long")
-    windows_ = stream.sliding_window(4, 2)
-    windows_.aggregate("word", Longest(), "longest").partition_persist(DeltaAppend("longest"))
-    two = windows_.group_by("word").chained_agg().aggregate(Count(), "rows").aggregate("n", Sum(), "total").chain_end()
-    two.partition_persist(DeltaAppend("two"))
-    turns, found = Turns(spark, stream), Counter()
-    for rows in ([("a", 1), ("bb", None), ("a", 3)], [("ccc", 4), (None, 5)]):
-        given_now = turns.run(rows)
-        found.update((row[0].start, row[0].end, *row[1:]) for name in ("longest", "two") for row in given_now[name])
-    assert found == Counter(
-        [
-            (0, 2, "bb"),
-            (0, 4, "ccc"),
-            (0, 2, "a", 1, 1),
-            (0, 2, "bb", 1, 0),
-            (0, 4, "a", 2, 4),
-            (0, 4, "bb", 1, 0),
-            (0, 4, "ccc", 1, 4),
-        ]
-    )
 
 
 # --- whole topologies --------------------------------------------------------------------
@@ -281,16 +175,7 @@ def expected_of(batches: list) -> dict[str, Counter]:
 
 
 def found_of_clicks(folder: Path) -> dict[str, Counter]:
-    """What both tables hold, read without Spark and without the framework."""
-
-    def row_of(row: dict[str, Any]) -> tuple:
-        values = (value for name, value in row.items() if name != "txid")
-        return tuple((second_of(v["start"]), second_of(v["end"])) if isinstance(v, dict) else v for v in values)
-
-    return {
-        name: Counter(row_of(row) for row in Table.read(folder / "warehouse" / name).rows())
-        for name in ("sums", "late")
-    }
+    return {name: rows_of(folder, name) for name in ("sums", "late")}
 
 
 def stamped(batches: list) -> list:
@@ -310,7 +195,7 @@ def test_exactly_once_over_crashes(start: Starter, tmp_path: Path, rows_kept: bo
     about_all = kept.pop(-1 if rows_kept else None)
     assert (about_all._position, about_all._next, about_all._late) == (56 * SECOND, 13, 3)
     if rows_kept:
-        assert sorted(second_of(row.at) for row in kept.values()) == [44, 58, 61]
+        assert sorted(plain(row.at) for row in kept.values()) == [44, 58, 61]
     else:
         found = {(at // SECOND, row.word, row._part0) for at, row in kept.items()}
         assert found == {(40, "bb", 1), (50, "a", 1), (60, "a", 1)}
@@ -373,7 +258,7 @@ def test_due_windows_of_processing_time_fire_in_an_empty_batch_and_an_attempt_th
     query = start.run(topology)
     assert not faults.unfired() and made.name == "now_window1"
     totals = Table.read(tmp_path / "warehouse" / "totals").rows()
-    found = [(row["txid"], second_of(row["window"]["start"]), row["total"]) for row in totals]
+    found = [(row["txid"], plain(row["window"]["start"]), row["total"]) for row in totals]
     assert found == [(3, 0, 10)], "the time is that of the attempt that was decided, and never goes back"
     assert {row.n for row in query.snapshot("now_window1").collect()} == {None, 5}
 
@@ -383,6 +268,10 @@ def test_due_windows_of_processing_time_fire_in_an_empty_batch_and_an_attempt_th
 
 def marked(fields: str = "at timestamp, word string, n long") -> Stream:
     return stream_of(fields).with_watermark("at", "1 minute")
+
+
+NO_AT = TopologyError, "'at' is no longer there"
+GONE, OTHER = "no longer there.*put with_watermark after", "at timestamp, other timestamp, n long"
 
 
 @pytest.mark.parametrize(
@@ -402,21 +291,11 @@ def marked(fields: str = "at timestamp, word string, n long") -> Stream:
         (lambda s: s.with_watermark("at", "-1 minute"), TopologyError, "is negative"),
         (lambda s: s.tumbling_window("1 minute").late_rows(), TopologyError, "of processing time.*with_watermark"),
         (lambda s: marked().tumbling_window(3).late_rows(), TopologyError, "windows of rows"),
-        (lambda s: marked().project("n").tumbling_window("1 minute"), TopologyError, "'at' is no longer there"),
-        (
-            lambda s: marked().map(lambda *row: row, "at timestamp, n long").tumbling_window("1 minute"),
-            TopologyError,
-            "no longer there.*put with_watermark after",
-        ),
+        (lambda s: marked().project("n").tumbling_window("1 minute"), *NO_AT),
+        (lambda s: marked().map(lambda *row: row, "at timestamp").tumbling_window("1 minute"), TopologyError, GONE),
         *[
-            (
-                lambda s, replaced=replaced: replaced(marked("at timestamp, other timestamp, n long")).tumbling_window(
-                    "1 minute"
-                ),
-                TopologyError,
-                "'at' is no longer there",
-            )
-            for replaced in (
+            (lambda s, made=made: made(marked(OTHER)).tumbling_window("1 day"), *NO_AT)
+            for made in (
                 lambda s: s.with_column("at", expr("other")),
                 lambda s: s.select("n", expr("other as at")),
                 lambda s: s.map(expr("other"), "at timestamp"),

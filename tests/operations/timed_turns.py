@@ -1,17 +1,40 @@
-"""Runs the transactions of a group on Spark one after the other; states are folded from their log's rows."""
+"""Runs the transactions of a group on Spark one after the other, with times in seconds; reads what tables hold."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from tests.chaos.oracle import Table
 from trident.coordinators.identities import TransactionAttempt
 from trident.planning.groups import plan
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.streams.stream import Stream
+
+SECOND = 10**6
+
+
+def at(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
+
+
+def plain(value: Any) -> Any:
+    """Times in seconds, windows as their two ends."""
+    if isinstance(value, dict):
+        return plain(value["start"]), plain(value["end"])
+    return value.astimezone(timezone.utc).timestamp() if isinstance(value, datetime) else value
+
+
+def rows_of(folder: Path, name: str) -> Counter[tuple]:
+    """The rows of a table without their txid, read without Spark and without the framework."""
+    rows = Table.read(folder / "warehouse" / name).rows()
+    return Counter(tuple(plain(value) for field, value in row.items() if field != "txid") for row in rows)
 
 
 class Turns:

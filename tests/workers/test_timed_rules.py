@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.operations import timed_oracle as oracle
+from tests.operations.timed_turns import at
 from tests.operations.timed_users import Baskets, Wrong
 from tests.streams.stream_helpers import RowsSpout, stream_of, topology_of
 from tests.workers.timed_steps import Steps
@@ -19,14 +19,9 @@ from trident import expr
 from trident.streams.stream import Stream
 from trident.workers.failures import ERROR, UserCodeFailed, find_report
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.none() | st.integers(0, 60)), max_size=6)
 EXAMPLES = 12 * max(int(os.environ.get("TRIDENT_RANDOM", "1")), 1)
 BATCHES = st.lists(st.tuples(ROWS, st.booleans()), max_size=7)
-
-
-def at(seconds: int | None) -> datetime | None:
-    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
 
 
 def numbered(batches: list) -> list[list[tuple]]:
@@ -96,9 +91,7 @@ def two(delays: tuple[int, int]) -> tuple[Stream, Stream]:
     bounds=st.tuples(st.integers(-30, 30), st.integers(0, 30)).map(lambda both: (both[0], both[0] + both[1])),
     how=st.sampled_from(["inner", "left", "right", "full"]),
 )
-def test_a_join_within_a_time_gives_what_the_oracle_gives(
-    copies: Path | None, batches: list, delays: tuple[int, int], bounds: tuple[int, int], how: str
-) -> None:
+def test_a_join_within_a_time_gives_what_the_oracle_gives(copies, batches, delays, bounds, how):
     left, right = two(delays)
     joined = left.join(
         right, "key", how, "key, at, n, its_at, its_n", within=tuple(f"{bound} seconds" for bound in bounds)
@@ -148,9 +141,7 @@ def test_timers_give_what_the_oracle_gives(copies: Path | None, batches: list, d
 
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(batches=BATCHES, seconds_=st.lists(st.integers(0, 60), min_size=7, max_size=7))
-def test_timers_of_processing_time_give_what_the_oracle_gives(
-    copies: Path | None, batches: list, seconds_: list[int]
-) -> None:
+def test_timers_of_processing_time_give_what_the_oracle_gives(copies, batches, seconds_):
     ticks = iter([second * 10**6 for second in seconds_])
 
     def clock() -> int:

@@ -78,9 +78,7 @@ def trees(rng: random.Random, roots: int, size: int) -> list[tuple[int, int]]:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(0, 40), st.sampled_from([1, 3, 1 << 20]))
-def test_a_tree_is_complete_exactly_when_all_of_it_was_added_in_any_order(
-    seed: int, roots: int, size: int, at_once: int
-) -> None:
+def test_a_tree_is_complete_exactly_when_all_of_it_was_added_in_any_order(seed, roots, size, at_once):
     rng = random.Random(seed)
     added = trees(rng, roots, size)
     rng.shuffle(added)

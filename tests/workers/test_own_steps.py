@@ -6,16 +6,25 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 import trident.workers
+from tests.streams.stream_helpers import RowsSpout, topology_of
+from trident import Count, DeltaAppend, MapGet, Split, SqliteMap, Sum, TridentTopology, Upsert, opaque
+from trident.planning.groups import plan
+from trident.planning.operation import PyOp
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy
+from trident.streams.stream import Stream
 from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, Columns, SplitText
 from trident.workers.best_row import BestOfBatch
 from trident.workers.chain import Chain, Frame, Keep, Meter, Step
@@ -25,38 +34,14 @@ from trident.workers.look_up import LookUp
 
 # Read each line of a step before you add it: it calls no function, state or map of the user's.
 OWN = {
-    "Aggregated",
-    "AsTheyAre",
-    "Columns",
-    "CombineStored",
-    "CountRows",
-    "Expanded",
-    "GatherFromCopy",
-    "Gathered",
-    "Given",
-    "KeepTrue",
-    "KeepWhere",
-    "LookUp",
-    "NewRows",
-    "OpenWindows",
-    "Renamed",
-    "SplitText",
-    "Tagged",
-    "TimedStep",
-    "WithCondition",
-    "WithConstant",
-    "WithMarker",
-    "WithoutMarker",
+    *["Aggregated", "AsTheyAre", "Columns", "CombineStored", "CountRows", "Expanded", "GatherFromCopy", "Gathered"],
+    *["Given", "KeepTrue", "KeepWhere", "LookUp", "NewRows", "OpenWindows", "Renamed", "SplitText", "Tagged"],
+    *["TimedStep", "WithCondition", "WithConstant", "WithMarker", "WithoutMarker"],
 }
 
 # The types of fields that are data, or name an object of the framework's in their own module.
 DATA = {"str", "int", "bool", "tuple", "None", "pa.DataType", "pa.Schema", "pa.StructType", "Typed"} | {
-    "Aggregate",
-    "Condition",
-    "CopyAsOf",
-    "Label",
-    "Part",
-    "Shard",
+    *["Aggregate", "Condition", "CopyAsOf", "Label", "Part", "Shard"]
 }
 # Other fields of own steps. See that the planner puts a value or an object of the framework's there.
 OBJECTS = {"NewRows.clock", "OpenWindows.rules", "TimedStep.rule", "WithConstant.value"}
@@ -136,3 +121,66 @@ def test_a_text_that_is_not_utf_8_is_looked_up(tmp_path: Path) -> None:
     again = codec.decode_keys(codec.encode_keys(asked)).column("word")
     assert again.cast(pa.binary()).to_pylist() == [b"good", b"tw\xffo"]
     copy.close()
+
+
+# --- what workers load -----------------------------------------------------------------------------------
+# Steps that workers are sent load nothing of the planner there: each worker would pay with time and memory.
+
+
+class Longest:
+    def init(self, batch_id: Any) -> list[str]:
+        return [""]
+
+    def aggregate(self, state: list[str], *words: str) -> None:
+        state[0] = max(state[0], *words, key=len)
+
+    def execute(self, state: list[str], stream_index: int, word: str) -> None:
+        self.aggregate(state, word)
+
+    def complete(self, state: list[str]) -> str:
+        return state[0]
+
+
+def upserted_and_asked(words: Stream) -> Stream:
+    users = words.partition_persist(opaque("users", SqliteMap("maps.db", "users")), None, Upsert("word"))
+    return words.state_query(users, "word", MapGet(), "found")
+
+
+STREAMS: dict[str, Callable[[Stream], Stream]] = {
+    "built-in": lambda words: words.each("word", str.upper, "upper string").each("upper", Split(), "part"),
+    "chain": lambda words: (
+        words.chained_agg().aggregate(Count(), "count").aggregate("word", Longest(), "longest").chain_end()
+    ),
+    "parts": lambda words: (
+        words.chained_agg().partition_aggregate(Count(), "count").partition_aggregate("n", Sum(), "sum").chain_end()
+    ),
+    "several streams": lambda words: topology_of(words).multi_reduce(
+        words, words, reducer=Longest(), outputs="longest", inputs=["word", "word"]
+    ),
+    "partition": lambda words: words.partition("word", len),
+    "best row": lambda words: words.max_by("word", lambda one, other: len(one) - len(other)),
+    "map": upserted_and_asked,
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_worker_loads_nothing_of_the_planner(name: str) -> None:
+    words = TridentTopology("light").new_stream("rows", RowsSpout("word string, n long, key string"))
+    end = STREAMS[name](words.project("word", "n") if name == "map" else words)
+    end.partition_persist(DeltaAppend("end"))
+    (group,) = plan(topology_of(words).graph)
+    segments = (*group.lowered.segments, *group.lowered.late_segments)
+    steps = [op.step for segment in segments for op in segment.ops if isinstance(op, PyOp)]
+    assert steps
+    read = (
+        "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); "
+        "print(*(name for name in sys.modules if name.startswith(('trident.planning', 'trident.streams'))))"
+    )
+    here = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(here)  # as a user's own script: this module imports the planner
+    try:
+        given = cloudpickle.dumps(steps)
+    finally:
+        cloudpickle.unregister_pickle_by_value(here)
+    loaded = subprocess.run([sys.executable, "-c", read], input=given, capture_output=True, check=True).stdout
+    assert loaded.split() == []

@@ -63,12 +63,7 @@ class Batch:
     """What one batch of messages gives, computed as the runner would."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        folder: Path,
-        stream: Stream,
-        messages: dict[int, str],
-        lose: int = 0,
+        self, spark: SparkSession, folder: Path, stream: Stream, messages: dict[int, str], lose: int = 0
     ) -> None:
         result = result_of(stream._node)
         nodes = [*nodes_above([stream._node], stream._graph.nodes), result]
@@ -165,101 +160,73 @@ def few(n: int) -> int:
 MESSAGES = {0: "a b c", 1: "b!", 2: "", 3: "c q", 4: "d e!", 5: "a", 6: "f", 7: "aa bb"}
 BAD = {1, 4}
 
-OPERATIONS: dict[str, tuple[Callable[[Stream], Stream], set[int]]] = {
-    "each": (lambda s: s.each("text", fragile, "up"), BAD),
-    "map": (lambda s: s.map(fragile, "up"), BAD),
-    "flat_map": (lambda s: s.flat_map(words, "word"), BAD),
-    "filter": (lambda s: s.filter("text", calm), BAD),
-    "peek": (lambda s: s.peek("text", fragile), BAD),
-    "two in a row": (lambda s: s.flat_map(words, "word").each("word", fragile, "again"), BAD),
-    "pandas": (lambda s: s.each("text", upper, "up string"), BAD),
-    "a filter by Spark between": (
-        lambda s: s.each("text", lambda t: t, "t string").filter(F.length("t") > 1).each("t", fragile, "up"),
-        BAD,
+
+def by_first_letter(stream: Stream) -> Any:
+    return stream.each("text", lambda text: text[:1], "k string").group_by("k")
+
+
+def words_by_first_letter(stream: Stream) -> Any:
+    return stream.flat_map(str.split, "w string").each("w", lambda word: word[0], "k string").group_by("k")
+
+
+def with_a_filter_by_spark_between(stream: Stream) -> Stream:
+    return stream.each("text", lambda t: t, "t string").filter(F.length("t") > 1).each("t", fragile, "up")
+
+
+def branches_that_meet(stream: Stream) -> Stream:
+    return (w := stream.flat_map(str.split, "w string")).filter("w", calm).merge(w.map(fragile, "w"))
+
+
+def merged_with_itself(stream: Stream) -> Stream:
+    return (w := stream.flat_map(str.split, "w string")).merge(w, w).each("w", fragile, "u")
+
+
+OPERATIONS: dict[str, Callable[[Stream], Stream]] = {
+    "each": lambda s: s.each("text", fragile, "up"),
+    "map": lambda s: s.map(fragile, "up"),
+    "flat_map": lambda s: s.flat_map(words, "word"),
+    "filter": lambda s: s.filter("text", calm),
+    "peek": lambda s: s.peek("text", fragile),
+    "two in a row": lambda s: s.flat_map(words, "word").each("word", fragile, "again"),
+    "pandas": lambda s: s.each("text", upper, "up string"),
+    "a filter by Spark between": with_a_filter_by_spark_between,
+    "a filter by Spark that drops a bad one": lambda s: s.filter(F.col("text") != "b!").each("text", fragile, "up"),
+    "explode": lambda s: s.flat_map(F.explode(F.split("text", " ")), "word").each("word", fragile, "up"),
+    "an expression without a session": lambda s: s.each(expr("reverse(text)"), "b string").each("b", fragile, "up"),
+    "select": lambda s: s.with_column("n", F.length("text")).select("text").each("text", fragile, "up"),
+    "project": lambda s: s.each("text", len, "n int").project("text").each("text", fragile, "up"),
+    "shuffle": lambda s: s.each("text", str.strip, "t string").shuffle().each("t", fragile, "up"),
+    "partition_by": lambda s: s.flat_map(str.split, "w string").partition_by("w").each("w", fragile, "u"),
+    "global": lambda s: s.flat_map(str.split, "w string").global_().each("w", fragile, "u"),
+    "a count that is too great": lambda s: words_by_first_letter(s).aggregate(Count(), "n").each("n", few, "m"),
+    "a global sum that is too great": lambda s: (
+        s.each("text", len, "n long").aggregate("n", Sum(), "n").each("n", few, "m")
     ),
-    "a filter by Spark that drops a bad one": (
-        lambda s: s.filter(F.col("text") != "b!").each("text", fragile, "up"),
-        {4},
-    ),
-    "explode": (lambda s: s.flat_map(F.explode(F.split("text", " ")), "word").each("word", fragile, "up"), BAD),
-    "an expression without a session": (
-        lambda s: s.each(expr("reverse(text)"), "back string").each("back", fragile, "up"),
-        BAD,
-    ),
-    "select": (lambda s: s.with_column("n", F.length("text")).select("text").each("text", fragile, "up"), BAD),
-    "project": (lambda s: s.each("text", len, "n int").project("text").each("text", fragile, "up"), BAD),
-    "shuffle": (lambda s: s.each("text", str.strip, "t string").shuffle().each("t", fragile, "up"), BAD),
-    "partition_by": (lambda s: s.flat_map(str.split, "w string").partition_by("w").each("w", fragile, "u"), BAD),
-    "global": (lambda s: s.flat_map(str.split, "w string").global_().each("w", fragile, "u"), BAD),
-    "a count that is too great": (
-        lambda s: (
-            s.flat_map(str.split, "w string")
-            .each("w", lambda w: w[0], "k string")
-            .group_by("k")
-            .aggregate(Count(), "n")
-            .each("n", few, "m")
-        ),
-        {0, 1, 5, 7},
-    ),
-    "a global sum that is too great": (
-        lambda s: s.each("text", len, "n long").aggregate("n", Sum(), "n").each("n", few, "m"),
-        set(range(8)),
-    ),
-    "a combiner": (
-        lambda s: s.each("text", lambda t: t[:1], "k string").group_by("k").aggregate("text", Joined(), "all string"),
-        BAD,
-    ),
-    "a global combiner": (lambda s: s.aggregate("text", Joined(), "all string"), BAD),
-    "a reducer": (lambda s: s.aggregate("text", Longest(), "n long"), BAD),
-    "a reducer by key": (
-        lambda s: s.each("text", lambda t: t[:1], "k string").group_by("k").aggregate("text", Longest(), "n long"),
-        BAD,
-    ),
-    "complete": (
-        lambda s: (
-            s.flat_map(str.split, "w string")
-            .each("w", lambda w: w[0], "k string")
-            .group_by("k")
-            .aggregate("w", Few(), "n long")
-        ),
-        {0, 1, 5, 7},
-    ),
-    "behind an aggregator": (
-        lambda s: (
-            s.each("text", lambda t: t[:1], "k string")
-            .group_by("k")
-            .aggregate("text", Longest(), "n long")
-            .each("n", few, "m")
-        ),
-        {0, 1, 3, 4, 5, 7},
-    ),
-    "branches that meet": (
-        lambda s: (w := s.flat_map(str.split, "w string")).filter("w", calm).merge(w.map(fragile, "w")),
-        BAD,
-    ),
-    "a stream merged with itself": (
-        lambda s: (w := s.flat_map(str.split, "w string")).merge(w, w).each("w", fragile, "u"),
-        BAD,
-    ),
-    "the spout merged with itself": (lambda s: s.merge(s).each("text", fragile, "u"), BAD),
+    "a combiner": lambda s: by_first_letter(s).aggregate("text", Joined(), "all string"),
+    "a global combiner": lambda s: s.aggregate("text", Joined(), "all string"),
+    "a reducer": lambda s: s.aggregate("text", Longest(), "n long"),
+    "a reducer by key": lambda s: by_first_letter(s).aggregate("text", Longest(), "n long"),
+    "complete": lambda s: words_by_first_letter(s).aggregate("w", Few(), "n long"),
+    "behind an aggregator": lambda s: by_first_letter(s).aggregate("text", Longest(), "n long").each("n", few, "m"),
+    "branches that meet": branches_that_meet,
+    "a stream merged with itself": merged_with_itself,
+    "the spout merged with itself": lambda s: s.merge(s).each("text", fragile, "u"),
+}
+# Of all others those that have an exclamation mark.
+FAILING = {
+    "a filter by Spark that drops a bad one": {4},
+    "a count that is too great": {0, 1, 5, 7},
+    "a global sum that is too great": set(range(8)),
+    "complete": {0, 1, 5, 7},
+    "behind an aggregator": {0, 1, 3, 4, 5, 7},
 }
 
 
 # What these give without the bad messages, the others show too.
 ALIKE = {
-    "each",
-    "filter",
-    "a filter by Spark that drops a bad one",
-    "select",
-    "project",
-    "an expression without a session",
-    "a reducer",
+    *["each", "filter", "peek", "select", "project", "shuffle", "partition_by", "global", "a reducer"],
+    *["a filter by Spark that drops a bad one", "an expression without a session", "the spout merged with itself"],
     "a reducer by key",
-    "shuffle",
-    "partition_by",
-    "global",
-    "peek",
-    "the spout merged with itself",
 }
 
 
@@ -272,8 +239,7 @@ OFTEN = ("each", "flat_map", "branches that meet")
 
 @pytest.mark.parametrize("name", sample(OPERATIONS, *OFTEN))
 def test_exactly_the_messages_that_fail_are_found(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    operation, bad = OPERATIONS[name]
-    stream = stream_of(operation)
+    bad, stream = FAILING.get(name, BAD), stream_of(OPERATIONS[name])
     first = Batch(spark, tmp_path, stream, MESSAGES)
     assert first.anchored and first.failed == bad, first.failures
     good = {number: text for number, text in MESSAGES.items() if number not in bad}
@@ -296,7 +262,7 @@ def plain(spark: SparkSession, stream: Stream, messages: dict[int, str]) -> list
 )
 def test_a_row_that_is_lost_on_its_way_fails_its_message(spark: SparkSession, tmp_path: Path, name: str) -> None:
     good = {number: f"{'abcdefgh'[number]}{number}" for number in range(8)}
-    batch = Batch(spark, tmp_path, stream_of(OPERATIONS[name][0]), good, lose=1)
+    batch = Batch(spark, tmp_path, stream_of(OPERATIONS[name]), good, lose=1)
     assert len(batch.failed) == 1
     (failure,) = batch.failures.values()
     assert "lost or doubled" in str(failure)

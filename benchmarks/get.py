@@ -59,7 +59,7 @@ def _measure(bench: Bench, report: Report, state: "_State", query: "TopologyQuer
 
     def cold(number: int) -> float:
         reader = KeyReader(state.warehouse)
-        return _ms(lambda: reader.get("counts", reader.asked("counts", [_KEY])))
+        return _ms(lambda: reader.get("counts", reader.requested("counts", [_KEY])))
 
     def process(number: int) -> float:
         command = [sys.executable, "-c", _FIRST, where, _KEY]

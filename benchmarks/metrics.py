@@ -50,7 +50,7 @@ def _own_cpu() -> Iterator[list[float]]:
 
         return run
 
-    looks = ("_look_at_status", "_look_at_process", "_look_at_tables")
+    looks = ("_collect_status", "_collect_process", "_collect_tables")
     calls: list[tuple[Any, str]] = [(metrics.Metrics, "watch"), (metrics.Metrics, "_answer")]
     calls += [(metrics.Instruments, "zookeeper"), *((metrics.Collecting, look) for look in looks)]
     with contextlib.ExitStack() as stack:

@@ -41,7 +41,7 @@ from trident.coordinators.group_store import Begin, GroupStore
 from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.master import CoordinatorState, Limits, Mode
 from trident.coordinators.ports import (
-    AttemptStory,
+    AttemptHistory,
     BatchRunner,
     Beginning,
     Committer,
@@ -53,7 +53,7 @@ from trident.coordinators.ports import (
     SpoutHost,
 )
 from trident.coordinators.records import Decision, Marker
-from trident.coordinators.retries import Patience, after_giving_up
+from trident.coordinators.retries import AttemptTimeouts, after_giving_up
 from trident.coordinators.threads import THREADS, Threads, facts_of, working_on
 
 log = logging.getLogger("trident.coordinator")
@@ -110,7 +110,7 @@ class GroupDriver:
         self._threads = threads
         self._store, self._spouts, self._runner, self._committer = store, spouts, runner, committer
         self._observer, self._limits = observer, limits
-        self._message_timeout_secs, self._patience = message_timeout_secs, Patience(message_timeout_secs, {})
+        self._message_timeout_secs, self._timeouts = message_timeout_secs, AttemptTimeouts(message_timeout_secs, {})
         self._explain = explain
         self._state = master.initial(limits)
         self._inbox: queue.SimpleQueue[master.Event] = threads.inbox()
@@ -155,7 +155,7 @@ class GroupDriver:
         decided = decision.attempt if decision else None
         # Those that a rollback took back say nothing of how long a transaction takes.
         tries = {txid: attempt_id - record.first_attempt(txid) for txid, attempt_id in record.attempts.items()}
-        self._patience = Patience(self._message_timeout_secs, tries)
+        self._timeouts = AttemptTimeouts(self._message_timeout_secs, tries)
         if decision is not None:
             self._work[decision.attempt] = self._new_work(None, 1, decision)
         last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
@@ -275,7 +275,7 @@ class GroupDriver:
             self._begin_pool.submit(working_on(self._ask_ready, **self._named), command)
         elif isinstance(command, master.Begin):
             work = self._work[command.attempt] = self._new_work(command.parent, command.timeout_factor)
-            work.timeout_secs = self._patience.secs(command.attempt, command.timeout_factor)
+            work.timeout_secs = self._timeouts.secs(command.attempt, command.timeout_factor)
             self._begin_pool.submit(self._on(command.attempt, self._begin), command)
         elif isinstance(command, master.EmitBatch):
             self._batch_pool.submit(self._on(command.attempt, self._process), command.attempt)
@@ -322,18 +322,18 @@ class GroupDriver:
 
     def _ask_ready(self, command: master.AskReady) -> None:
         # A spout that has one transaction in flight says no while that is live, and yes after it.
-        asked, nothing_live = self._threads.monotonic(), not self._state.live
+        polled_at, nothing_live = self._threads.monotonic(), not self._state.live
         try:
             ready = self._spouts.is_ready(command.txid)
         except Exception as error:
             if self._ends_driver(error):
                 return
-            self._record_unready(error, asked)
+            self._record_unready(error, polled_at)
             ready = False
         else:
             self.unready = None
             if not ready and nothing_live:
-                self._not_ready_at = asked
+                self._not_ready_at = polled_at
         self.post(master.Ready(command.txid, ready))
 
     def _begin(self, command: master.Begin) -> None:
@@ -424,7 +424,7 @@ class GroupDriver:
                 txid: failure for txid, failure in self._failures.items() if txid >= self._state.current
             } | {attempt.txid: meaning}
             self._failed = self._failed_with(attempt, meaning)
-            times = self._times_alike(attempt, meaning)
+            times = self._times_repeated(attempt, meaning)
             if times == 1:
                 log.warning("attempt %s of %s/%s failed: %s", attempt, self._store.topology, self._store.group, meaning)
             else:
@@ -447,7 +447,7 @@ class GroupDriver:
         found[attempt.txid] = (*found.get(attempt.txid, ()), one)[-_FAILURES_KEPT:]
         return found
 
-    def _times_alike(self, attempt: TransactionAttempt, error: BaseException) -> int:
+    def _times_repeated(self, attempt: TransactionAttempt, error: BaseException) -> int:
         """How often in a row a transaction has failed with one text; the attempt that it names does not count."""
         text = str(error).replace(str(attempt), "")
         self._alike = {txid: alike for txid, alike in self._alike.items() if txid >= self._state.current}
@@ -456,16 +456,16 @@ class GroupDriver:
         self._alike[attempt.txid] = (text, times)
         return times
 
-    def _record_unready(self, raised: Exception, asked: float) -> None:
+    def _record_unready(self, raised: Exception, polled_at: float) -> None:
         """The spouts have raised when they were asked for something, which they are ten times a second."""
         error = self._explain(raised)
-        before, self.unready = self.unready, (self.unready[0] if self.unready else asked, raised)
+        before, self.unready = self.unready, (self.unready[0] if self.unready else polled_at, raised)
         if before is None or str(self._explain(before[1])) != str(error):
             store = self._store
             log.warning("the spouts of %s/%s cannot say what waits: %s", store.topology, store.group, error)
-        elif asked - self._unready_reported_at < _REPORT_AGAIN_SECS:
+        elif polled_at - self._unready_reported_at < _REPORT_AGAIN_SECS:
             return
-        self._unready_reported_at = asked
+        self._unready_reported_at = polled_at
         self._record_failure(TransactionAttempt(self._state.next_txid, -1), error)
 
     def _record_failure(self, attempt: TransactionAttempt, error: BaseException) -> None:
@@ -486,7 +486,7 @@ class GroupDriver:
             work.duration_ms.update(work.processed.duration_ms)
             # Before it is decided: metadata that cannot be stored now never could be.
             self._store.check_advance(attempt.txid, self._opaque(work))
-            story = AttemptStory(work.began_at, self._failed.get(attempt.txid, ()))
+            story = AttemptHistory(work.began_at, self._failed.get(attempt.txid, ()))
             work.prepared = self._committer.prepare(attempt, work.parent, work.processed, self._store.record, story)
         except Exception as error:
             self._fail(attempt, error)
@@ -558,7 +558,7 @@ class GroupDriver:
 
         if self._until_done(command.attempt, "advance", advance, None):
             if work.processed is not None:
-                self._patience.advanced(command.attempt, work.timeout_factor)
+                self._timeouts.advanced(command.attempt, work.timeout_factor)
             self._report(command.attempt, work, command.published)
             self._work.pop(command.attempt, None)
             if command.attempt.txid >= self._first_txid:

@@ -92,7 +92,7 @@ class EmbeddedZooKeeper:
             endpoint = read_endpoint(folder)
             if endpoint is None:
                 return False
-            running = not _gone(endpoint)
+            running = not _has_ended(endpoint)
             _end(endpoint)
             (folder / "endpoint.json").unlink(missing_ok=True)
             return running
@@ -146,7 +146,7 @@ def _start(folder: Path, idle_secs: float) -> Endpoint:
 def _usable(endpoint: Endpoint) -> bool:
     """Tells whether the server answers, or soon does because its supervisor is starting it again."""
     deadline = time.monotonic() + STOP_SECS_MAX
-    while not processes.is_gone(endpoint.supervisor_pid, endpoint.supervisor_started):
+    while not processes.has_ended(endpoint.supervisor_pid, endpoint.supervisor_started):
         if connections(endpoint.port) is not None:
             return True
         if time.monotonic() > deadline:
@@ -155,8 +155,8 @@ def _usable(endpoint: Endpoint) -> bool:
     return False
 
 
-def _gone(endpoint: Endpoint) -> bool:
-    return processes.is_gone(endpoint.supervisor_pid, endpoint.supervisor_started) and processes.is_gone(
+def _has_ended(endpoint: Endpoint) -> bool:
+    return processes.has_ended(endpoint.supervisor_pid, endpoint.supervisor_started) and processes.has_ended(
         endpoint.server_pid, endpoint.server_started
     )
 
@@ -164,10 +164,10 @@ def _gone(endpoint: Endpoint) -> bool:
 def _end(endpoint: Endpoint) -> None:
     """SIGTERM to the supervisor, which ends the server; then SIGKILL to what is left."""
     _signal(endpoint.supervisor_pid, endpoint.supervisor_started, signal.SIGTERM)
-    if processes.is_gone(endpoint.supervisor_pid, endpoint.supervisor_started):
+    if processes.has_ended(endpoint.supervisor_pid, endpoint.supervisor_started):
         _signal(endpoint.server_pid, endpoint.server_started, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECS_MAX
-    while not _gone(endpoint) and time.monotonic() < deadline:
+    while not _has_ended(endpoint) and time.monotonic() < deadline:
         time.sleep(0.02)
     _signal(endpoint.supervisor_pid, endpoint.supervisor_started, signal.SIGKILL)
     _signal(endpoint.server_pid, endpoint.server_started, signal.SIGKILL)

@@ -363,11 +363,11 @@ class _Supervisor:
         deadline = time.monotonic() + START_SECS_MAX
         patience_secs = _PROBE_SECS_MIN
         while not self._stopping and self._server.poll() is None and time.monotonic() < deadline:
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             if connections(port, patience_secs) is not None:
                 return True
             # A server that is starting leaves some connections open without an answer; a busy one answers late.
-            if time.monotonic() - asked >= patience_secs:
+            if time.monotonic() - asked_at >= patience_secs:
                 patience_secs = min(2 * patience_secs, _PROBE_SECS_MAX)
             time.sleep(0.05)
         return False
@@ -403,13 +403,13 @@ class _Supervisor:
 
     def _in_use(self, port: int, every_secs: float) -> bool:
         try:
-            asked_for = time.time() - (self._folder / "endpoint.json").stat().st_mtime <= every_secs * 2
+            is_wanted = time.time() - (self._folder / "endpoint.json").stat().st_mtime <= every_secs * 2
         except OSError:
             # The data folder was removed: no client finds this server any more, and what it writes is lost.
             self._stopping = not self._folder.is_dir()
-            asked_for = False
+            is_wanted = False
         # A server that does not answer a probe is busy, not idle.
-        return asked_for or connections(port) != 0
+        return is_wanted or connections(port) != 0
 
     def _stop_if_idle(self, port: int) -> None:
         with open(self._folder / "start.lock", "ab") as lock:

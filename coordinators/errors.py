@@ -314,7 +314,7 @@ class StateAway(CoordinationError):
     """A store outside of the warehouse does not answer; decided rows are published again, without limit."""
 
 
-class StateBehind(CoordinationError):
+class StateLostTransactions(CoordinationError):
     """A store outside of the warehouse lacks transactions that it had: it was restored, or failed over."""
 
 

@@ -45,7 +45,7 @@ from trident.coordinators.errors import (
 )
 from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.leadership import Fence
-from trident.coordinators.positions import Misplaced, digest_of
+from trident.coordinators.positions import PositionMismatch, digest_of
 from trident.coordinators.records import RESERVED_NAMES, Decision, GroupRecord, Marker, TableMark, decode, encode
 from trident.coordinators.threads import THREADS, Threads
 from trident.coordinators.transactional_state import (
@@ -104,7 +104,7 @@ class GroupStore:
 
     # A leader's load halts where positions are not those of the record. A repair's goes on; nor does it vouch, with a
     # record of a version before this one, for positions that it has not put there: the next start asks.
-    _halts_where_misplaced = True
+    _halts_on_mismatch = True
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class GroupStore:
         self._partitions: dict[str, OpaqueMetadata] = {}
         self._digests: dict[str, dict[int, str]] = {}
         self._partition_digests: dict[str, str] = {}
-        self.misplaced: list[Misplaced] = []  # as found by load()
+        self.position_mismatches: list[PositionMismatch] = []  # as found by load()
         self._ensured: set[str] = set()
         self._session_number = zk.session_number
         self._broken: str | None = "load() was not called"
@@ -197,10 +197,10 @@ class GroupStore:
             self._session_number = self._zk.session_number
             for _ in range(_LOAD_TRIES):
                 self._read_everything()
-                if not self.misplaced or not self._written_meanwhile():
+                if not self.position_mismatches or not self._written_meanwhile():
                     break
-            if self.misplaced and self._fence is not None and self._halts_where_misplaced:
-                raise positions.contradiction(self.topology, self.group, self.misplaced)
+            if self.position_mismatches and self._fence is not None and self._halts_on_mismatch:
+                raise positions.contradiction(self.topology, self.group, self.position_mismatches)
             self._broken = None
             return self._record, self._decision, {tx_id: pins.list_states() for tx_id, pins in self._pins.items()}
 
@@ -224,7 +224,9 @@ class GroupStore:
             self._digests[tx_id] = {txid: digest_of(value) for txid, value in pins.list_states().items()}
             self._partition_digests[tx_id] = _digest_of_partitions(partitions)
         record = self._record
-        self.misplaced = list(positions.compare(record, self._digests, self._partition_digests)) if record else []
+        self.position_mismatches = (
+            list(positions.compare(record, self._digests, self._partition_digests)) if record else []
+        )
         # A missing position stays missed: another write must not make it right.
         if record is not None:
             for tx_id in self.tx_ids:
@@ -444,7 +446,7 @@ class GroupStore:
                 tables={**record.tables, **tables},
             )
             ops: list[Op] = [Delete(self._decided_path)] if self._decision else []
-            moved = self._moved(txid, opaque_metadata or {})
+            moved = self._changed_partitions(txid, opaque_metadata or {})
             for pages in moved:
                 self._ensure(pages.root)
             pinned = None if begin is None else self._advance_with(begin, txid, after, ops, moved)
@@ -482,7 +484,7 @@ class GroupStore:
             ValueTooLarge: it will not; with the streams whose metadata it is.
         """
         with self._lock:
-            moved = self._moved(txid, opaque_metadata)
+            moved = self._changed_partitions(txid, opaque_metadata)
             if moved:
                 ops: list[Op] = [SetData(self._record_path, encode(self.record), self._znode_version)]
                 ops += [op for changes in moved for op in changes.ops]
@@ -500,7 +502,7 @@ class GroupStore:
         if record.attempts.get(marker.txid, -1) < marker.attempt_id:
             raise StaleState(f"attempt {marker.attempt} cannot advance", found=dict(record.attempts), expected="begun")
 
-    def _moved(self, txid: int, given: Mapping[str, Mapping[str, Any]]) -> list[PageChanges]:
+    def _changed_partitions(self, txid: int, given: Mapping[str, Mapping[str, Any]]) -> list[PageChanges]:
         for tx_id in given:
             self._of_stream(tx_id)
         return [self._partitions[tx_id].change(txid, of_partition) for tx_id, of_partition in given.items()]
@@ -558,11 +560,11 @@ class GroupStore:
         after: GroupRecord,
         ops: list[Op],
         edits: Sequence[Changes | PageChanges],
-        beside: str | None = None,
+        aux_point: str | None = None,
     ) -> None:
         assert self._fence is not None
         digests, partition_digests = self._digests_after(edits)
-        if after.pins is not None or edits or self._halts_where_misplaced:
+        if after.pins is not None or edits or self._halts_on_mismatch:
             after = replace(
                 after,
                 pins={**(after.pins or {}), **digests},
@@ -579,7 +581,7 @@ class GroupStore:
             request.append(SetData(self._record_path, data, self._znode_version))
         request += [*ops, *(op for changes in edits for op in changes.ops)]
         try:
-            self._until_done(lambda: self._zk.multi(request, point, beside), data)
+            self._until_done(lambda: self._zk.multi(request, point, aux_point), data)
         except ValueTooLarge:
             raise
         except BaseException as problem:

@@ -139,8 +139,8 @@ class Step(Enum):
 
 
 @dataclass(frozen=True)
-class GivingWay:
-    """A leader gives way to a hand-over.
+class PendingHandover:
+    """A hand-over for which the leader drains its transactions.
 
     Attributes:
         until: when it waits no longer for what has begun (monotonic seconds).
@@ -153,22 +153,22 @@ class GivingWay:
 
 
 def give_way(
-    giving: GivingWay | None, asked: str | None, drained: bool, now: float
-) -> tuple[GivingWay | None, Step | None]:
-    """Decides what a leader does next for a hand-over; asked again and again while it leads. Pure.
+    giving: PendingHandover | None, requested: str | None, drained: bool, now: float
+) -> tuple[PendingHandover | None, Step | None]:
+    """Decides what a leader does next for a hand-over; called repeatedly while it leads. Pure.
 
     Until the last transaction has ended a hand-over that is taken back changes nothing.
 
     Args:
         giving: what it has done for it so far.
-        asked: the id of the request for which it is to give its lease back, if there is one.
+        requested: the id of the request for which it is to give its lease back, if there is one.
         drained: it begins no transaction, and none is in flight.
     """
     if giving is None:
-        return (GivingWay(asked, now + _DRAIN_SECS), Step.PAUSE) if asked is not None else (None, None)
+        return (PendingHandover(requested, now + _DRAIN_SECS), Step.PAUSE) if requested is not None else (None, None)
     if giving.stops:
         return giving, None
-    if asked != giving.id:
+    if requested != giving.id:
         return None, Step.RESUME
     if drained or now > giving.until:
         return replace(giving, stops=True), Step.STOP
@@ -231,7 +231,7 @@ class Handovers:
 
     # --- the request --------------------------------------------------------------------------------
 
-    def asked(self, epochs: Mapping[str, int], changed: Callable[[], None]) -> HandoverRequest | None:
+    def pending_request(self, epochs: Mapping[str, int], changed: Callable[[], None]) -> HandoverRequest | None:
         """The request to a leader of these epochs, for its contenders and for itself; None: there is none.
 
         One that cannot be read is none: it must not end a process that has other work.
@@ -240,7 +240,7 @@ class Handovers:
             changed: called once when the request comes, changes or goes; in place of that of an earlier call.
         """
         self._changed = changed
-        if self._zk.exists(self._request, self._tell_changed) is None:
+        if self._zk.exists(self._request, self._notify_changed) is None:
             return None
         try:
             found = self.request()
@@ -251,7 +251,7 @@ class Handovers:
             log.warning("%s", error)
             return None
 
-    def _tell_changed(self, *_: object) -> None:
+    def _notify_changed(self, *_: object) -> None:
         # One watch for all leases of a process: most never see a request, which alone would clear their watches away.
         self._changed()
 
@@ -332,8 +332,8 @@ class Handovers:
         return True
 
 
-def quietly(part: Callable[[], None]) -> bool:
-    """Does what helps a hand-over and is not needed: without ZooKeeper it is left out; tells whether it is done."""
+def best_effort(part: Callable[[], None]) -> bool:
+    """Calls a part of a hand-over that is optional: without ZooKeeper it is skipped; tells whether it is done."""
     try:
         part()
     except TridentError as error:

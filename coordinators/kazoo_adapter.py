@@ -74,8 +74,8 @@ class HarmlessLog(_LoggerAdapter):
 
     def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
         if level >= logging.WARNING:
-            told = next((one for one in args if isinstance(one, BaseException)), None) or sys.exc_info()[1]
-            self._problems.add(told, "Unhandled exception in connection loop" in str(msg))
+            logged_error = next((one for one in args if isinstance(one, BaseException)), None) or sys.exc_info()[1]
+            self._problems.add(logged_error, "Unhandled exception in connection loop" in str(msg))
         # Below debug kazoo writes the session's password in hexadecimal.
         if level >= logging.DEBUG and self.isEnabledFor(level):
             super().log(level, msg, *(harmless(one) for one in args), **kwargs)
@@ -349,7 +349,7 @@ class Handler(SequentialThreadingHandler):
         self._tls, self._problems = tls, problems
         self._answer_secs_max = max(_ANSWER_SECS_LEAST, session_timeout_secs / 3)
         self._unanswered: Any = None
-        self._in_vain = 0
+        self._failed_connects = 0
 
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
         self._problems.host = kwargs.get("hostname", "")
@@ -360,12 +360,12 @@ class Handler(SequentialThreadingHandler):
             else:
                 self._unanswered = self._connect(timeout=timeout, **kwargs)
         except TimeoutError:
-            self._in_vain += 1
+            self._failed_connects += 1
             raise
         return self._unanswered
 
     def _patience_secs(self, kazoos: float) -> float:
-        return min(kazoos, self._answer_secs_max) if self._in_vain < _SHORT_TRIES else kazoos
+        return min(kazoos, self._answer_secs_max) if self._failed_connects < _SHORT_TRIES else kazoos
 
     def _connect(self, address: tuple[Any, ...], hostname: str, timeout: float, **_: Any) -> ssl.SSLSocket:
         assert self._tls is not None
@@ -388,9 +388,9 @@ class Handler(SequentialThreadingHandler):
             timeout = self._patience_secs(timeout)
         ready = self._select(rlist, wlist, xlist, timeout)
         if waits_for_first and ready[0]:
-            self._unanswered, self._in_vain = None, 0
+            self._unanswered, self._failed_connects = None, 0
         elif waits_for_first:
-            self._in_vain += 1
+            self._failed_connects += 1
         return ready
 
     def _select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None) -> Any:

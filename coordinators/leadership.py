@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from trident.coordinators import faults, processes
 from trident.coordinators.errors import CorruptZnode, Deposed, OutcomeUnknown, ZooKeeperUnreachable
-from trident.coordinators.handing_over import LEAD, Contender, HandoverRequest, Handovers, quietly
+from trident.coordinators.handing_over import LEAD, Contender, HandoverRequest, Handovers, best_effort
 from trident.coordinators.records import Holder, LeaderRecord, decode, encode
 from trident.coordinators.threads import THREADS, Threads
 from trident.coordinators.znodes import Check, Create, Delete, MultiRefused, Op, SetData, Znode
@@ -38,7 +38,7 @@ _POLL_SECS = 1.0
 _RETRY_SECS = 0.05
 # How often a standby looks whether the leader's process is gone, which costs a look into /proc; and after how many
 # of these it reads the live znode anew.
-_GONE_POLL_SECS = 0.1
+_LIVE_POLL_SECS = 0.1
 _REREAD_EVERY_POLLS = 50
 # How long contenders leave a lease that is free to the one to which a hand-over gives it.
 _LEAVE_SECS = 10.0
@@ -62,13 +62,13 @@ def current_holder() -> Holder:
     )
 
 
-def holder_is_gone(holder: Holder, me: Holder) -> bool:
+def holder_has_ended(holder: Holder, me: Holder) -> bool:
     """True only if the holder's process can be seen from here to have ended."""
     same_host = (holder.host, holder.boot_id) == (me.host, me.boot_id) and me.boot_id != processes.UNKNOWN
-    return same_host and processes.is_gone(holder.pid, holder.started)
+    return same_host and processes.has_ended(holder.pid, holder.started)
 
 
-def holder_is_here(holder: Holder, me: Holder) -> bool:
+def holder_is_this_process(holder: Holder, me: Holder) -> bool:
     """Tells whether the holder is of this very process."""
     return (holder.host, holder.boot_id, holder.pid) == (me.host, me.boot_id, me.pid)
 
@@ -154,8 +154,8 @@ class Leadership:
         until it has died or the hand-over is taken back.
 
         Args:
-            on_waiting: told once of every holder that is waited for.
-            on_request: told of a hand-over to this contender, perhaps more than once.
+            on_waiting: called once with every holder that is waited for.
+            on_request: called with a hand-over to this contender, perhaps more than once.
 
         Returns:
             The lease; everything read after this is as the last leader left
@@ -165,7 +165,7 @@ class Leadership:
             CorruptZnode: the live or a leader znode cannot be read.
         """
         stop = stop_event or self._threads.event()
-        told: Holder | None = None
+        reported: Holder | None = None
         while not stop.is_set():
             changed = self._changed = self._threads.event()
             try:
@@ -176,25 +176,25 @@ class Leadership:
                 live = self._zk.get(self._live_path, self._wake)
                 other = self._waits_for(live)
                 # Behind the look at the live znode: a leader gives way to a request that can be read by now.
-                asked = self._asked(fences)
+                request = self._pending_request(fences)
                 if other is None:
-                    if self._leaves(asked):
-                        changed.wait(_GONE_POLL_SECS)
+                    if self._leaves(request):
+                        changed.wait(_LIVE_POLL_SECS)
                         continue
-                    lease = self._take(fences, live[1] if live else None, asked)
+                    lease = self._take(fences, live[1] if live else None, request)
                     if lease:
                         return lease
                     stop.wait(_RETRY_SECS)
                     continue
                 if self._me is not None:
                     self._enlist(self._me)
-                    if asked is not None and asked.to == self._me.id and on_request:
-                        on_request(asked)
+                    if request is not None and request.to == self._me.id and on_request:
+                        on_request(request)
             except ZooKeeperUnreachable:
                 continue
-            if other != told and on_waiting:
+            if other != reported and on_waiting:
                 on_waiting(other)
-            told = other
+            reported = other
             self._wait(stop, changed, other)
         return None
 
@@ -202,22 +202,22 @@ class Leadership:
         self._changed.set()
 
     def _enlist(self, me: Contender) -> None:
-        quietly(lambda: self._handovers.enlist(me))
+        best_effort(lambda: self._handovers.enlist(me))
 
-    def _asked(self, leaders: Mapping[str, tuple[LeaderRecord, int] | None]) -> HandoverRequest | None:
+    def _pending_request(self, leaders: Mapping[str, tuple[LeaderRecord, int] | None]) -> HandoverRequest | None:
         """The hand-over from the leader that there is, or was last."""
-        return self._handovers.asked({name: one[0].epoch for name, one in leaders.items() if one}, self._wake)
+        return self._handovers.pending_request({name: one[0].epoch for name, one in leaders.items() if one}, self._wake)
 
-    def _leaves(self, asked: HandoverRequest | None) -> bool:
+    def _leaves(self, request: HandoverRequest | None) -> bool:
         """Tells whether the lease, which is free, is another contender's by a hand-over."""
-        if asked is None or asked.phase != LEAD or (self._me is not None and asked.to == self._me.id):
+        if request is None or request.phase != LEAD or (self._me is not None and request.to == self._me.id):
             return False
-        chosen = self._handovers.contender(asked.to)
-        if chosen is None or holder_is_gone(chosen.holder, self.holder):
+        chosen = self._handovers.contender(request.to)
+        if chosen is None or holder_has_ended(chosen.holder, self.holder):
             return False
         now = self._threads.monotonic()
-        if self._left_to[0] != asked.id:
-            self._left_to = (asked.id, now)
+        if self._left_to[0] != request.id:
+            self._left_to = (request.id, now)
         return now - self._left_to[1] < _LEAVE_SECS
 
     def _waits_for(self, live: tuple[bytes, Znode] | None) -> Holder | None:
@@ -227,13 +227,13 @@ class Leadership:
         # Our own token: an earlier try whose answer was lost.
         if holder.token == self.holder.token or holder.token in _ended_tokens:
             return None
-        if holder_is_gone(holder, self.holder):
+        if holder_has_ended(holder, self.holder):
             return None
         return holder
 
     def _wait(self, stop: threading.Event, changed: threading.Event, other: Holder) -> None:
         for _ in range(_REREAD_EVERY_POLLS):
-            if changed.wait(_GONE_POLL_SECS) or stop.is_set() or holder_is_gone(other, self.holder):
+            if changed.wait(_LIVE_POLL_SECS) or stop.is_set() or holder_has_ended(other, self.holder):
                 return
 
     def _read_leaders(self) -> dict[str, tuple[LeaderRecord, int] | None]:
@@ -251,7 +251,7 @@ class Leadership:
         self,
         leaders: Mapping[str, tuple[LeaderRecord, int] | None],
         dead: Znode | None,
-        asked: HandoverRequest | None,
+        request: HandoverRequest | None,
     ) -> Lease | None:
         """One multi; None if another was faster or the answer was lost (then look again)."""
         nonce = secrets.token_hex(8)
@@ -279,8 +279,8 @@ class Leadership:
         lease = Lease(
             self._zk, self._live_path, holder, fences, session_number, self._threads, self._handovers, self._me
         )
-        if asked is not None and asked.phase == LEAD and self._me is not None and asked.to == self._me.id:
-            lease.given_by = asked
+        if request is not None and request.phase == LEAD and self._me is not None and request.to == self._me.id:
+            lease.given_by = request
         try:
             self._zk.sync(self._root)
         except ZooKeeperUnreachable:
@@ -320,8 +320,8 @@ class Lease:
         self.holder = holder
         self._zk, self._live_path, self._session_number = zk, live_path, session_number
         self._released = False
-        self._look = threads.event()
-        self._look.set()
+        self._recheck_event = threads.event()
+        self._recheck_event.set()
         zk.add_listener(self._on_state)
         if zk.session_number != session_number:
             # Lost between the multi and the listener, which therefore does not tell.
@@ -344,7 +344,7 @@ class Lease:
             return
         self._released = True
         self._zk.remove_listener(self._on_state)
-        self._look.set()
+        self._recheck_event.set()
         self._watcher.join(_POLL_SECS)
         _ended_tokens.add(self.holder.token)
         if self._zk.connected:
@@ -362,35 +362,35 @@ class Lease:
     def _on_state(self, state: ConnectionState) -> None:
         if state is ConnectionState.LOST:
             self.lost.set()
-        self._look.set()
+        self._recheck_event.set()
 
     def _watch(self) -> None:
         while True:
-            self._look.wait()
-            self._look.clear()
+            self._recheck_event.wait()
+            self._recheck_event.clear()
             if self._released or self.lost.is_set():
                 return
             try:
                 if self._zk.connected and not self._is_ours():
                     self.lost.set()
                 elif self._handovers is not None and self._zk.connected:
-                    self.gives_way = self._asked(self._handovers)
+                    self.gives_way = self._pending_request(self._handovers)
             except ZooKeeperUnreachable:
                 continue  # the listener tells when the connection is back, or lost
 
-    def _asked(self, handovers: Handovers) -> HandoverRequest | None:
+    def _pending_request(self, handovers: Handovers) -> HandoverRequest | None:
         """The hand-over that takes this lease, to a contender that lives; known by a watch."""
         epochs = {name: fence.epoch for name, fence in self.fences.items()}
-        asked = handovers.asked(epochs, self._wake)
-        if asked is None or asked.phase != LEAD:
+        request = handovers.pending_request(epochs, self._wake)
+        if request is None or request.phase != LEAD:
             return None
-        if self._me is not None and asked.to == self._me.id:
+        if self._me is not None and request.to == self._me.id:
             return None  # the command has chosen it as a standby, and has seen the epoch in which it leads
-        known = self.gives_way is not None and self.gives_way.id == asked.id
-        return asked if known or handovers.contender(asked.to) is not None else None
+        known = self.gives_way is not None and self.gives_way.id == request.id
+        return request if known or handovers.contender(request.to) is not None else None
 
     def _wake(self, *_: object) -> None:
-        self._look.set()
+        self._recheck_event.set()
 
     def _is_ours(self) -> bool:
         found = self._zk.get(self._live_path, self._wake)
@@ -407,13 +407,13 @@ class Successor:
 
     def __init__(self, zk: ZooKeeper, topology: str, threads: Threads = THREADS) -> None:
         self._zk, self._live_path, self._threads = zk, zk.path(topology, "live"), threads
-        self._looked_at, self._leads = float("-inf"), False
+        self._checked_at, self._leads = float("-inf"), False
 
     def leads(self) -> bool:
-        """Asked as often as one likes: ZooKeeper is asked ten times a second at most. Once True it stays so."""
+        """May be read at any rate: it queries ZooKeeper ten times a second at most. Once True it stays so."""
         now = self._threads.monotonic()
-        if not self._leads and now - self._looked_at >= _GONE_POLL_SECS:
-            self._looked_at = now
+        if not self._leads and now - self._checked_at >= _LIVE_POLL_SECS:
+            self._checked_at = now
             try:
                 found = self._zk.get(self._live_path) if self._zk.connected else None
                 self._leads = found is not None and decode(self._live_path, found[0], Holder).token not in _ended_tokens

@@ -31,7 +31,7 @@ class FailedAttempt:
 
 
 @dataclass(frozen=True)
-class AttemptStory:
+class AttemptHistory:
     """The facts about an attempt that only the running process knows; kept with its manifest.
 
     Attributes:
@@ -184,7 +184,7 @@ class Committer(Protocol):
         parent: TransactionAttempt | None,
         processed: ProcessedBatch,
         record: GroupRecord,
-        story: AttemptStory | None = None,
+        story: AttemptHistory | None = None,
     ) -> PreparedBatch:
         """Checks the tables and makes the manifest durable.
 
@@ -290,8 +290,8 @@ class GroupRunner(BatchRunner, Protocol):
         """Cancels what runs; nothing starts any more."""
 
 
-class Upkeep(Protocol):
-    """Merges the plain tables beside the transactions."""
+class BackgroundMerger(Protocol):
+    """Merges the plain tables in the background."""
 
     def start(self, advanced: int) -> None: ...
 
@@ -301,7 +301,7 @@ class Upkeep(Protocol):
     def stop(self, compact: bool, timeout_secs: float = ..., give_up: Callable[[], bool] = ...) -> bool:
         """Ends it, with ``compact`` after a last merge; tells whether that was done."""
 
-    def behind(self, topology: str) -> list[str]:
+    def lagging_tables(self, topology: str) -> list[str]:
         """Tells which tables lack transactions, in a line for each."""
 
 
@@ -311,7 +311,7 @@ class GroupParts:
 
     spouts: GroupSpouts
     runner: GroupRunner
-    upkeep: Upkeep
+    background_merger: BackgroundMerger
 
 
 class GroupOpening(Protocol):
@@ -340,11 +340,11 @@ class Site(Protocol):
     def opening(self, group: str, term: Term, epoch: int, check_fence: Callable[[], None]) -> GroupOpening:
         """For a group that is to be led under a term; ``epoch`` is the group's own. Opens nothing yet."""
 
-    def check_first_life(self) -> None:
-        """Asked before ZooKeeper is told of a new incarnation; raises where tables of an earlier one are there."""
+    def check_first_incarnation(self) -> None:
+        """Called before a new incarnation is written to ZooKeeper; raises where tables of an earlier one exist."""
 
-    def lost_place(self, sure: bool) -> Exception | None:
-        """Why nothing can be written any more, since the warehouse is gone; ``sure`` looks at once."""
+    def warehouse_lost(self, sure: bool) -> Exception | None:
+        """The error where the warehouse is gone, so that nothing can be written; ``sure`` checks at once."""
 
     def session_end(self) -> Exception | None:
         """Why nothing can run any more, since the session is gone; quick."""
@@ -361,14 +361,14 @@ class SupervisorListener(Protocol):
     def notice(self, text: str) -> None:
         """A line that a person is to see, with a display or without one."""
 
-    def waits(self, holder: Holder) -> None:
-        """Another process leads."""
+    def became_standby(self, holder: Holder) -> None:
+        """Another process leads; this one is its standby."""
 
-    def waits_no_more(self) -> None:
+    def left_standby(self) -> None:
         """The lease is taken, or a stop was requested."""
 
-    def asked(self, request: Any) -> None:
-        """A hand-over, a ``HandoverRequest``, is to this process, which waits; told perhaps more than once."""
+    def handover_requested(self, request: Any) -> None:
+        """A ``HandoverRequest`` names this standby; may be called more than once."""
 
     def leads(self, term: Term) -> None:
         """The lease is taken; no group is open yet."""

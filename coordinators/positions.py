@@ -22,7 +22,7 @@ from trident.coordinators.records import GroupRecord
 
 
 @dataclass(frozen=True)
-class Misplaced:
+class PositionMismatch:
     """A stream whose stored position is not the one that belongs to the record.
 
     Attributes:
@@ -53,7 +53,7 @@ def digest_of(value: Any) -> str:
 
 def compare(
     record: GroupRecord, pins: Mapping[str, Mapping[int, str]], partitions: Mapping[str, str]
-) -> Iterator[Misplaced]:
+) -> Iterator[PositionMismatch]:
     """Returns what of the stored positions does not belong to a record.
 
     A stream that the record says nothing of has not taken part yet, or was
@@ -69,18 +69,19 @@ def compare(
             continue  # not a stream of this start
         for txid in sorted(wanted.keys() | found.keys()):
             if wanted.get(txid) != found.get(txid):
-                yield Misplaced(tx_id, txid, found.get(txid, ""), wanted.get(txid, ""))
+                yield PositionMismatch(tx_id, txid, found.get(txid, ""), wanted.get(txid, ""))
     for tx_id, digest in (record.partitions or {}).items():
         if tx_id in partitions and partitions[tx_id] != digest:
-            yield Misplaced(tx_id, 0, partitions[tx_id], digest)
+            yield PositionMismatch(tx_id, 0, partitions[tx_id], digest)
 
 
-def contradiction(topology: str, group: str, misplaced: list[Misplaced]) -> Halted:
+def contradiction(topology: str, group: str, position_mismatches: list[PositionMismatch]) -> Halted:
     """The HALT of a group whose streams are not where its record says."""
     return Halted(
         f"the positions of batch group {group!r} in ZooKeeper are not those of its last transaction: begun from here, "
         "rows would be counted again, or be missing",
-        found="; ".join(map(str, misplaced[:5])) + (f" and {len(misplaced) - 5} more" if len(misplaced) > 5 else ""),
+        found="; ".join(map(str, position_mismatches[:5]))
+        + (f" and {len(position_mismatches) - 5} more" if len(position_mismatches) > 5 else ""),
         expected="the positions that the record of the batch group was written with",
         action=f"`trident repair {topology}` shows what can be done and changes nothing; or bring ZooKeeper's data "
         "back from a copy",

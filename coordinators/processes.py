@@ -58,10 +58,10 @@ def started(pid: int) -> str | None:
             return UNKNOWN
         state, start = fields[0], fields[19]
         return None if state in (b"Z", b"X") else start.decode("ascii")
-    return _started_elsewhere(pid)
+    return _start_by_psutil(pid)
 
 
-def _started_elsewhere(pid: int) -> str | None:
+def _start_by_psutil(pid: int) -> str | None:
     try:
         import psutil  # optional: Linux does not need it
     except ImportError:
@@ -81,7 +81,7 @@ def _started_elsewhere(pid: int) -> str | None:
         return UNKNOWN
 
 
-def is_gone(pid: int, start: str) -> bool:
+def has_ended(pid: int, start: str) -> bool:
     """True only if it is certain that the process which started then has ended."""
     now = started(pid)
     return now is None or (UNKNOWN not in (now, start) and now != start)

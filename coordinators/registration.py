@@ -24,7 +24,7 @@ from trident.coordinators.errors import (
     OutcomeUnknown,
     StaleState,
 )
-from trident.coordinators.leadership import Fence, Lease, current_holder, holder_is_gone
+from trident.coordinators.leadership import Fence, Lease, current_holder, holder_has_ended
 from trident.coordinators.records import (
     RESERVED_NAMES,
     Holder,
@@ -108,20 +108,20 @@ def delete_topology(zk: ZooKeeper, topology: str, unfinished: Iterable[str] | No
     root, mark = zk.path(topology), zk.path(topology, _RESET_MARK)
     zk.sync(root)
     bumps: list[Op] = []
-    doomed: list[str] = []
+    to_delete: list[str] = []
     if zk.exists(root) is not None:
-        _collect(zk, root, root, bumps, doomed)
-    if mark in doomed or unfinished is not None:
-        doomed = [path for path in doomed if path not in (mark, root)]
-    if not doomed and unfinished is None:
+        _collect(zk, root, root, bumps, to_delete)
+    if mark in to_delete or unfinished is not None:
+        to_delete = [path for path in to_delete if path not in (mark, root)]
+    if not to_delete and unfinished is None:
         return False
-    first = [path for path in doomed if _is_at_or_below(path, [f"{root}/identity", f"{root}/incarnation"])]
-    live = [path for path in doomed if _is_at_or_below(path, [f"{root}/live"])]
-    rest = [path for path in doomed if path not in (*first, *live)]
+    first = [path for path in to_delete if _is_at_or_below(path, [f"{root}/identity", f"{root}/incarnation"])]
+    live = [path for path in to_delete if _is_at_or_below(path, [f"{root}/live"])]
+    rest = [path for path in to_delete if path not in (*first, *live)]
     # Without identity and incarnation the topology is gone: if this process
     # dies before the rest is deleted, the rest belongs to an incarnation that
     # is no more.
-    ops: list[Op] = [*bumps, *_nobody_leads(zk, f"{root}/live", live), *map(Delete, first)]
+    ops: list[Op] = [*bumps, *_without_leader(zk, f"{root}/live", live), *map(Delete, first)]
     if unfinished is not None:
         zk.ensure_path(root)
         ops.append(_mark(zk, mark, unfinished))
@@ -136,7 +136,7 @@ def delete_topology(zk: ZooKeeper, topology: str, unfinished: Iterable[str] | No
             expected="no live coordinator",
             action="stop it first",
         ) from refusal
-    return bool(doomed)
+    return bool(to_delete)
 
 
 def finish_reset(zk: ZooKeeper, topology: str) -> None:
@@ -167,17 +167,17 @@ def _mark(zk: ZooKeeper, path: str, incarnations: Iterable[str]) -> Op:
     return SetData(path, encode(UnfinishedReset(tuple(sorted({*known, *incarnations})))), found[1].znode_version)
 
 
-def _nobody_leads(zk: ZooKeeper, path: str, doomed: list[str]) -> list[Op]:
+def _without_leader(zk: ZooKeeper, path: str, to_delete: list[str]) -> list[Op]:
     """Fails while a process holds the live znode; deletes what stands in its place."""
     found = zk.get(path)
     if found is None:
         return [Create(path), Delete(path)]
-    below: list[Op] = [Delete(one) for one in doomed if one != path]
+    below: list[Op] = [Delete(one) for one in to_delete if one != path]
     if not found[1].ephemeral_owner:
         # No session holds it: it was made for a stream or a batch group of this name.
         return [*below, Delete(path, found[1].znode_version)]
     try:
-        gone = holder_is_gone(decode(path, found[0], Holder), current_holder())
+        gone = holder_has_ended(decode(path, found[0], Holder), current_holder())
     except CorruptZnode:
         gone = False
     return [Delete(path, found[1].znode_version)] if gone else [Create(path), Delete(path)]
@@ -187,7 +187,7 @@ def _is_at_or_below(path: str, tops: list[str]) -> bool:
     return any(path == top or path.startswith(f"{top}/") for top in tops)
 
 
-def _collect(zk: ZooKeeper, root: str, path: str, bumps: list[Op], doomed: list[str]) -> bool:
+def _collect(zk: ZooKeeper, root: str, path: str, bumps: list[Op], to_delete: list[str]) -> bool:
     """Fills both lists, children first; True if a leader znode keeps this znode."""
     kept = False
     for name in zk.children(path):
@@ -198,10 +198,10 @@ def _collect(zk: ZooKeeper, root: str, path: str, bumps: list[Op], doomed: list[
             found = zk.get(child)
             if found:
                 bumps.append(SetData(child, found[0], found[1].znode_version))
-        elif _collect(zk, root, child, bumps, doomed):
+        elif _collect(zk, root, child, bumps, to_delete):
             kept = True
     if not kept:
-        doomed.append(path)
+        to_delete.append(path)
     return kept
 
 

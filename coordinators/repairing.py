@@ -26,8 +26,8 @@ from trident.coordinators.znodes import Create, Delete, Op, SetData
 from trident.coordinators.zookeeper import ZooKeeper
 
 
-def leap_epochs(zk: ZooKeeper, lease: Lease, epoch: int) -> None:
-    """Lets the epochs of a lease begin at ``epoch`` at least; a later leader has a greater one.
+def raise_epochs(zk: ZooKeeper, lease: Lease, epoch: int) -> None:
+    """Raises the epochs of a lease to at least ``epoch``; a later leader has a greater one.
 
     A rebuilt ZooKeeper counts leaders from 1 again, and fenced maps and queues
     would refuse them as older than earlier ones.
@@ -63,7 +63,7 @@ def greatest_epoch(zk: ZooKeeper, topology: str) -> int:
 class RepairStore(GroupStore):
     """A group's state, with what only a repair may do to it. Call load() first."""
 
-    _halts_where_misplaced = False
+    _halts_on_mismatch = False
 
     def rebuild(
         self,

@@ -51,11 +51,11 @@ def backoff_secs(failures: int, first_secs: float, max_secs: float = math.inf) -
 _FIRST_DOUBLINGS = 2
 _DOUBLINGS_MAX = 5
 # This many transactions without a time-out, and the time that was learned is halved.
-_CALM_TXIDS = 10
+_TXIDS_IN_TIME = 10
 
 
-class Patience:
-    """The time of each attempt of a batch group.
+class AttemptTimeouts:
+    """The time-outs of the attempts of a batch group.
 
     Args:
         attempts: txid → the greatest attempt id known of earlier coordinators.
@@ -64,7 +64,7 @@ class Patience:
     def __init__(self, timeout_secs: float | None, attempts: Mapping[int, int]) -> None:
         self._timeout_secs, self._earlier = timeout_secs, dict(attempts)
         self._warm = False
-        self._learned = self._calm = 0
+        self._learned = self._txids_in_time = 0
 
     def secs(self, attempt: TransactionAttempt, factor: int) -> float | None:
         """Tells how long the attempt may be processed.
@@ -84,11 +84,11 @@ class Patience:
         """The attempt, which was processed here, has advanced."""
         if factor > 1:
             needed = self._doublings(attempt) + factor.bit_length() - 1
-            self._learned, self._calm = max(self._learned, min(needed, _DOUBLINGS_MAX)), 0
+            self._learned, self._txids_in_time = max(self._learned, min(needed, _DOUBLINGS_MAX)), 0
         else:
-            self._calm += 1
-            if self._calm >= _CALM_TXIDS:
-                self._learned, self._calm = max(0, self._learned - 1), 0
+            self._txids_in_time += 1
+            if self._txids_in_time >= _TXIDS_IN_TIME:
+                self._learned, self._txids_in_time = max(0, self._learned - 1), 0
         self._warm = True
         self._earlier.pop(attempt.txid, None)
 

@@ -37,18 +37,19 @@ from trident.coordinators.errors import (
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.handing_over import (
     SERVES,
-    GivingWay,
     HandoverAnswer,
     Handovers,
+    PendingHandover,
     Step,
+    best_effort,
     contender,
     give_way,
-    quietly,
 )
 from trident.coordinators.identities import TransactionAttempt
-from trident.coordinators.leadership import Leadership, Lease, Successor, current_holder, holder_is_here
+from trident.coordinators.leadership import Leadership, Lease, Successor, current_holder, holder_is_this_process
 from trident.coordinators.master import Limits, Mode
 from trident.coordinators.ports import (
+    BackgroundMerger,
     BatchRunner,
     GroupOpening,
     GroupParts,
@@ -57,7 +58,6 @@ from trident.coordinators.ports import (
     SpoutHost,
     SupervisorListener,
     Term,
-    Upkeep,
 )
 from trident.coordinators.records import GroupRecord, Holder
 from trident.coordinators.registration import IdentityDict, Registration
@@ -139,7 +139,7 @@ class Recovery:
             if record is None:
                 opening.check_new()
             elif record.incarnation != self.term.incarnation:
-                raise self._other_life(name, record.incarnation)
+                raise self._other_incarnation(name, record.incarnation)
             else:
                 opening.check_stored(store)
         except Halted:
@@ -151,12 +151,12 @@ class Recovery:
             self._finish_decision(store, opening)
         opening.committer.open(store.record)
         parts = opening.parts(store)
-        observer = _Observer(name, self.listener, parts.upkeep)
+        observer = _Observer(name, self.listener, parts.background_merger)
         timeout_secs = self.settings.message_timeout_secs
         driver = self._driver(store, parts.spouts, parts.runner, opening, observer, timeout_secs)
         return RunningGroup(name, parts, driver)
 
-    def _other_life(self, group: str, incarnation: str) -> Halted:
+    def _other_incarnation(self, group: str, incarnation: str) -> Halted:
         name = self.topology.name
         return Halted(
             f"batch group {group!r} in ZooKeeper is of another incarnation of {name!r}",
@@ -216,17 +216,19 @@ class _NoRunner:
 
 
 class _Observer:
-    """Tells upkeep and listener what a group's driver does."""
+    """Reports to background merger and listener what a group's driver does."""
 
-    def __init__(self, group: str, listener: SupervisorListener, upkeep: Upkeep | None = None) -> None:
-        self._group, self._listener, self._upkeep = group, listener, upkeep
+    def __init__(
+        self, group: str, listener: SupervisorListener, background_merger: BackgroundMerger | None = None
+    ) -> None:
+        self._group, self._listener, self._background_merger = group, listener, background_merger
 
     def began(self, attempt: TransactionAttempt) -> None:
         self._listener.began(self._group, attempt)
 
     def advanced(self, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None:
-        if self._upkeep is not None:
-            self._upkeep.advanced(attempt.txid)
+        if self._background_merger is not None:
+            self._background_merger.advanced(attempt.txid)
         self._listener.advanced(self._group, attempt, info)
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
@@ -242,7 +244,7 @@ log = logging.getLogger("trident.query")
 _MAY_PASS = (OSError, TableError, StateAway, faults.InjectedFault)
 _STAYS = (ForeignTable, SchemaMismatch, StagedFileMissing)
 # How long a stop may go on behind the time of the last merge.
-_BEHIND_MERGE_SECS = 30.0
+_AFTER_MERGE_SECS = 30.0
 
 # Errors after which this process is not the leader any more, and contends again.
 _DEPOSING = (LeaseLost, Deposed, OutcomeUnknown, ZooKeeperUnreachable)
@@ -283,8 +285,8 @@ class Supervisor:
         self._settings, self._holder, self._threads = settings, holder or current_holder(), threads
         self._handovers = Handovers(zk, topology.name)
         self.me = contender(self._holder, topology.code_ids)
-        self._giving: GivingWay | None = None
-        self._ends_behind_next = False  # it has given way for good: once another process leads
+        self._giving: PendingHandover | None = None
+        self._exits_after_handover = False  # it has given way for good: once another process leads
         self.stop_requested, self.leading, self.ended = threads.event(), threads.event(), threads.event()
         self.changed = threads.condition()
         self.groups: list[RunningGroup] = []
@@ -294,7 +296,7 @@ class Supervisor:
         self.leave_at: float | None = None
         self._paused = False
         self._compact_at_end = True
-        self._to_merge: list[Upkeep] = []  # of groups that were closed in good order
+        self._to_merge: list[BackgroundMerger] = []  # of groups that were closed in good order
         self._successor: Successor | None = None
         self._recovering = False
         self._failed_recoveries = self._lost_recovering = 0  # in a row; the second: leases
@@ -372,7 +374,7 @@ class Supervisor:
         finally:
             if isinstance(self.error, SessionEnded):
                 log.error("%s has ended: %s", self.topology.name, self.error)
-            self.call_each([partial(upkeep.stop, compact=False) for upkeep in self._to_merge])
+            self.call_each([partial(background_merger.stop, compact=False) for background_merger in self._to_merge])
 
     def _contend(self) -> Lease | None:
         self.mode, self.standby_of = "standby", ""
@@ -382,25 +384,25 @@ class Supervisor:
             return leadership.acquire(
                 self.stop_requested,
                 on_waiting=lambda holder: self._waits(holder, leadership.holder),
-                on_request=self._listener.asked,
+                on_request=self._listener.handover_requested,
             )
         finally:
-            self._listener.waits_no_more()
+            self._listener.left_standby()
             self.standby_of = ""
 
     def _waits(self, other: Holder, me: Holder) -> None:
-        if self._ends_behind_next:
+        if self._exits_after_handover:
             self._listener.event(f"{other.host} pid {other.pid} leads: this process ends, as the hand-over requested")
             self.stop_requested.set()
             return
-        self._listener.waits(other)
-        here = " (this process: another query of it)" if holder_is_here(other, me) else ""
+        self._listener.became_standby(other)
+        here = " (this process: another query of it)" if holder_is_this_process(other, me) else ""
         self.standby_of = f"{other.host} pid {other.pid}{here} leads"
         self._listener.event(f"standby: {self.standby_of}")
 
     def _hold(self, lease: Lease) -> None:
         """Leads until the lease is lost or a group has ended; then gives it back."""
-        self._successor, self._ends_behind_next = None, False
+        self._successor, self._exits_after_handover = None, False
         try:
             self._lead(lease)
         except _DEPOSING as lost:
@@ -414,7 +416,7 @@ class Supervisor:
             self._successor = Successor(self._zk, self.topology.name, self._threads)
 
     def _lead(self, lease: Lease) -> None:
-        lost = self._site.lost_place(sure=True)
+        lost = self._site.warehouse_lost(sure=True)
         if lost is not None:
             raise lost
         self._recovering = True
@@ -443,7 +445,7 @@ class Supervisor:
         if registration.read() is None:
             # Before ZooKeeper is told of a new incarnation: tables of an old one would be adopted and counted twice.
             try:
-                self._site.check_first_life()
+                self._site.check_first_incarnation()
             except TridentError:
                 lease.verify()  # a leader that was deposed since it read sees its successor's tables: no halt
                 raise
@@ -477,7 +479,7 @@ class Supervisor:
             self.groups = groups
             self.mode = "running"
         for group in groups:
-            group.parts.upkeep.start(group.driver.last_advanced)
+            group.parts.background_merger.start(group.driver.last_advanced)
             group.driver.start()
             if self._paused:
                 self._post(master.Paused())
@@ -486,7 +488,7 @@ class Supervisor:
         self.leading.set()
         self._notify()
 
-    def _tell(self, lease: Lease) -> bool:
+    def _announce_lead(self, lease: Lease) -> bool:
         """Tells a command that has handed over that this process serves, and later ones that it is there.
 
         Returns:
@@ -494,18 +496,18 @@ class Supervisor:
         """
         if lease.given_by is not None:
             said = HandoverAnswer(lease.given_by.id, SERVES, (f"{self.me.text} leads (epoch {self.term.epoch})",))
-            if not quietly(lambda: self._handovers.answer(said)):
+            if not best_effort(lambda: self._handovers.answer(said)):
                 return False
             lease.given_by = None
-        return quietly(lambda: self._handovers.enlist(self.me))
+        return best_effort(lambda: self._handovers.enlist(self.me))
 
     def _give_way(self, groups: list[RunningGroup], lease: Lease) -> None:
         """Where a hand-over asks for it, ends what has begun, so that the lease can be given back."""
-        asked = lease.gives_way
-        if self._giving is None and (asked is None or self.stop_requested.is_set()):
+        request = lease.gives_way
+        if self._giving is None and (request is None or self.stop_requested.is_set()):
             return
         drained = all(group.driver.state.is_drained for group in groups)
-        id = asked.id if asked is not None else None
+        id = request.id if request is not None else None
         self._giving, step = give_way(self._giving, id, drained, self._threads.monotonic())
         if step is Step.PAUSE:
             self._listener.event("hands over: no new transactions, then another process leads")
@@ -516,13 +518,13 @@ class Supervisor:
                 self._post(master.Resumed())
         elif step is Step.STOP:
             # Not at once: where the chosen one has died, or hangs, no process would lead.
-            self._ends_behind_next = asked is not None and asked.stop_old
+            self._exits_after_handover = request is not None and request.stop_old
             for group in groups:
                 group.driver.stop()
 
     def _watch(self, groups: list[RunningGroup], lease: Lease) -> None:
         """Until all groups have ended, one has failed, or the lease is lost."""
-        suspended = told = False
+        suspended = announced = False
         while True:
             if lease.lost.is_set():
                 self._abandon(groups)
@@ -532,12 +534,12 @@ class Supervisor:
             if gone is not None:
                 self.stop_requested.set()  # so that a call that hangs now is left behind, too
                 raise gone
-            told = told or (self._zk.connected and self._tell(lease))
+            announced = announced or (self._zk.connected and self._announce_lead(lease))
             self._give_way(groups, lease)
             ending = self.stop_requested.is_set() or self._giving is not None
             wait_secs = self._settings.poll_secs / (5 if ending else 1)
             ended = [group for group in groups if group.driver.wait(wait_secs)]
-            lost = self._site.lost_place(sure=any(group.driver.error is not None for group in ended))
+            lost = self._site.warehouse_lost(sure=any(group.driver.error is not None for group in ended))
             if lost is not None:
                 self._abandon(groups)
                 raise lost
@@ -572,9 +574,9 @@ class Supervisor:
             # In good order: where the lease was lost the successor merges.
             wanted = self._compact_at_end and self._settings.merge_at_stop_secs > 0
             if group.driver.state.mode is Mode.STOPPED and wanted:
-                self._to_merge.append(group.parts.upkeep)
+                self._to_merge.append(group.parts.background_merger)
             else:
-                self.call_each([partial(group.parts.upkeep.stop, compact=False)])
+                self.call_each([partial(group.parts.background_merger.stop, compact=False)])
 
     def _merge_last(self) -> None:
         """Brings the plain tables up to date, once another may lead; the one that does merges instead.
@@ -589,17 +591,17 @@ class Supervisor:
             # It has handed over, and goes on: its successor merges. Where that one has died a MERGE would keep this
             # process from contending; and its time is that of a stop, which may come much later.
             given, self._to_merge = self._to_merge, []
-            self.call_each([partial(upkeep.stop, compact=False) for upkeep in given])
+            self.call_each([partial(background_merger.stop, compact=False) for background_merger in given])
             return
         self.mode = "merging"
         until = self._threads.monotonic() + self._settings.merge_at_stop_secs
         while self._to_merge:
-            upkeep = self._to_merge.pop(0)
+            background_merger = self._to_merge.pop(0)
             left = max(0.0, until - self._threads.monotonic())
-            self.leave_at = self._threads.monotonic() + left + _BEHIND_MERGE_SECS  # it has a time of its own
-            done = upkeep.stop(True, left, successor.leads)
+            self.leave_at = self._threads.monotonic() + left + _AFTER_MERGE_SECS  # it has a time of its own
+            done = background_merger.stop(True, left, successor.leads)
             if not done and not successor.leads():
-                for text in upkeep.behind(self.topology.name):
+                for text in background_merger.lagging_tables(self.topology.name):
                     self._listener.notice(text)
         if successor.leads():
             self._listener.event("another process leads, and merges what waits")

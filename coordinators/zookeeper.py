@@ -166,7 +166,7 @@ class ZooKeeper(Connection):
 
     # -- who may use a znode --------------------------------------------------
 
-    def everybody_may(self, path: str) -> bool:
+    def is_world_writable(self, path: str) -> bool:
         """Tells whether unauthenticated clients may change the znode or its children; errors as :meth:`get`."""
         try:
             acls, _ = self._read(path, lambda: self._client.get_acls_async(path))
@@ -203,8 +203,8 @@ class ZooKeeper(Connection):
             # Repeating it is harmless, so it may be repeated as a read may.
             self._read(path, lambda: self._client.ensure_path_async(path), ENSURE)
 
-    def multi(self, ops: Sequence[Op], point: str = WRITE, beside: str | None = None) -> None:
-        """Do all operations or none, durably, at the fault point ``point``, and at ``beside`` too.
+    def multi(self, ops: Sequence[Op], point: str = WRITE, aux_point: str | None = None) -> None:
+        """Do all operations or none, durably, at the fault point ``point``, and at ``aux_point`` too.
 
         Raises:
             Deposed: the check of a fence failed; nothing happened.
@@ -228,7 +228,7 @@ class ZooKeeper(Connection):
         try:
             with (
                 self._timing("write"),
-                faults.fault_point(beside) if beside else nullcontext(),
+                faults.fault_point(aux_point) if aux_point else nullcontext(),
                 faults.fault_point(point),
             ):
                 results = self._answer(request.commit_async(), session_number)
@@ -299,12 +299,12 @@ def keep_for_creator(zk: ZooKeeper, topology: str) -> int:
         ZooKeeperUnreachable: on the way; the next leader goes on.
     """
     top = zk.path(topology)
-    return _close(zk, top) if zk.everybody_may(top) else 0
+    return _close(zk, top) if zk.is_world_writable(top) else 0
 
 
 def _close(zk: ZooKeeper, path: str) -> int:
     closed = sum(_close(zk, f"{path}/{child}") for child in zk.children(path))
-    if not zk.everybody_may(path):
+    if not zk.is_world_writable(path):
         return closed
     zk.keep_for_creator(path)
     return closed + 1

@@ -267,13 +267,13 @@ class Connection:
     def _on_kazoo_state(self, state: str) -> None:
         if state == KazooState.CONNECTED:
             self._cancel_loss_timer()
-            self._tell(ConnectionState.CONNECTED)
+            self._notify(ConnectionState.CONNECTED)
         elif state == KazooState.SUSPENDED:
             self._start_loss_timer()
-            self._tell(ConnectionState.SUSPENDED)
+            self._notify(ConnectionState.SUSPENDED)
         else:
             self._cancel_loss_timer()
-            self._lose(self._session_number)
+            self._session_lost(self._session_number)
             # An expired session kazoo replaces by itself; now it has given up.
             if self._was_usable and self._problems.final:
                 self._revive()
@@ -283,9 +283,9 @@ class Connection:
             if self._closed or self._reviving:
                 return
             self._reviving = True
-        self._threads.thread(self._make_again, "zookeeper-revive").start()
+        self._threads.thread(self._recreate_client, "zookeeper-revive").start()
 
-    def _make_again(self) -> None:
+    def _recreate_client(self) -> None:
         """Until a server accepts this client again: passwords may be changed, or servers restarted, meanwhile."""
         _log.warning("%s (tried again until that changes)", refused(self._problems.final, self.config.hosts))
         pause_secs = _REVIVE_SECS_MIN
@@ -318,7 +318,7 @@ class Connection:
         return True
 
     def _start_loss_timer(self) -> None:
-        timer = self._threads.timer(self.config.session_timeout_secs, self._lose, self._session_number)
+        timer = self._threads.timer(self.config.session_timeout_secs, self._session_lost, self._session_number)
         with self._lock:
             if self._closed:
                 return
@@ -333,7 +333,7 @@ class Connection:
         if timer:
             timer.cancel()
 
-    def _lose(self, session_number: int) -> None:
+    def _session_lost(self, session_number: int) -> None:
         with self._changed:
             # Told twice when kazoo learns later that what counted as lost
             # here has indeed expired: nothing more is lost by that.
@@ -343,9 +343,9 @@ class Connection:
         # A server that was wiped, or restored from an older copy, refuses for ever a client that has seen more than
         # it has. Nothing of the lost session is gone on from: a process that goes on leads again, syncs and reads.
         self._client.last_zxid = 0
-        self._tell(ConnectionState.LOST)
+        self._notify(ConnectionState.LOST)
 
-    def _tell(self, state: ConnectionState) -> None:
+    def _notify(self, state: ConnectionState) -> None:
         with self._changed:
             if state is self._state:
                 return

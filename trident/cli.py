@@ -38,7 +38,7 @@ from trident.running.progress import make_display
 from trident.settings import VARIABLE as SETTINGS_FILE
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.core.storage import told_by_storage
+from trident.states.core.storage import storage_problem_of
 from trident.watching import json_logs
 
 # Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
@@ -73,18 +73,18 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
         except click.Abort:  # Ctrl-C at a question
             sys.exit(EXIT_INTERRUPTED)
         except (Exception, KeyboardInterrupt) as raised:
-            error: BaseException = told_by_storage(raised) or raised
+            error: BaseException = storage_problem_of(raised) or raised
             code = exit_code(error)
             if json_logs.is_installed():
                 log.error("%s", str(error) or "interrupted", exc_info=error)
             else:
-                _tell(error, code, raised if verbose else None)
+                _print_error(error, code, raised if verbose else None)
             sys.exit(code)
 
     return command
 
 
-def _tell(error: BaseException, code: int, traced: BaseException | None) -> None:
+def _print_error(error: BaseException, code: int, traced: BaseException | None) -> None:
     """Prints an error; with the whole traceback of ``traced``, where that is wanted."""
     if traced is not None:
         traceback.print_exception(traced)
@@ -199,10 +199,10 @@ def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
             display.event(f"reading {file}")
         log.info("reading %s", file)
         from trident.commands.user_file import load_topology
-        from trident.spark.session import ask_for
+        from trident.spark.session import set_default_settings
 
         # An expression in the file may make the session, whose JVM is fixed then.
-        ask_for(given_spark_settings(given))
+        set_default_settings(given_spark_settings(given))
         topology, file_config = load_topology(file)
         config = _config(settings, file_config).with_spark_conf(conf)
         topology.run(config=config)
@@ -294,13 +294,13 @@ def ui(name: str, port: int, open_: bool, settings: tuple[str, ...]) -> None:
 
     from trident.commands.ui import serve
 
-    def told(url: str) -> None:
+    def print_url(url: str) -> None:
         click.echo(url)
         if open_:
             click.launch(url)
 
     try:
-        serve(name, _config(settings), port, told, threading.Event())
+        serve(name, _config(settings), port, print_url, threading.Event())
     except KeyboardInterrupt:
         click.echo("")
 
@@ -526,9 +526,9 @@ def handover(name: str, settings: tuple[str, ...], **wish: Any) -> None:
     Exit code 1 when they are not, or the code fails on them; 2 when it is refused; 6 when not everything could be
     compared. The leader then stays leader.
     """
-    from trident.commands.handover import Wish, hand_over
+    from trident.commands.handover import HandoverOptions, hand_over
 
-    code = hand_over(name, Wish(**wish), _config(settings), click.echo)
+    code = hand_over(name, HandoverOptions(**wish), _config(settings), click.echo)
     if code:
         sys.exit(code)
 
@@ -562,9 +562,9 @@ def doctor(cluster: bool, conf: tuple[str, ...], settings: tuple[str, ...]) -> N
     It says how to get what is missing. It downloads Delta's jars if needed, and changes nothing else.
     Exit code 2 when something is missing.
     """
-    from trident.commands.doctor import doctor as look
+    from trident.commands.doctor import doctor as doctor_report
 
-    report = look(_config(settings).with_spark_conf(conf), cluster)
+    report = doctor_report(_config(settings).with_spark_conf(conf), cluster)
     click.echo(report.text())
     if report.problems:
         sys.exit(EXIT_BAD_INPUT)

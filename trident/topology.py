@@ -11,7 +11,7 @@ from trident.coordinators.errors import TopologyError
 from trident.operations.joins import JoinOutFieldsMode, JoinType
 from trident.operations.state_nodes import SpoutTableNode
 from trident.planning.nodes import SourceNode, TopologyGraph, drpc_node
-from trident.spark.jvm_start import while_the_jvm_starts
+from trident.spark.jvm_start import run_during_jvm_start
 from trident.spouts.contracts import OwnsTable, PartitionedTridentSpout, SpoutKind
 from trident.spouts.executors import is_batch_spout, spout_kind
 from trident.spouts.rich import is_rich_spout
@@ -339,7 +339,7 @@ def _start_topology() -> "Callable[..., TopologyQuery]":
 
 
 # A program that makes its session before it starts a topology has the time then.
-while_the_jvm_starts(_start_topology)
+run_during_jvm_start(_start_topology)
 
 
 def _several(streams: Sequence[Any]) -> list[Any]:

@@ -100,7 +100,7 @@ class StateKind(ABC):
         return f"the state kind {self.name}"
 
     @property
-    def survives_elsewhere(self) -> bool:
+    def is_external(self) -> bool:
         """Tells whether its values are outside of the warehouse and outlive the process: unseen from here."""
         return not (self.has_table or self.in_process)
 

@@ -280,28 +280,28 @@ class Run:
             (self.folder / file).unlink(missing_ok=True)
 
 
-def newest(rows: Rows, keep_gone: bool = True) -> tuple[np.ndarray, Rows]:
+def newest(rows: Rows, keep_deleted: bool = True) -> tuple[np.ndarray, Rows]:
     """Of rows in the order of their transactions the last one of each key, sorted; with their hashes.
 
     Args:
-        keep_gone: whether an older run may have the keys that are deleted.
+        keep_deleted: whether an older run may have the keys that are deleted.
     """
-    return _newest(hashes(rows.keys), rows, keep_gone)
+    return _newest(hashes(rows.keys), rows, keep_deleted)
 
 
-def _newest(hashed: np.ndarray, rows: Rows, keep_gone: bool) -> tuple[np.ndarray, Rows]:
+def _newest(hashed: np.ndarray, rows: Rows, keep_deleted: bool) -> tuple[np.ndarray, Rows]:
     order, begins = by_key(hashed, rows.keys)
     kept = order[np.append(begins[1:], True)] if len(order) else order
-    if not keep_gone:
+    if not keep_deleted:
         kept = kept[~rows.gone.to_numpy(zero_copy_only=False)[kept]]
     return hashed[kept], rows.take(kept)
 
 
-def merged(runs: Sequence[Run], keep_gone: bool) -> Iterator[tuple[np.ndarray, Rows]]:
+def merged(runs: Sequence[Run], keep_deleted: bool) -> Iterator[tuple[np.ndarray, Rows]]:
     """The rows of some runs, the oldest first, as those of one; a part of them is in memory at a time.
 
     Args:
-        keep_gone: as for :func:`newest`.
+        keep_deleted: as for :func:`newest`.
     """
     largest = max(runs, key=lambda run: run.rows)
     step = max(1, min(BATCH_ROWS, _BATCH_BYTES * largest.rows // largest.bytes))  # few rows where values are large
@@ -311,7 +311,7 @@ def merged(runs: Sequence[Run], keep_gone: bool) -> Iterator[tuple[np.ndarray, R
         some = [(run, cut[part], cut[part + 1]) for run, cut in zip(runs, cuts) if cut[part] < cut[part + 1]]
         if some:
             hashed = np.concatenate([run.hashes[start:end] for run, start, end in some])
-            yield _newest(hashed, Rows.together([run.rows_of(start, end) for run, start, end in some]), keep_gone)
+            yield _newest(hashed, Rows.together([run.rows_of(start, end) for run, start, end in some]), keep_deleted)
 
 
 def write_run(folder: Path, parts: Iterable[tuple[np.ndarray, Rows]]) -> list[Run]:
@@ -520,14 +520,14 @@ def joined(*pieces: pa.Array | pa.Scalar) -> pa.LargeBinaryArray:
 
 def _joined(pieces: Sequence[_Matrix | pa.Array]) -> pa.LargeBinaryArray:
     arrays: list[pa.Array] = []
-    beside: list[_Matrix] = []
+    matrices: list[_Matrix] = []
     for piece in [*pieces, None]:
         if isinstance(piece, np.ndarray):
-            beside.append(piece)
+            matrices.append(piece)
             continue
-        if beside:
-            arrays.append(matrix_array(beside[0] if len(beside) == 1 else np.hstack(beside)))
-            beside = []
+        if matrices:
+            arrays.append(matrix_array(matrices[0] if len(matrices) == 1 else np.hstack(matrices)))
+            matrices = []
         if piece is not None:
             arrays.append(piece)
     return arrays[0] if len(arrays) == 1 else joined(*arrays)

@@ -46,28 +46,28 @@ class HdfsStorage:
 
     def __init__(self, root: str, settings: Mapping[str, str]) -> None:
         self._root = root
-        with _told(root):
+        with _as_os_error(root):
             self._client = Client(root, {**_FEW_TRIES, **settings})
             _bounded(self._client.get_file_info, "/", secs=ANSWER_SECS)
 
     def read(self, path: AnyPath, start: int = 0) -> bytes:
-        with _told(path):
+        with _as_os_error(path):
             file = _bounded(self._client.read, self._at(path))
             count = len(file) - start
             return bytes(_bounded(file.read_range, start, count, secs=_secs(count))) if count > 0 else b""
 
     def input(self, path: AnyPath, buffering: int = 0) -> BinaryIO:
-        with _told(path):
+        with _as_os_error(path):
             file = _bounded(self._client.read, self._at(path))
 
         def read_range(start: int, count: int) -> Any:
-            with _told(path):
+            with _as_os_error(path):
                 return _bounded(file.read_range, start, count, secs=_secs(count))
 
         return cast("BinaryIO", io.BufferedReader(RangedFile(len(file), read_range), buffering or _READ_BYTES))
 
     def fetch(self, path: AnyPath) -> tuple[bytes, Stat]:
-        with _told(path):
+        with _as_os_error(path):
             found = _stat(_bounded(self._client.get_file_info, self._at(path)))
             data = self.read(path)
             if _stat(_bounded(self._client.get_file_info, self._at(path))) != found or len(data) != found.size:
@@ -76,7 +76,7 @@ class HdfsStorage:
 
     def pages(self, folder: AnyPath, after: str = "", deep: bool = False) -> Iterator[Sequence[tuple[str, Stat]]]:
         begin = len(self._at(folder).rstrip("/")) + 1
-        with _told(folder):
+        with _as_os_error(folder):
             found = iter(_bounded(self._client.list_status, self._at(folder), recursive=deep))
             while page := _bounded(lambda: list(islice(found, _PAGE))):
                 named = ((each.path[begin:], each) for each in page if not each.isdir)
@@ -86,7 +86,7 @@ class HdfsStorage:
         at = self._at(path)
         folder, name = posixpath.split(at)
         draft = posixpath.join(folder, f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
-        with _told(path), self._removed_if_it_fails(draft):
+        with _as_os_error(path), self._removed_if_it_fails(draft):
             self._create(draft, data, durable)
             try:
                 _bounded(self._client.rename, draft, at, overwrite=True)
@@ -107,7 +107,7 @@ class HdfsStorage:
         folder, _, name = os.fspath(path).rpartition("/")
         copy = f"{folder}/.{name}.{uuid.uuid4().hex}.trident.tmp"
         with self._removed_if_it_fails(self._at(copy)):
-            with _told(path):
+            with _as_os_error(path):
                 try:
                     self._create(self._at(copy), data, durable)
                 except FileExistsError as error:
@@ -157,7 +157,7 @@ class HdfsStorage:
         _bounded(file.close)  # not where the flush has failed: it would wait for the same data node
 
     def output(self, path: AnyPath, durable: bool = True) -> BinaryIO:
-        with _told(path):
+        with _as_os_error(path):
             file = _bounded(self._client.create, self._at(path), WriteOptions(overwrite=False, create_parent=False))
         return cast("BinaryIO", _Writer(file, path))
 
@@ -177,12 +177,12 @@ class HdfsStorage:
         Raises:
             FileExistsError: it is not.
         """
-        with _told(other):
+        with _as_os_error(other):
             _bounded(self._client.rename, self._at(path), self._at(other), overwrite=False)
 
     def list(self, folder: AnyPath) -> list[str]:
         try:
-            with _told(folder):
+            with _as_os_error(folder):
                 found = _bounded(lambda: list(self._client.list_status(self._at(folder))))
                 return [posixpath.basename(each.path) for each in found]
         except FileNotFoundError:
@@ -190,7 +190,7 @@ class HdfsStorage:
 
     def stat(self, path: AnyPath) -> Stat | None:
         try:
-            with _told(path):
+            with _as_os_error(path):
                 return _stat(_bounded(self._client.get_file_info, self._at(path)))
         except FileNotFoundError:
             return None
@@ -198,7 +198,7 @@ class HdfsStorage:
     stat_file = stat
 
     def delete(self, path: AnyPath) -> bool:
-        with _told(path):
+        with _as_os_error(path):
             return bool(_bounded(self._client.delete, self._at(path), recursive=True))
 
     def delete_files(self, paths: Sequence[AnyPath]) -> None:
@@ -208,14 +208,14 @@ class HdfsStorage:
     def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
         at, above = self._at(folder), self._at(anchor)
         if at == above or above == "/":
-            with _told(anchor):
+            with _as_os_error(anchor):
                 _bounded(self._client.mkdirs, at, create_parent=True)
             return
-        with suppress(FileNotFoundError), _told(folder):
+        with suppress(FileNotFoundError), _as_os_error(folder):
             # Mostly the folder above is there, and so is the anchor: one request.
             _bounded(self._client.mkdirs, at, create_parent=False)
             return
-        with _told(anchor):
+        with _as_os_error(anchor):
             _bounded(self._client.get_file_info, above)
             below, made = posixpath.relpath(at, above), above
             for part in below.split("/"):
@@ -289,7 +289,7 @@ class _Writer(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         count = memoryview(data).nbytes
-        with _told(self._path):
+        with _as_os_error(self._path):
             _bounded(self._file.write, bytes(data), secs=_secs(count))
         self._size += count
         return count
@@ -298,7 +298,7 @@ class _Writer(io.RawIOBase):
         if self.closed:
             return
         try:
-            with _told(self._path):
+            with _as_os_error(self._path):
                 if self._size:
                     _bounded(self._file.hsync)
                 _bounded(self._file.close)
@@ -326,7 +326,7 @@ def _bounded(call: Callable[..., Any], *args: Any, secs: float | None = None, **
 
 
 @contextmanager
-def _told(path: AnyPath) -> Iterator[None]:
+def _as_os_error(path: AnyPath) -> Iterator[None]:
     """Raises the ``OSError`` that fits what the library raises, with the first line of a name node's answer."""
     text = os.fspath(path)
     try:

@@ -51,7 +51,7 @@ _SUFFIX = ".copy"
 PART_BYTES = 64 << 20
 # A reader that finds a file gone reads the list again, which has another one in its place by then.
 _TRIES = 20
-_LOOK_SECS = 0.0005
+_CHECK_SECS = 0.0005
 _CHECK_BYTES = 4
 _SMALL_ROWS = 8192
 # After a merge that failed, as where the disk is full: the next one would read as much in vain.
@@ -206,7 +206,7 @@ class LocalCopy:
                     if not added:  # a few rows are written together with the small runs before them
                         first = self._small(len(part.keys))
                         part = Rows.together([*(run.rows_of(0, run.rows) for run in self._runs[first:]), part])
-                    added += write_run(self.folder, [newest(part, keep_gone=first > 0 or bool(added))])
+                    added += write_run(self.folder, [newest(part, keep_deleted=first > 0 or bool(added))])
                 with self._lock:
                     if self._closed:
                         raise StaleCopy(f"the copy in {self.folder} is closed")
@@ -297,7 +297,7 @@ class LocalCopy:
             made: list[Run] = []
             try:
                 with _refused(self.folder), faults.fault_point(COMPACT):
-                    made += write_run(self.folder, merged(old, keep_gone=not oldest))
+                    made += write_run(self.folder, merged(old, keep_deleted=not oldest))
                     with self._lock:
                         assert self._current is not None
                         if not self._closed:
@@ -362,7 +362,7 @@ def wait_for(folder: Path, mark: CopyMark, secs: float) -> None:
         on_its_way = found is not None and found.txid < mark.txid and found.incarnation == mark.incarnation
         if not on_its_way or time.monotonic() > end:
             raise StaleCopy(f"the copy in {folder} holds something else", found=found, expected=mark)
-        time.sleep(_LOOK_SECS)
+        time.sleep(_CHECK_SECS)
 
 
 @dataclass(frozen=True)

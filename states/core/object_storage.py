@@ -72,7 +72,7 @@ class ObjectStorage:
 
     def read(self, path: AnyPath, start: int = 0) -> bytes:
         key = self._key(path)
-        with _told(path):
+        with _as_os_error(path):
             if not start:
                 return bytes(obstore.get(self._store, key).bytes())
             try:
@@ -84,26 +84,26 @@ class ObjectStorage:
 
     def input(self, path: AnyPath, buffering: int = 0) -> BinaryIO:
         key = self._key(path)
-        with _told(path):
+        with _as_os_error(path):
             head = obstore.head(self._store, key)
 
         def read_range(start: int, count: int) -> Any:
             options: Any = {"range": (start, start + count)}
             if head["e_tag"]:
                 options["if_match"] = head["e_tag"]  # all parts of one version
-            with _told(path):
+            with _as_os_error(path):
                 return obstore.get(self._store, key, options=options).bytes()
 
         file = RangedFile(head["size"], read_range)
         return cast("BinaryIO", io.BufferedReader(file, buffering or _PIECE_BYTES))
 
     def fetch(self, path: AnyPath) -> tuple[bytes, Stat]:
-        with _told(path):
+        with _as_os_error(path):
             got = obstore.get(self._store, self._key(path))
             return bytes(got.bytes()), _stat(got.meta)
 
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
-        with _told(path):
+        with _as_os_error(path):
             obstore.put(self._store, self._key(path), data, use_multipart=False)
 
     def create(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
@@ -136,7 +136,7 @@ class ObjectStorage:
     def _claim_once(self, path: AnyPath, data: bytes, writer: str) -> Signature:
         key = self._key(path)
         try:
-            with _told(path):
+            with _as_os_error(path):
                 done = obstore.put(
                     self._once, key, data, mode="create", attributes={_WRITER: writer}, use_multipart=False
                 )
@@ -149,7 +149,7 @@ class ObjectStorage:
             # Taken; or the server did it, and its answer was lost, or is that to a second sending of the request.
             text = os.fspath(path)
             try:
-                with _told(path):
+                with _as_os_error(path):
                     found = self._written_by(key)
             except OSError as second:
                 raise OutcomeUnknown(errno.EIO, f"{error.strerror}; then {second.strerror}", text) from error
@@ -171,7 +171,7 @@ class ObjectStorage:
 
     def send(self, path: AnyPath, file: IO[bytes], size: int) -> None:
         """Sends a whole file that is on this host, in parts where it is large."""
-        with _told(path):
+        with _as_os_error(path):
             obstore.put(self._store, self._key(path), file, use_multipart=size > _SPOOL_BYTES)
 
     @contextmanager
@@ -185,7 +185,7 @@ class ObjectStorage:
 
     def objects(self, folder: AnyPath) -> list[tuple[str, int]]:
         """(name below the folder, size) of each object below it, however deep, in the order of their names."""
-        with _told(folder):
+        with _as_os_error(folder):
             found = obstore.list(self._store, self._key(folder) or None).collect()
         return sorted(self._objects(folder, found))
 
@@ -196,7 +196,7 @@ class ObjectStorage:
         """
         key = self._key(folder)
         for each in found:
-            with _told(folder):
+            with _as_os_error(folder):
                 if not each["size"] and not self._is_there(each["path"]):
                     continue
             yield each["path"][len(key) + 1 if key else 0 :], each["size"]
@@ -211,7 +211,7 @@ class ObjectStorage:
     def pages(self, folder: AnyPath, after: str = "", deep: bool = False) -> Iterator[Sequence[tuple[str, Stat]]]:
         key = self._key(folder)
         begin = len(key) + 1 if key else 0
-        with _told(folder):
+        with _as_os_error(folder):
             offset = f"{key}/{after}" if key and after else after or None
             for page in obstore.list(self._store, key or None, offset=offset, chunk_size=_PAGE):
                 named = ((each["path"][begin:], each) for each in page)
@@ -220,7 +220,7 @@ class ObjectStorage:
 
     def list(self, folder: AnyPath) -> list[str]:
         key = self._key(folder)
-        with _told(folder):
+        with _as_os_error(folder):
             found: Any = obstore.list_with_delimiter(self._store, key or None)
         paths: list[str] = [*(each["path"] for each in found["objects"]), *found["common_prefixes"]]
         return [each.rpartition("/")[2] for each in paths]
@@ -230,14 +230,14 @@ class ObjectStorage:
         if found is not None:
             return found
         key = self._key(path)
-        with _told(path):
+        with _as_os_error(path):
             below: Any = obstore.list(self._store, key or None, chunk_size=50)
             there = any(True for some in below for _ in self._objects(path, some))
         return Stat(0, 0, False, True, ()) if there else None
 
     def stat_file(self, path: AnyPath) -> Stat | None:
         try:
-            with _told(path):
+            with _as_os_error(path):
                 return _stat(obstore.head(self._store, self._key(path)))
         except FileNotFoundError:
             return None
@@ -257,7 +257,7 @@ class ObjectStorage:
         self._delete(paths[0], [self._key(path) for path in paths])
 
     def _delete(self, path: AnyPath, keys: Sequence[str]) -> None:
-        with _told(path):
+        with _as_os_error(path):
             for at in range(0, len(keys), 1000):
                 obstore.delete(self._store, keys[at : at + 1000])
 
@@ -358,7 +358,7 @@ def _stat(found: Mapping[str, Any]) -> Stat:
 
 
 @contextmanager
-def _told(path: AnyPath) -> Iterator[None]:
+def _as_os_error(path: AnyPath) -> Iterator[None]:
     """Raises the ``OSError`` that fits what the library raises."""
     text = os.fspath(path)
     try:

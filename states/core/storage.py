@@ -566,8 +566,8 @@ def is_safe_mode(error: OSError) -> bool:
     return "SafeMode" in f"{error.strerror or error}"
 
 
-def told_by_a_store(error: BaseException, warehouse: AnyPath | None = None) -> StoreProblem | None:
-    """The problem, where an error is one that a store told; a file that is missing is none.
+def store_problem_of(error: BaseException, warehouse: AnyPath | None = None) -> StoreProblem | None:
+    """The problem, where the error comes from a store; a missing file is none.
 
     Args:
         warehouse: as of :func:`store_problem`.
@@ -595,8 +595,8 @@ _OF_A_DISK = {
 _WITHOUT_A_PATH = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-def told_by_a_disk(error: BaseException, warehouse: AnyPath | None = None) -> StorageProblem | None:
-    """The problem, where an error is one of this machine's files; a file that is missing is none.
+def disk_problem_of(error: BaseException, warehouse: AnyPath | None = None) -> StorageProblem | None:
+    """The problem, where the error comes from this machine's files; a missing file is none.
 
     Args:
         warehouse: named in the message; without it the file that the error names.
@@ -612,28 +612,28 @@ def told_by_a_disk(error: BaseException, warehouse: AnyPath | None = None) -> St
     return StorageProblem(f"{where} cannot be used: {what}", found=error.strerror, action=action)
 
 
-def told_by_storage(error: BaseException, warehouse: AnyPath | None = None) -> StorageProblem | None:
-    """The problem, where an error is one that a store, or a disk, told.
+def storage_problem_of(error: BaseException, warehouse: AnyPath | None = None) -> StorageProblem | None:
+    """The problem, where the error comes from a store or a disk.
 
     Args:
         warehouse: named in the message; without it the file that the error names.
     """
-    return told_by_a_store(error, warehouse) or told_by_a_disk(error, warehouse)
+    return store_problem_of(error, warehouse) or disk_problem_of(error, warehouse)
 
 
 @contextmanager
-def stores_told() -> Iterator[None]:
-    """Raises the problem in place of an error that a store, or a disk, told."""
+def explained_storage_errors() -> Iterator[None]:
+    """Raises the problem in place of an error of a store or a disk."""
     try:
         yield
     except OSError as error:
-        problem = told_by_storage(error)
+        problem = storage_problem_of(error)
         if problem is None:
             raise
         raise problem from error
 
 
-# Runs calls that wait for a store side by side: a few threads, shared by the whole process.
+# Runs calls that wait for a store concurrently: a few threads, shared by the whole process.
 
 
 AT_ONCE = 16
@@ -642,7 +642,7 @@ _NAME = "trident-store"
 _Found = TypeVar("_Found")
 
 
-def side_by_side(calls: Sequence[Callable[[], _Found]]) -> list[_Found]:
+def run_concurrently(calls: Sequence[Callable[[], _Found]]) -> list[_Found]:
     """The answers of the calls, in their order; all of them have ended when this returns or raises.
 
     A call that uses this itself runs its own calls one by one: the threads would wait for each other.

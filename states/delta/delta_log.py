@@ -30,7 +30,7 @@ from urllib.parse import unquote
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import shown
 from trident.states.core import storage
-from trident.states.core.storage import AnyPath, Signature, side_by_side
+from trident.states.core.storage import AnyPath, Signature, run_concurrently
 from trident.states.delta.kernel_files import LiveFile, live_file
 
 ENTRY = re.compile(r"(\d{20})\.json")
@@ -181,7 +181,7 @@ def check_keeps_ids(path: str, properties: Mapping[str, str]) -> None:
 def unchanged(tables: Sequence[Watched]) -> set[str]:
     """The paths of those tables whose newest log entry is still the one that was seen.
 
-    Each costs two looks; at a store all of these are under way at once.
+    Each costs two requests; at a store all of these are under way at once.
     """
 
     def entry(table: Watched) -> bool:
@@ -192,7 +192,7 @@ def unchanged(tables: Sequence[Watched]) -> set[str]:
 
     if all(storage.local_path(table.path) is not None for table in tables):
         return {table.path for table in tables if entry(table) and is_newest(table)}
-    found = side_by_side([partial(look, table) for table in tables for look in (entry, is_newest)])
+    found = run_concurrently([partial(look, table) for table in tables for look in (entry, is_newest)])
     return {table.path for table, same, newest in zip(tables, found[::2], found[1::2]) if same and newest}
 
 
@@ -295,7 +295,7 @@ class DeltaLog:
         """The versions that have a log entry, in their order; none when there is no log."""
         return self.listed()[0]
 
-    def unbroken(self, upto: int | None = None) -> list[int]:
+    def contiguous_versions(self, upto: int | None = None) -> list[int]:
         """The longest tail of the versions without a hole: entries below a hole belong to no readable version.
 
         Args:
@@ -357,9 +357,9 @@ class DeltaLog:
         at_once = 1 if storage.local_path(self.path) is not None else _READ_AT_ONCE
         for begin in range(first, last + 1, at_once):
             some = range(begin, min(begin + at_once, last + 1))
-            yield from side_by_side([partial(self.commit, version) for version in some])
+            yield from run_concurrently([partial(self.commit, version) for version in some])
 
-    def commits_down(self, version: int | None = None, lowest: int = 0) -> Iterator[TableCommit]:
+    def commits_backwards(self, version: int | None = None, lowest: int = 0) -> Iterator[TableCommit]:
         """The commits from a version, or the newest, down to another, or to where entries were cleaned up."""
         for each in range(self.newest() if version is None else version, lowest - 1, -1):
             try:
@@ -422,7 +422,7 @@ class DeltaLog:
             None when what is left of the log does not say.
         """
         segment, protocol, reached = self.segment(version), None, version + 1
-        for commit in self.commits_down(version, segment.begin + 1):
+        for commit in self.commits_backwards(version, segment.begin + 1):
             reached, protocol = commit.version, protocol or commit.protocol
             if commit.metadata is not None:
                 return Described(commit.metadata, commit.version, protocol)
@@ -720,7 +720,7 @@ class TableTotals(TableAt):
 def totals_of(snapshot: LogSnapshot) -> TableTotals:
     """The sums of a table whose files are known."""
     table = Watched(snapshot.path, snapshot.version, snapshot.entry)
-    return _added_up(Facts.of(snapshot), table, snapshot.files.values())
+    return _sum_totals(Facts.of(snapshot), table, snapshot.files.values())
 
 
 class SizedTables(_Remembered[TableTotals]):
@@ -738,7 +738,7 @@ class SizedTables(_Remembered[TableTotals]):
             list(facts.seen(entries))
             yield from filter(None, last.values())
 
-        return _added_up(facts, segment.table, live())
+        return _sum_totals(facts, segment.table, live())
 
     def _after(self, known: TableTotals, table: Watched, commits: Sequence[TableCommit]) -> TableTotals | None:
         adds = (body for commit in commits for kind, body in commit.actions if kind == "add")
@@ -746,10 +746,12 @@ class SizedTables(_Remembered[TableTotals]):
         if any(commit.removes for commit in commits) or not all(body.get("dataChange", True) for body in adds):
             return None
         facts = Facts.of(known)
-        return _added_up(facts, table, (file for commit in facts.seen(commits) for file in commit.added), known)
+        return _sum_totals(facts, table, (file for commit in facts.seen(commits) for file in commit.added), known)
 
 
-def _added_up(facts: Facts, table: Watched, files: Iterable[LiveFile], known: TableTotals | None = None) -> TableTotals:
+def _sum_totals(
+    facts: Facts, table: Watched, files: Iterable[LiveFile], known: TableTotals | None = None
+) -> TableTotals:
     count, size, counted, uncounted = (
         (0, 0, 0, 0) if known is None else (known.files, known.bytes, known.counted, known.uncounted)
     )

@@ -54,7 +54,7 @@ def transactions_differ(topology: str, path: Place, control: ControlRecord, mark
     )
 
 
-def group_forgotten(topology: str, group: str, decision: Decision) -> Halted:
+def group_unknown_to_zookeeper(topology: str, group: str, decision: Decision) -> Halted:
     """ZooKeeper has nothing of a batch group that has manifests."""
     return Halted(
         f"ZooKeeper is the older side: it has forgotten batch group {group!r} of {topology!r} ({WIPED_CAUSES})",
@@ -75,7 +75,7 @@ def other_incarnation(topology: str, path: Place, control: ControlRecord, incarn
     )
 
 
-def zookeeper_forgot(topology: str, warehouse: Place, tables: Sequence[str]) -> Halted:
+def topology_unknown_to_zookeeper(topology: str, warehouse: Place, tables: Sequence[str]) -> Halted:
     """ZooKeeper knows nothing of a topology whose tables hold transactions."""
     return Halted(
         f"ZooKeeper knows no transaction of topology {topology!r}, but its tables have some; ZooKeeper is the older "
@@ -88,7 +88,7 @@ def zookeeper_forgot(topology: str, warehouse: Place, tables: Sequence[str]) -> 
     )
 
 
-def tables_gone(
+def tables_missing(
     topology: str,
     group: str,
     record: GroupRecord,
@@ -96,7 +96,7 @@ def tables_gone(
     strange: Iterable[Place],
     ids: Iterable[str],
 ) -> Halted:
-    """Tables of which ZooKeeper has a mark are not there any more, or others are in their place."""
+    """Tables of which ZooKeeper has a mark are missing, or others are in their place."""
     unknown = sorted(ids)
     marks = ", ".join(
         f"{one} ({attempt_text(record.tables[one].txid, record.tables[one].attempt_id)})" for one in unknown
@@ -114,7 +114,7 @@ def tables_gone(
     )
 
 
-def table_gone(topology: str, path: Place, version: int, decided: Decision | None = None) -> Halted:
+def table_missing(topology: str, path: Place, version: int, decided: Decision | None = None) -> Halted:
     """A table is gone under the running topology, or before a decided transaction could be published to it."""
     before = "a decided transaction cannot be published: " if decided else ""
     return Halted(
@@ -126,7 +126,7 @@ def table_gone(topology: str, path: Place, version: int, decided: Decision | Non
     )
 
 
-def made_again(topology: str, path: Place, found_id: str, expected_id: str) -> Halted:
+def recreated(topology: str, path: Place, found_id: str, expected_id: str) -> Halted:
     """A table has another id than before."""
     return Halted(
         f"the table {path} was dropped and made again; ZooKeeper is the newer side: the transactions that it knows "
@@ -155,11 +155,11 @@ def foreign_commit(topology: str, state: str, path: Place, commit: TableCommit, 
     )
 
 
-def not_written(topology: str, path: Place, version: int, asks: Sequence[str], reason: str) -> Halted:
+def not_written(topology: str, path: Place, version: int, requirements: Sequence[str], reason: str) -> Halted:
     """A table asks of its writers what this framework does not do: known before anything is decided."""
     return Halted(
         f"the table {path} can no longer be written by this topology: it asks more of its writers than they do",
-        found=f"at version {version}: {'; '.join(asks) or reason}",
+        found=f"at version {version}: {'; '.join(requirements) or reason}",
         expected="a table without constraints, defaults, generated columns and features that a writer must know",
         action="take that away from the table (ALTER TABLE … DROP CONSTRAINT, DROP DEFAULT, DROP FEATURE) and start "
         f"again: nothing is decided, and no row is lost; {_first(topology)}",
@@ -178,7 +178,7 @@ def log_cleaned(topology: str, state: str, path: Place, version: int, newest: in
     )
 
 
-def went_back(topology: str, path: Place, found: int, expected: int) -> Halted:
+def version_regressed(topology: str, path: Place, found: int, expected: int) -> Halted:
     """A table's version is lower than it was: it was restored from a copy."""
     return Halted(
         f"the table {path} is older than ZooKeeper: it was restored from a copy",

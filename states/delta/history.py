@@ -101,8 +101,8 @@ def _plain(field: Mapping[str, Any]) -> dict[str, Any]:
     return {**field, "metadata": known}
 
 
-def asks_of_writers(metadata: Mapping[str, Any]) -> list[str]:
-    """The constraints and the like that a table asks each of its writers to keep, by name."""
+def writer_requirements(metadata: Mapping[str, Any]) -> list[str]:
+    """The constraints and the like that a table requires of its writers, by name."""
     found = []
     for name, value in sorted(dict(metadata.get("configuration") or ()).items()):
         constraint = name.removeprefix("delta.constraints.")
@@ -178,7 +178,7 @@ def control_at(path: AnyPath, version: int | None = None) -> ControlRecord | Non
         TableError: there is no log, or an entry that is there cannot be read.
         ForeignTable: the control record cannot be read.
     """
-    for commit in DeltaLog(path).commits_down(version):
+    for commit in DeltaLog(path).commits_backwards(version):
         text = commit.domains.get(DOMAIN)
         if text is not None:
             return decode_control(path, text)
@@ -325,7 +325,7 @@ def _marks(path: str, version: int, signature: Signature | None) -> _Marks:
 
 def _find(path: str, at_most: int, mark_of: Callable[[_Marks], _Mark | None]) -> int | None:
     log = DeltaLog(path)
-    versions = log.unbroken()
+    versions = log.contiguous_versions()
     if not versions:
         raise TableError(f"there is no Delta log at {path}")
     lowest, high = versions[0], versions[-1]

@@ -141,8 +141,8 @@ def replace_entry(
         user_metadata: kept in the table's history.
         metrics: of the operation, as Delta names them.
     """
-    told = {"userMetadata": user_metadata, "operationMetrics": {name: str(n) for name, n in metrics.items()}}
-    info = _commit_info("MERGE", engine_info, **told)
+    details = {"userMetadata": user_metadata, "operationMetrics": {name: str(n) for name, n in metrics.items()}}
+    info = _commit_info("MERGE", engine_info, **details)
     moved = [*map(remove_action, removed), *map(add_action, files), *map(change_action, changes)]
     return _lines([_json(info), _json(_txn(txn)), *moved])
 

@@ -200,7 +200,7 @@ def publish_draft(path: str, version: int, draft: str, base: Signature | None) -
         if not folder.renames:
             return own  # the entry stays as it is, and outlives a power cut
         try:
-            _turn_rivals_away(folder, version)
+            _remove_rival_drafts(folder, version)
             there = signature_in(folder, version)
             if there is None:  # this process was stopped for so long that the log was cleaned up
                 raise EntryMayBeLost("the entry is gone")
@@ -213,7 +213,7 @@ def publish_draft(path: str, version: int, draft: str, base: Signature | None) -
         return own
 
 
-def _turn_rivals_away(folder: Folder, version: int) -> list[str]:
+def _remove_rival_drafts(folder: Folder, version: int) -> list[str]:
     """Leaves no draft of this version, or an older one, that a writer could still rename over an entry."""
     deadline = time.monotonic() + RIVAL_SECS
     while rivals := drafts_in(folder, version):
@@ -243,12 +243,12 @@ def remove_drafts(path: str, version: int) -> list[str]:
     with storage.hold(_log_of(path)) as folder:
         if not folder.drafts:
             return []
-        removed = _turn_rivals_away(folder, version)
-        left = [*drafts_in(folder, version, own=True), *_old_others(folder)]
+        removed = _remove_rival_drafts(folder, version)
+        left = [*drafts_in(folder, version, own=True), *_abandoned_drafts(folder)]
         return [*removed, *(name for name in left if folder.delete(name))]
 
 
-def _old_others(folder: Folder) -> list[str]:
+def _abandoned_drafts(folder: Folder) -> list[str]:
     """Drafts of checkpoints and checksums that a dead writer has left."""
     names = (name for name in folder.names() if _OTHER_DRAFT.fullmatch(name) and not _DRAFT.fullmatch(name))
     found = ((name, folder.stat(name)) for name in names)

@@ -21,7 +21,7 @@ from typing import Any
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TableError
 from trident.coordinators.identities import TransactionAttempt
-from trident.coordinators.ports import AttemptStory, FailedAttempt
+from trident.coordinators.ports import AttemptHistory, FailedAttempt
 from trident.coordinators.records import Decision
 from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, parse_stored, shown
 from trident.states.core import storage
@@ -29,7 +29,7 @@ from trident.states.core.binding import StateKind
 from trident.states.core.kinds import stored_kind
 from trident.states.core.names import STREAMS_FOLDER, check_inside
 from trident.states.core.place import Place
-from trident.states.core.storage import side_by_side
+from trident.states.core.storage import run_concurrently
 from trident.states.core.tables import StagedFile
 
 # The facts about a transaction that only the process which ran it knows, as its manifest has them.
@@ -39,7 +39,7 @@ _CHARS = 500
 
 
 @dataclass(frozen=True)
-class Told:
+class CommitAnnotations:
     """Written before the decision, with the manifest; times are seconds since the epoch.
 
     Attributes:
@@ -59,7 +59,7 @@ class Told:
     skipped: str | None = None
 
     @classmethod
-    def now(cls, epoch: int, code_id: str, story: AttemptStory | None, skipped: str | None) -> Told:
+    def now(cls, epoch: int, code_id: str, story: AttemptHistory | None, skipped: str | None) -> CommitAnnotations:
         """Of an attempt that is ready to be decided."""
         failures = tuple(replace(one, error=_storable(one.error)) for one in story.failures) if story else ()
         begun_at = story.begun_at if story else None
@@ -146,7 +146,7 @@ class Manifest:
     parent: TransactionAttempt | None
     tables: tuple[ManifestTable, ...]
     spouts: Mapping[str, Mapping[str, Any]]
-    told: Told | None = field(default=None, metadata={MAY_BE_MISSING: True})
+    told: CommitAnnotations | None = field(default=None, metadata={MAY_BE_MISSING: True})
 
     def encode(self) -> bytes:
         value = {"schema": _SCHEMA, **vars(self), "tables": [table.to_json() for table in self.tables]}
@@ -310,7 +310,7 @@ class ManifestStore:
         """
         calls = [partial(self._found_or_none, path) for path in _files_in(self._old_folder)]
         # From a disk that is read at once, a thread more takes longer than the file.
-        all_of_them = side_by_side(calls) if not self._warehouse.is_local else [call() for call in calls]
+        all_of_them = run_concurrently(calls) if not self._warehouse.is_local else [call() for call in calls]
         found = (one for one in all_of_them if one is not None)
         return sorted(found, key=lambda pair: (pair[0].txid, pair[0].attempt_id))
 

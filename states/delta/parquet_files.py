@@ -100,7 +100,7 @@ def report_batches(reports: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBa
     """The reports of one task as a batch; none for no reports. The worker is spared then."""
     found = list(reports)
     made = pa.RecordBatch.from_pylist(found, schema=_REPORT_ARROW)  # imports pandas, the first time
-    spare_collections()
+    freeze_gc()
     if found:
         yield made
 
@@ -129,8 +129,8 @@ def of_attempt(target: FileTarget, txid_column: str | None, attempt_property: st
 _spared = False
 
 
-def spare_collections() -> None:
-    """Takes what a Python worker has loaded so far out of its garbage collector's sight, once.
+def freeze_gc() -> None:
+    """Freezes the objects that a Python worker has loaded so far (``gc.freeze``), once.
 
     Spark's daemon makes a full collection after every task. Over the modules that
     are loaded (pandas, pyarrow) it takes 25 ms, more than writing a small batch

@@ -203,7 +203,7 @@ def _take(source: Place, target: Place, size: int, may_copy: bool, cost: Cloned)
         except FileExistsError:
             cost.linked += 1  # by an earlier try; a copy is whole before it has this name
         except FileNotFoundError as error:
-            raise _gone(source) from error
+            raise _source_missing(source) from error
         except storage.CannotLink as error:
             if not may_copy:
                 raise _cannot_link(source, target, error) from error
@@ -228,11 +228,11 @@ def _copy(source: Place, target: Place, size: int) -> int:
         with storage.input(source) as data:
             storage.write(target, data.read())
     except FileNotFoundError as error:
-        raise _gone(source) from error
+        raise _source_missing(source) from error
     return size
 
 
-def _gone(source: Place) -> TableError:
+def _source_missing(source: Place) -> TableError:
     return TableError(
         f"a data file is gone: {source}",
         found="no such file",

@@ -31,7 +31,7 @@ from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
-from trident.states.core.storage import AT_ONCE, side_by_side
+from trident.states.core.storage import AT_ONCE, run_concurrently
 from trident.states.delta import history
 from trident.states.delta.delta_log import DeltaLog, TableMissing, has_log
 from trident.states.delta.history import control_at
@@ -198,7 +198,7 @@ class _Log:
 
     def __init__(self, path: Place) -> None:
         self.path, self._log = path, DeltaLog(path)
-        self.versions = self._log.unbroken()
+        self.versions = self._log.contiguous_versions()
         if not self.versions:
             raise TableMissing(f"there is no Delta table at {path}")
 
@@ -213,7 +213,7 @@ class _Log:
 
     def merged_at(self, version: int, state: StateDescriptor) -> int:
         """P of a plain table at a version."""
-        for commit in self._log.commits_down(version):
+        for commit in self._log.commits_backwards(version):
             found = history.latest_of_app(commit.txns, state.merge_app_at_first)
             if found is not None:
                 return max(found[1], state.starts_at - 1)
@@ -280,7 +280,7 @@ def published_as(warehouse: Place, found: Sequence[tuple[Decision, Manifest]]) -
     # txid → table id → version and time; the lowest version counts: a log drop behind it carries the record on.
     entries: dict[int, dict[str, tuple[int, float | None]]] = {txid: {} for txid in decided}
     for (path, table_id, incarnation), txids in wanted.items():
-        for version, control, at in _entries_down(warehouse / path, incarnation, min(txids)):
+        for version, control, at in _entries_backwards(warehouse / path, incarnation, min(txids)):
             if control.txid in txids and control.is_of(decided[control.txid]):
                 entries[control.txid][table_id] = version, at
     return {txid: _as(of_txid) for txid, of_txid in entries.items()}
@@ -291,7 +291,7 @@ def _as(entries: Mapping[str, tuple[int, float | None]]) -> PublishedAs:
     return PublishedAs(versions, max((at for _, at in entries.values() if at is not None), default=None))
 
 
-def _entries_down(path: Place, incarnation: str, txid: int) -> Iterator[_Entry]:
+def _entries_backwards(path: Place, incarnation: str, txid: int) -> Iterator[_Entry]:
     """The entries with a control record, the newest first, down to those of an incarnation's transactions before one.
 
     Those of later incarnations are passed: behind a rollback their transactions have smaller numbers again.
@@ -301,7 +301,7 @@ def _entries_down(path: Place, incarnation: str, txid: int) -> Iterator[_Entry]:
     step = 1 if path.is_local else AT_ONCE
     for end in range(len(versions), 0, -step):
         some = versions[max(end - step, 0) : end][::-1]
-        for entry in side_by_side([partial(_entry, log, version) for version in some]):
+        for entry in run_concurrently([partial(_entry, log, version) for version in some]):
             if entry is None:
                 continue
             if entry[1].incarnation == incarnation and entry[1].txid < txid:
@@ -598,12 +598,12 @@ class KeptManifests:
             oldest=kept[0],
             newest=kept[-1],
             found=f"{len(kept)} are kept, of transactions {kept[0]} to {kept[-1]}",
-            action=f"take one of {_near(kept, txid)}; "
+            action=f"take one of {_nearest_kept(kept, txid)}; "
             "history_retention_txids and history_retention_secs say how many are kept",
         )
 
 
-def _near(kept: list[int], txid: int) -> str:
+def _nearest_kept(kept: list[int], txid: int) -> str:
     """The nearest transactions that are kept."""
     nearest = sorted(sorted(kept, key=lambda other: abs(other - txid))[:3])
     return ", ".join(map(str, nearest))

@@ -47,7 +47,7 @@ class Transactions:
         incarnation: whose transactions these are: the topology's present one.
         rows: by txid, the columns of the table of transactions.
         manifests: the transactions whose manifests are kept.
-        trouble: why the table could not be read, where all is from manifests; "" where it could.
+        problem: why the table could not be read, where all is from manifests; "" where it could.
         unreadable: txid → why its manifest, which is there, cannot be read, of transactions without a row.
         earlier: the transactions from before the last rollback, in the order in which they were made; where asked for.
         unreadable_earlier: as ``unreadable``, of transactions from before the last rollback: (incarnation, txid) → why.
@@ -56,7 +56,7 @@ class Transactions:
     incarnation: str
     rows: dict[int, Row]
     manifests: tuple[int, ...]
-    trouble: str = ""
+    problem: str = ""
     unreadable: Mapping[int, str] = field(default_factory=dict)
     earlier: tuple[BeforeRollback, ...] = ()
     unreadable_earlier: Mapping[tuple[str, int], str] = field(default_factory=dict)
@@ -98,10 +98,10 @@ class TableFiles(Generic[Found]):
         self._tables = LogTables()
         self._known: dict[str, Found] = {}
 
-    def look(self) -> tuple[RecordedUpTo | None, list[Found], str]:
+    def scan(self) -> tuple[RecordedUpTo | None, list[Found], str]:
         """The table's mark, what each file has, and why it cannot be read; "" where it can, or there is no table."""
-        mark, found, trouble = _of_table(self._tables, *self._of, self._read)
-        return mark, found or [], trouble
+        mark, found, problem = _of_table(self._tables, *self._of, self._read)
+        return mark, found or [], problem
 
     def _read(self, path: str, files: Sequence[LiveFile]) -> list[Found]:
         known = self._known
@@ -121,9 +121,9 @@ def last_transactions(warehouse: AnyPath, topology: str, group: str, last: int) 
     table = TableFiles(warehouse, topology, group, SCHEMA, lambda batches: _newest_of_each(batches, last))
 
     def found() -> Transactions:
-        mark, parts, trouble = table.look()
+        mark, parts, problem = table.scan()
         rows = [row for part in parts for row in part]
-        return _transactions(Place(warehouse), topology, group, (mark, rows, trouble), None, last)
+        return _transactions(Place(warehouse), topology, group, (mark, rows, problem), None, last)
 
     return found
 
@@ -153,8 +153,8 @@ def recorded_transactions(
         rows = [row for batch in rows_of(path, wanted, SCHEMA) for row in batch.to_pylist()]
         return [row for row in rows if txids is None or row["txid"] in txids]
 
-    mark, rows, trouble = _of_table(LogTables(), warehouse, topology, group, read)
-    return _transactions(warehouse, topology, group, (mark, rows or [], trouble), txids, last, earlier)
+    mark, rows, problem = _of_table(LogTables(), warehouse, topology, group, read)
+    return _transactions(warehouse, topology, group, (mark, rows or [], problem), txids, last, earlier)
 
 
 def rows_after(
@@ -188,7 +188,7 @@ def _transactions(
     earlier: bool = False,
 ) -> Transactions:
     """Puts together what the table has, and what the manifests have beside it."""
-    mark, rows, trouble = table
+    mark, rows, problem = table
     of = GroupContext(warehouse, topology, group, incarnation := _incarnation(warehouse, topology, group, mark))
     found = {row["txid"]: row for row in rows if row["incarnation"] == incarnation}
     kept = KeptManifests(of)
@@ -210,7 +210,7 @@ def _transactions(
         incarnation,
         {txid: found[txid] for txid in newest if txid in found},
         tuple(there),
-        trouble,
+        problem,
         {txid: unreadable[txid] for txid in newest if txid in unreadable},
         tuple(before),
         lost,
@@ -249,12 +249,12 @@ def _not_rolled_back(rows: list[Row], tables: Publications) -> list[BeforeRollba
     It takes back all behind one transaction; and what the logs cannot tell any more are the oldest. So few are looked
     for, each of which costs a listing of the tables' logs.
     """
-    asked: dict[int, bool | None] = {}
+    answers: dict[int, bool | None] = {}
 
     def gone(place: int) -> bool | None:
-        if place not in asked:
-            asked[place] = _taken_back(tables, rows[place])
-        return asked[place]
+        if place not in answers:
+            answers[place] = _taken_back(tables, rows[place])
+        return answers[place]
 
     first_gone = _first(len(rows), lambda place: gone(place) is True)
     first_known = first_gone if not first_gone or gone(first_gone - 1) is None else 0
@@ -273,12 +273,12 @@ def _first(count: int, holds: Callable[[int], bool]) -> int:
 def _taken_back(tables: Publications, row: Row) -> bool | None:
     """Of a transaction that stays the tables tell the very attempt: a rollback uses no attempt id again."""
     try:
-        told = tables.last_of(row["txid"], row["txid"])
+        last_published = tables.last_of(row["txid"], row["txid"])
     except TableError:
         return None
-    if told.control is not None:
-        return bool(told.control.attempt_id != row["attempt_id"])
-    return True if told.known else None
+    if last_published.control is not None:
+        return bool(last_published.control.attempt_id != row["attempt_id"])
+    return True if last_published.known else None
 
 
 def _of_table(
@@ -366,13 +366,13 @@ def tables_of(warehouse: AnyPath, topology: str) -> list[Place]:
 
 LEADERSHIPS = 50
 # Transactions that their table does not have yet: it gets those of a minute, or a hundred, at once.
-_BEHIND_MAX = 200
-_TOLD_BY = pa.schema([SCHEMA.field(name) for name in ("incarnation", "epoch", "decided_at", "published_at")])
+_UNRECORDED_MAX = 200
+_LEADERSHIP_SCHEMA = pa.schema([SCHEMA.field(name) for name in ("incarnation", "epoch", "decided_at", "published_at")])
 _Led = dict[str, Any]
 
 
-class LedBefore:
-    """The leaderships of which a transaction is kept. Keep one: of a table of transactions it reads each file once.
+class PastLeaderships:
+    """The earlier leaderships of which a transaction is kept. Keep one instance: it reads each file once.
 
     For one thread at a time.
     """
@@ -387,7 +387,7 @@ class LedBefore:
         Returns:
             of each ``epoch``, ``first_at`` and ``last_at`` (of its transactions, seconds since the epoch; None: not
             known), ``transactions``, how many are kept; of those that the table does not have yet at most
-            ``_BEHIND_MAX`` of a group count. A leadership that has committed nothing is not among them.
+            ``_UNRECORDED_MAX`` of a group count. A leadership that has committed nothing is not among them.
 
         Raises:
             OSError: the warehouse cannot be read.
@@ -397,11 +397,13 @@ class LedBefore:
     def _of_group(self, group: str) -> list[_Led]:
         table = self._tables.get(group)
         if table is None:
-            table = self._tables[group] = TableFiles(self._warehouse, self._topology, group, _TOLD_BY, _of_file)
-        mark, files, _ = table.look()
-        incarnation, behind = rows_after(self._warehouse, self._topology, group, mark, _BEHIND_MAX)
+            table = self._tables[group] = TableFiles(
+                self._warehouse, self._topology, group, _LEADERSHIP_SCHEMA, _of_file
+            )
+        mark, files, _ = table.scan()
+        incarnation, unrecorded = rows_after(self._warehouse, self._topology, group, mark, _UNRECORDED_MAX)
         recorded = [one for file in files for (of, _), one in file.items() if of == incarnation]
-        return [*recorded, *(part_of(row) for row in behind if row["epoch"] is not None)]
+        return [*recorded, *(part_of(row) for row in unrecorded if row["epoch"] is not None)]
 
 
 def _of_file(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int], _Led]:

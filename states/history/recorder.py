@@ -60,7 +60,7 @@ _KEPT_MAX = 500
 
 
 @dataclass(frozen=True)
-class JustPublished:
+class RecentPublication:
     """One transaction that this process has published.
 
     Attributes:
@@ -74,21 +74,21 @@ class JustPublished:
     published_at: float
 
 
-class PublishedLately:
-    """The last few hundred transactions that were published here. May be used by several threads."""
+class RecentPublications:
+    """The last few hundred transactions that this process published. May be used by several threads."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[int, JustPublished] = OrderedDict()
+        self._found: OrderedDict[int, RecentPublication] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, decision: Decision, manifest: Manifest, versions: Mapping[str, int]) -> None:
         """A transaction is published, perhaps once more."""
         with self._lock:
-            self._found[decision.txid] = JustPublished(decision, manifest, versions, time.time())
+            self._found[decision.txid] = RecentPublication(decision, manifest, versions, time.time())
             while len(self._found) > _KEPT_MAX:
                 self._found.popitem(last=False)
 
-    def of(self, txid: int) -> JustPublished | None:
+    def of(self, txid: int) -> RecentPublication | None:
         """The transaction, where it is remembered."""
         with self._lock:
             return self._found.get(txid)
@@ -245,8 +245,8 @@ class TransactionsTable:
         own = table.mark.incarnation
 
         def before(rows: pa.Table) -> pa.Table:
-            told = zip(rows.column("incarnation").to_pylist(), rows.column("txid").to_pylist())
-            return rows.filter(pa.array([whose != own or each <= txid for whose, each in told], pa.bool_()))
+            recorded = zip(rows.column("incarnation").to_pylist(), rows.column("txid").to_pylist())
+            return rows.filter(pa.array([whose != own or each <= txid for whose, each in recorded], pa.bool_()))
 
         with faults.fault_point(TIDY):
             rewritten, _ = self._rewritten(table, before)
@@ -306,15 +306,15 @@ def is_damage(error: TableError) -> bool:
 
 def within(rows: pa.Table, mark: RecordedUpTo, retention: Retention, now: float) -> pa.Table:
     """The rows that are within the retention; of earlier incarnations those that fit beside the present one's."""
-    told = rows.select(["txid", "incarnation", "decided_at"]).to_pylist()
+    recorded = rows.select(["txid", "incarnation", "decided_at"]).to_pylist()
     oldest = instant(now - retention.secs) if retention.secs is not None else None
-    own = [row["incarnation"] == mark.incarnation for row in told]
-    kept = [is_own and row["txid"] > mark.upto - retention.txids for row, is_own in zip(told, own)]
+    own = [row["incarnation"] == mark.incarnation for row in recorded]
+    kept = [is_own and row["txid"] > mark.upto - retention.txids for row, is_own in zip(recorded, own)]
     room = retention.txids - sum(kept)
-    for at in range(len(told) - 1, -1, -1):
+    for at in range(len(recorded) - 1, -1, -1):
         if not own[at] and room > 0:
             kept[at], room = True, room - 1
-    young = [oldest is None or row["decided_at"] is None or row["decided_at"] >= oldest for row in told]
+    young = [oldest is None or row["decided_at"] is None or row["decided_at"] >= oldest for row in recorded]
     return rows.filter(pa.array([keep and fresh for keep, fresh in zip(kept, young)], pa.bool_()))
 
 
@@ -335,7 +335,7 @@ class Published:
 
     of: GroupContext
     manifests: ManifestStore
-    lately: PublishedLately
+    recent: RecentPublications
 
     def kept(self, upto: int) -> KeptManifests:
         return KeptManifests(self.of, upto)
@@ -345,7 +345,7 @@ class Published:
         found: list[tuple[Decision, Manifest]] = []
         known: dict[int, PublishedAs] = {}
         for txid in txids:
-            here = self.lately.of(txid)
+            here = self.recent.of(txid)
             if here is not None:
                 found.append((here.decision, here.manifest))
                 known[txid] = PublishedAs(here.versions, here.published_at)
@@ -437,10 +437,10 @@ class TransactionRecorder:
         # By where it began: at the first look it may have come past the mark again, by other transactions.
         stands_at = advanced if self._began_at is None else self._began_at
         if table.mark.upto > stands_at:
-            table = self._gone_back(table, stands_at)
+            table = self._without_later(table, stands_at)
         self._began_at = None
         if table.before is not None:
-            table = self._with_those_before(table, table.before)
+            table = self._with_unrecorded_earlier(table, table.before)
         kept = self._published.kept(advanced)
         waiting = [txid for txid in kept.txids() if txid > table.mark.upto]
         while waiting:
@@ -455,7 +455,7 @@ class TransactionRecorder:
             table = self._tidied(table)
         self._table.maintain(table)
 
-    def _with_those_before(self, table: OpenTransactions, before: RecordedUpTo) -> OpenTransactions:
+    def _with_unrecorded_earlier(self, table: OpenTransactions, before: RecordedUpTo) -> OpenTransactions:
         """The transactions from before a rollback that no leader has recorded, of which the manifests have stayed."""
         source = self._published
         earlier = up_to(source.of.incarnation)[1:]
@@ -467,7 +467,7 @@ class TransactionRecorder:
             while waiting:
                 txids, waiting = waiting[:_ROWS_MAX], waiting[_ROWS_MAX:]
                 # Of the numbers that this process has published others are meant.
-                rows = replace(source, of=earlier_one, lately=PublishedLately()).rows(kept, txids)
+                rows = replace(source, of=earlier_one, recent=RecentPublications()).rows(kept, txids)
                 self._check_fence()
                 self._open = None
                 table = self._table.add(replace(table, mark=mark), rows, txids[-1])
@@ -476,7 +476,7 @@ class TransactionRecorder:
         self._open = replace(table, mark=own, before=None)
         return self._open
 
-    def _gone_back(self, table: OpenTransactions, advanced: int) -> OpenTransactions:
+    def _without_later(self, table: OpenTransactions, advanced: int) -> OpenTransactions:
         """After a rollback, or a repair by older tables, later transactions are not the group's any more."""
         self._check_fence()  # behind the look: a table that a successor has written to is not this process's to cut
         log.warning(
@@ -538,7 +538,7 @@ class TransactionRecorder:
 
     def _recorded_upto(self, txid: int) -> None:
         self._manifests.recorded_upto = txid
-        self._published.lately.forget_up_to(txid)
+        self._published.recent.forget_up_to(txid)
 
     def _failed(self, error: Exception) -> float:
         """Tells of a failure; returns how long to wait."""

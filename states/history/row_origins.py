@@ -32,7 +32,7 @@ from trident.states.delta.file_layout import partition_texts
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.history.kept import plain_as_of
 from trident.states.keyed.compaction import SnapshotUnavailable
-from trident.states.keyed.key_reads import AskedKeys, asked_keys
+from trident.states.keyed.key_reads import RequestedKeys, requested_keys
 from trident.states.keyed.tables import own_control
 
 _STAGED = re.compile(r"(?:[^/]+=[^/]*/)*data/(?P<incarnation>[^/]+)/(?P<txid>\d+)-(?P<attempt>\d+)-[^/]+/.*")
@@ -106,13 +106,15 @@ class _AppendedRows:
         self._column = _txid_column(state)
         partitioned = list(snapshot.metadata.get("partitionColumns") or ())
         inside = [name for name in row if name not in partitioned]
-        asked = asked_keys(state.name, schema, list(row), [dict(row)], RowCodec(schema, list(row)))
-        self._parts = {name: partition_texts(name, asked.rows.column(name))[0] for name in row if name in partitioned}
+        requested = requested_keys(state.name, schema, list(row), [dict(row)], RowCodec(schema, list(row)))
+        self._parts = {
+            name: partition_texts(name, requested.rows.column(name))[0] for name in row if name in partitioned
+        }
         # One column at least, by which rows are counted.
         names = {*inside, self._column or next(name for name in schema.names if name not in partitioned)}
         narrow = pa.schema([one for one in schema if one.name in names])
         values = [{name: row[name] for name in inside}]
-        self._wanted = asked_keys(state.name, narrow, inside, values if inside else [()], RowCodec(narrow, inside))
+        self._wanted = requested_keys(state.name, narrow, inside, values if inside else [()], RowCodec(narrow, inside))
         self._narrow = narrow
 
     def origins(self) -> Origins:
@@ -144,7 +146,7 @@ class _AppendedRows:
         if staged is not None:
             found.rows[Writer(staged["incarnation"], int(staged["txid"]))] += len(rows)
             return True
-        if None in rows or self._had_other_lives:
+        if None in rows or self._had_other_incarnations:
             return False
         for txid in rows:
             assert txid is not None
@@ -188,7 +190,7 @@ class _AppendedRows:
     @cached_property
     def _commits(self) -> list[TableCommit]:
         log = DeltaLog(self._path)
-        versions = log.unbroken()
+        versions = log.contiguous_versions()
         return list(log.commits(versions[0], versions[-1])) if versions else []
 
     @cached_property
@@ -196,13 +198,13 @@ class _AppendedRows:
         return {file: commit for commit in self._commits for file in commit.adds}
 
     @cached_property
-    def _had_other_lives(self) -> bool:
+    def _had_other_incarnations(self) -> bool:
         """Tells whether the table has rows from a time before a reset: their txids are other transactions."""
         said = (control["incarnation"] for control in map(_control_of, self._commits) if control is not None)
         return any(not same_start(one, self._state.incarnation) for one in said)
 
 
-def _matching(root: str, files: Sequence[LiveFile], schema: pa.Schema, wanted: AskedKeys) -> Iterator[pa.Table]:
+def _matching(root: str, files: Sequence[LiveFile], schema: pa.Schema, wanted: RequestedKeys) -> Iterator[pa.Table]:
     """The rows that are wanted; all where no column tells."""
     if wanted.columns:
         yield from wanted_rows(root, files, schema, wanted)
@@ -226,7 +228,7 @@ def _txid_column(state: StateDescriptor) -> str | None:
 # --- keyed states ----------------------------------------------------------------------------------------
 
 
-def origins_of_key(warehouse: Place, state: StateDescriptor, key: AskedKeys) -> Origins:
+def origins_of_key(warehouse: Place, state: StateDescriptor, key: RequestedKeys) -> Origins:
     """The transactions that wrote a key of a keyed state: rows of its log, those that are merged too.
 
     Raises:
@@ -248,7 +250,9 @@ def origins_of_key(warehouse: Place, state: StateDescriptor, key: AskedKeys) -> 
     return found
 
 
-def _txids_in(table: LogSnapshot, files: Collection[LiveFile], state: StateDescriptor, key: AskedKeys) -> Iterator[int]:
+def _txids_in(
+    table: LogSnapshot, files: Collection[LiveFile], state: StateDescriptor, key: RequestedKeys
+) -> Iterator[int]:
     keys = [one for one in arrow_schema(state.schema) if one.name in state.keys]
     schema = pa.schema([*keys, pa.field(TXID_COLUMN, pa.int64())])
     may_have = [file for file in files if not key.columns or key.may_be_in(file)]
@@ -256,7 +260,7 @@ def _txids_in(table: LogSnapshot, files: Collection[LiveFile], state: StateDescr
         yield from rows.column(TXID_COLUMN).to_pylist()
 
 
-def _was_there(warehouse: Place, state: StateDescriptor, key: AskedKeys, txid: int) -> bool | None:
+def _was_there(warehouse: Place, state: StateDescriptor, key: RequestedKeys, txid: int) -> bool | None:
     """Tells whether the plain table had the key as of a transaction; None where that is not known.
 
     A key that was deleted by then is not there either: no transaction up to it shows in its value.

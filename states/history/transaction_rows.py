@@ -155,7 +155,7 @@ class PublishedAs:
 
 def transaction_row(decision: Decision, manifest: Manifest, published: PublishedAs) -> Row:
     """The row of a published transaction; null where a manifest of an older version does not say."""
-    told, parent = manifest.told, manifest.parent
+    annotations, parent = manifest.told, manifest.parent
     tables = [
         {
             "state": table.state,
@@ -174,19 +174,19 @@ def transaction_row(decision: Decision, manifest: Manifest, published: Published
         "attempt_id": manifest.attempt.attempt_id,
         "parent_attempt_id": parent.attempt_id if parent else None,
         "incarnation": manifest.incarnation,
-        "epoch": told.epoch if told else None,
-        "code_id": (told.code_id or None) if told else None,
-        "begun_at": instant(told.begun_at if told else None),
-        "decided_at": instant(told.prepared_at if told else None),
+        "epoch": annotations.epoch if annotations else None,
+        "code_id": (annotations.code_id or None) if annotations else None,
+        "begun_at": instant(annotations.begun_at if annotations else None),
+        "decided_at": instant(annotations.prepared_at if annotations else None),
         "published_at": instant(published.at),
         **{name: sum(int(table[name] or 0) for table in tables) for name in ("rows", "files", "bytes")},
         "tables": tables,
         "sources": [_source(stream, spout) for stream, spout in sorted(manifest.spouts.items())],
         "failures": [
             {"attempt_id": one.attempt_id, "failed_at": instant(one.at), "error": one.error}
-            for one in (told.failures if told else ())
+            for one in (annotations.failures if annotations else ())
         ],
-        "skipped": told.skipped if told else None,
+        "skipped": annotations.skipped if annotations else None,
         "manifest": decision.manifest,
         "manifest_sha256": decision.sha256,
     }

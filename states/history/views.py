@@ -126,10 +126,10 @@ def read_view(warehouse: Place, topology: str, group: str) -> GroupView | None:
             expected=f"a view of schema {_SCHEMA}, as a running topology writes it",
             action="delete the file: the next MERGE of the topology, or `trident compact`, writes it again",
         ) from None
-    return view if _is_of_this_life(warehouse, view) else None
+    return view if _is_of_this_incarnation(warehouse, view) else None
 
 
-def _is_of_this_life(warehouse: Place, view: GroupView) -> bool:
+def _is_of_this_incarnation(warehouse: Place, view: GroupView) -> bool:
     """False of a view that a coordinator from before a reset has written: its tables may have been made anew."""
     for name in view.tables:
         if "__" in name:

@@ -24,7 +24,7 @@ VIEWS = "the views"
 _BACKOFF_SECS_MIN = 0.5
 _BACKOFF_SECS_MAX = 60.0
 # How often a stop looks whether it is to give up, and how long a MERGE that is cancelled may take to end.
-_LOOK_SECS, _CANCEL_SECS = 0.1, 10.0
+_CHECK_SECS, _CANCEL_SECS = 0.1, 10.0
 
 
 @dataclass
@@ -120,7 +120,7 @@ class BackgroundCompactor:
             return not compact
         deadline = time.monotonic() + timeout_secs
         while compact and thread.is_alive() and time.monotonic() < deadline and not give_up():
-            thread.join(_LOOK_SECS)
+            thread.join(_CHECK_SECS)
         in_time = not thread.is_alive() or not compact
         self._final = self._final and in_time
         deadline = time.monotonic() + _CANCEL_SECS
@@ -134,7 +134,7 @@ class BackgroundCompactor:
         merged = not any(count for name, count in self._failures.items() if name != VIEWS)
         return not compact or (in_time and self._fatal is None and merged)
 
-    def behind(self, topology: str) -> list[str]:
+    def lagging_tables(self, topology: str) -> list[str]:
         """Names the plain tables that lack advanced transactions, and the remedy, a line for each; never raises."""
         texts = []
         for compactor in self._compactors:

@@ -22,7 +22,7 @@ from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.core.place import Place
 from trident.states.core.shards import SentCopy
 from trident.states.delta.table_files import TableFiles
-from trident.states.keyed.state_copy import CopyHealth, LogIsPast, StateCopy, commit_of
+from trident.states.keyed.state_copy import CopyHealth, LogIsAhead, StateCopy, commit_of
 from trident.states.keyed.tables import check_own
 
 log = logging.getLogger(__name__)
@@ -72,20 +72,20 @@ class StateCopies:
     def as_of(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
         """The copies of some states as of a transaction that has advanced; None where one of them has none."""
         try:
-            return self.as_of_or_past(states, txid)
-        except LogIsPast as error:
+            return self.as_of_unless_ahead(states, txid)
+        except LogIsAhead as error:
             log.debug("states are read from their tables: %s", error)
         return None
 
-    def as_of_or_past(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
+    def as_of_unless_ahead(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
         """As :meth:`as_of`, for those who can wait.
 
         Raises:
-            LogIsPast: a state's log has a later transaction already, which is about to advance.
+            LogIsAhead: a state's log has a later transaction already, which is about to advance.
         """
         try:
             return {state: self._copy(state).as_of(txid) for state in states}
-        except LogIsPast:
+        except LogIsAhead:
             raise
         except StaleCopy as error:
             log.debug("states are read from their tables: %s", error)
@@ -94,7 +94,7 @@ class StateCopies:
         return None
 
     def promised(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
-        """The copies as they will be behind :meth:`bring_on`, for readers that wait for it; None: ask :meth:`as_of`."""
+        """The copies as they will be after :meth:`catch_up`, for readers that wait for it; None: ask :meth:`as_of`."""
         found: dict[str, CopyAsOf] = {}
         for state in states:
             with self._lock:
@@ -105,14 +105,14 @@ class StateCopies:
             found[state] = promised
         return found
 
-    def bring_on(self, states: Collection[str], txid: int) -> None:
-        """Brings the copies of some states to a transaction that has advanced.
+    def catch_up(self, states: Collection[str], txid: int) -> None:
+        """Catches the copies of some states up to a transaction that has advanced.
 
-        A failure is no one's yet: the batch that asks meets it again, or does not.
+        A failure is only logged: the batch that reads the copy finds it again, or does not.
         """
         for state in states:
             try:
-                self._copy(state).bring_on(txid)
+                self._copy(state).catch_up(txid)
             except Exception as error:
                 log.debug("the local copy of %s cannot catch up: %s", state, error)
 

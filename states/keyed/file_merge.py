@@ -44,7 +44,7 @@ from trident.states.keyed.tables import adopted_version, column_names, greatest_
 # Sends native MERGEs to their worker process: one for all states of this process, one MERGE at a time.
 
 
-_LOOK_SECS = 0.1
+_CHECK_SECS = 0.1
 # By the path that it is given: Python's own would begin with the working folder, whose files are the user's.
 _WORKER = "import sys; sys.path[:] = sys.argv[1:]; from trident.states.keyed.merge_worker import main; main()"
 
@@ -84,11 +84,11 @@ class MergeProcess:
             WorkerEnded: the process ended, or could not be started.
             Exception: as ``FileMerger.run``.
         """
-        while not self._turn.acquire(timeout=_LOOK_SECS):
+        while not self._turn.acquire(timeout=_CHECK_SECS):
             if is_cancelled():
                 raise Cancelled
         try:
-            answer = self._asked(job, is_cancelled)
+            answer = self._request(job, is_cancelled)
         finally:
             self._turn.release()
         if isinstance(answer, Exception):
@@ -96,10 +96,10 @@ class MergeProcess:
         assert isinstance(answer, MergedFiles)
         return answer
 
-    def _asked(self, job: MergeJob, is_cancelled: Callable[[], bool]) -> object:
+    def _request(self, job: MergeJob, is_cancelled: Callable[[], bool]) -> object:
         process = self._started()
         answered = threading.Event()
-        killer = threading.Thread(target=_kill_when, args=(process, is_cancelled, answered), daemon=True)
+        killer = threading.Thread(target=_kill_on_cancel, args=(process, is_cancelled, answered), daemon=True)
         killer.start()
         try:
             assert process.stdin is not None and process.stdout is not None
@@ -141,8 +141,10 @@ class MergeProcess:
                     pipe.close()
 
 
-def _kill_when(process: "subprocess.Popen[bytes]", is_cancelled: Callable[[], bool], answered: threading.Event) -> None:
-    while not answered.wait(_LOOK_SECS):
+def _kill_on_cancel(
+    process: "subprocess.Popen[bytes]", is_cancelled: Callable[[], bool], answered: threading.Event
+) -> None:
+    while not answered.wait(_CHECK_SECS):
         if is_cancelled():
             process.kill()
             return
@@ -160,7 +162,7 @@ LOG_BYTES_MAX, LOG_ROWS_MAX = 256 << 20, 10_000_000
 
 
 # So many folders of earlier MERGEs, of which it is not known whether a commit names them, each MERGE looks at.
-_LOOKS = 20
+_FOLDERS_MAX = 20
 
 
 class CannotMerge(Exception):
@@ -198,7 +200,7 @@ class FileMerge:
         files, logged = self._files(plain), self._log_files(plan)
         changed = files
         if state.keys and all(file.path.startswith(ordered_folders(state)) for file in files):
-            changed = touched(files, logged, state.keys[0])
+            changed = overlapping_files(files, logged, state.keys[0])
         return sum(file.size for file in changed), sum(file.size for file in logged)
 
     def merge(
@@ -365,7 +367,7 @@ class FileMerge:
         base = storage.join(self._plain, "data", state.incarnation)
         if self._doubtful is None:
             self._doubtful = sorted(filter(_is_version, storage.list_names(base)), key=_version_of, reverse=True)
-        old = [name for name in self._doubtful if _version_of(name) <= version][:_LOOKS]
+        old = [name for name in self._doubtful if _version_of(name) <= version][:_FOLDERS_MAX]
         for name in old:
             with suppress(TableError):  # cleaned up: VACUUM knows
                 commit = DeltaLog(self._plain).commit(_version_of(name))
@@ -441,7 +443,7 @@ class _Range:
         return self.low is None or other.low is None or bool(self.low <= other.high and other.low <= self.high)
 
 
-def touched(files: Sequence[LiveFile], logged: Sequence[LiveFile], column: str) -> list[LiveFile]:
+def overlapping_files(files: Sequence[LiveFile], logged: Sequence[LiveFile], column: str) -> list[LiveFile]:
     """Those files of a table in the order of its keys that have the range of a key of the log, as far as is known.
 
     Args:

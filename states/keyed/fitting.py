@@ -63,7 +63,7 @@ class Fitting:
         if not files or not binding.state_kind.has_log or binding.merging != COMBINE:
             return
         state, limits = self._sums_of(binding)
-        if limits and not self._stay_within(state, limits, files):
+        if limits and not self._totals_fit(state, limits, files):
             self._look_up(binding, files, txid)
 
     def stuck_keys(self, state: StateDescriptor, txid: int) -> list[tuple[str, str]]:
@@ -91,7 +91,7 @@ class Fitting:
             self._states[binding.name] = state, _limits(state)
         return self._states[binding.name]
 
-    def _stay_within(self, state: StateDescriptor, limits: Mapping[str, float], files: Sequence[StagedFile]) -> bool:
+    def _totals_fit(self, state: StateDescriptor, limits: Mapping[str, float], files: Sequence[StagedFile]) -> bool:
         """Tells whether no key can have a value that does not fit, by what is known without looking it up."""
         root = self._warehouse / state.published_path
         added = {name: sum(self._added(root, file, json.loads(file.stats), name) for file in files) for name in limits}

@@ -38,22 +38,22 @@ from trident.states.core.place import Place
 from trident.states.core.shards import SentCopy
 from trident.states.core.storage import LockHeld
 from trident.states.keyed.copies import copies_folder, own_folder
-from trident.states.keyed.state_copy import LogIsPast, NotNow, StateCopy, digest_of
+from trident.states.keyed.state_copy import LogIsAhead, NotCurrent, StateCopy, digest_of
 
 log = logging.getLogger(__name__)
 HOST = faults.register("copy.host", "taking the lock of a state's copies on an executor's host")
-LET_GO = faults.register("copy.let_go", "removing the copies of a shard whose tasks run elsewhere now")
+REMOVE_UNUSED = faults.register("copy.let_go", "removing the copies of a shard whose tasks run elsewhere now")
 
 # So long a task waits for its copy; the transaction waits for the task.
 WAIT_SECS = 1.0
 # So long the process waits for a worker that is at it, which ends with its task or has brought the copy up by then.
 _WORKER_SECS = 60.0
-_LOOK_SECS = 1.0
+_CHECK_SECS = 1.0
 _READY_SECS = 0.01
 _NO_LIMIT = 1 << 62
 # A copy that was last used so long before another shard's is let go of.
 UNUSED_SECS = 3600.0
-_LET_GO_SECS = 60.0
+_REMOVE_UNUSED_SECS = 60.0
 _HOST_LOCK = "host.lock"
 _OF = "-of-"
 _EXECUTORS = "executors"
@@ -66,7 +66,7 @@ class NotReady(StaleCopy):
     building = True
 
 
-def bring(sent: SentCopy, host: str, boot: str) -> CopyAsOf:
+def caught_up_copy(sent: SentCopy, host: str, boot: str) -> CopyAsOf:
     """The copy of a shard of a state on this host as of the transaction that the leader names.
 
     Args:
@@ -76,14 +76,14 @@ def bring(sent: SentCopy, host: str, boot: str) -> CopyAsOf:
         NotReady: it is being brought up, by a process that goes on when this one ends.
         StaleCopy: there is none here.
     """
-    bringer = _bringer(sent, host, boot)
+    catch_up = _catch_up_of(sent, host, boot)
     deadline = time.monotonic() + WAIT_SECS
-    while (found := bringer.ready(sent)) is None:
+    while (found := catch_up.ready(sent)) is None:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise bringer.leave_to_a_process(sent)
-        bringer.start(sent).join(min(left, _READY_SECS))  # its copy is ready before the files of it are merged
-        bringer.check(sent)
+            raise catch_up.start_process(sent)
+        catch_up.start(sent).join(min(left, _READY_SECS))  # its copy is ready before the files of it are merged
+        catch_up.check(sent)
     return found
 
 
@@ -94,7 +94,7 @@ class _Place:
     Attributes:
         anchor: a folder that is there.
         base: the folder of the copies, next to those of the state's other shards.
-        host, boot: as :func:`bring`.
+        host, boot: as :func:`caught_up_copy`.
     """
 
     anchor: Path
@@ -103,8 +103,8 @@ class _Place:
     boot: str
 
 
-class _Bringer:
-    """Brings the copies of one shard of a state on, in a thread at a time."""
+class _CatchUp:
+    """Catches the copies of one shard of a state up, in one thread at a time."""
 
     def __init__(self, sent: SentCopy, place: _Place) -> None:
         self.key = sent.state, sent.repair, sent.bytes_max
@@ -118,7 +118,7 @@ class _Bringer:
             Place(sent.warehouse), sent.state, self._base, sent.bytes_max, _NO_LIMIT, made_for, sent.shard
         )
         self._what = f"the copy of state {sent.state.name}, shard {sent.shard}, on {place.host}"
-        self._let_go_at = 0.0
+        self._remove_unused_at = 0.0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._process: "subprocess.Popen[bytes] | None" = None
@@ -141,7 +141,7 @@ class _Bringer:
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 name = f"copy-{sent.state.name}"
-                self._thread = threading.Thread(target=self._bring, args=(sent,), name=name, daemon=True)
+                self._thread = threading.Thread(target=self._run, args=(sent,), name=name, daemon=True)
                 self._thread.start()
             return self._thread
 
@@ -151,10 +151,10 @@ class _Bringer:
         if failed is not None and failed[0] == sent:
             raise StaleCopy(f"{self._what} cannot be had", found=failed[1]) from failed[1]
 
-    def leave_to_a_process(self, sent: SentCopy) -> StaleCopy:
-        """Has a process bring the copy up, unless one does; the error of the task, which does not wait for it."""
+    def start_process(self, sent: SentCopy) -> StaleCopy:
+        """Starts a process that builds the copy, unless one runs; returns the error of the waiting task."""
         with self._lock:
-            if not self._is_a_process_at_it():
+            if not self._process_runs():
                 self._process = _started(sent, self._place)
         try:
             failure = storage.read(self._failure).decode(errors="replace")
@@ -162,18 +162,18 @@ class _Bringer:
             return NotReady(f"{self._what} is being brought up")
         return StaleCopy(f"{self._what} could not be brought up, which is tried again", found=failure)
 
-    def go_on(self, sent: SentCopy) -> None:
-        """In the process: brings a copy up to the transaction, or to a later one; leaves a note where it cannot."""
+    def continue_in_process(self, sent: SentCopy) -> None:
+        """In the process: catches a copy up to the transaction, or to a later one; writes a note where it cannot."""
         with suppress(LockHeld), storage.lock(self._process_lock, self._place.anchor, timeout_secs=0):
             try:
-                self._brought(sent, in_a_process=True)
-            except (LockHeld, NotNow):
+                self._catch_up_to(sent, in_a_process=True)
+            except (LockHeld, NotCurrent):
                 pass  # another one is at it, or was faster: the next task sees
             except Exception as error:
                 with suppress(OSError):
                     storage.write(self._failure, str(error).encode(), durable=False)
 
-    def _is_a_process_at_it(self) -> bool:
+    def _process_runs(self) -> bool:
         if self._process is not None and self._process.poll() is None:
             return True
         try:
@@ -182,14 +182,14 @@ class _Bringer:
         except LockHeld:
             return True
 
-    def _bring(self, sent: SentCopy) -> None:
+    def _run(self, sent: SentCopy) -> None:
         try:
-            self._brought(sent)
+            self._catch_up_to(sent)
         except Exception as error:
             log.info("the copy of state %s cannot be brought up on this host: %s", self._state.name, error)
             self._error = sent, error
 
-    def _brought(self, sent: SentCopy, in_a_process: bool = False) -> None:
+    def _catch_up_to(self, sent: SentCopy, in_a_process: bool = False) -> None:
         with faults.fault_point(HOST):
             held = storage.lock(
                 self._base / _HOST_LOCK, self._place.anchor, timeout_secs=_WORKER_SECS if in_a_process else None
@@ -197,10 +197,10 @@ class _Bringer:
         with held:
             if self.ready(sent) is not None:
                 return
-            self._let_go()
+            self._remove_unused_copies()
             try:
                 self._copy.as_of(sent.txid, sent.commit)
-            except LogIsPast:
+            except LogIsAhead:
                 if not in_a_process:
                     raise
                 self._copy.as_of(None)  # the batches have gone on meanwhile: their next task will be behind that
@@ -208,20 +208,20 @@ class _Bringer:
                 self._copy.leave()
             storage.try_delete(self._failure)
 
-    def _let_go(self) -> None:
+    def _remove_unused_copies(self) -> None:
         """Removes copies of shards whose tasks ran elsewhere since, of another number of shards, and half copies.
 
         A half copy is that of a process that was killed: who builds one has the lock of its folder.
         """
         used, count = _last_use(self._base), self._base.name.partition(_OF)[2]
-        if time.monotonic() < self._let_go_at:
+        if time.monotonic() < self._remove_unused_at:
             return
-        self._let_go_at = time.monotonic() + _LET_GO_SECS
+        self._remove_unused_at = time.monotonic() + _REMOVE_UNUSED_SECS
         for other in (self._base.parent / name for name in storage.list_names(self._base.parent)):
             # Measured by this copy's last use, and not by the clock: a topology may have had nothing to do for long.
             is_old = other.name.partition(_OF)[2] != count or _last_use(other) < used - UNUSED_SECS
             if is_old or (other != self._base and _halves(other)):
-                with suppress(OSError, TridentError), faults.fault_point(LET_GO):
+                with suppress(OSError, TridentError), faults.fault_point(REMOVE_UNUSED):
                     with storage.lock(other / _HOST_LOCK, self._place.anchor, timeout_secs=0):
                         for folder in [other] if is_old else _halves(other):
                             storage.delete(folder)
@@ -262,28 +262,28 @@ def main() -> None:
     """The process that brings a copy up: reads from standard input which one."""
     sent, place, daemon = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with, args=(daemon,), daemon=True).start()
-    _Bringer(sent, place).go_on(sent)
+    _CatchUp(sent, place).continue_in_process(sent)
 
 
 def _end_with(process: int) -> None:
     with suppress(OSError):
         while True:
             os.kill(process, 0)  # asks whether it is there
-            time.sleep(_LOOK_SECS)
+            time.sleep(_CHECK_SECS)
     os._exit(1)  # as a kill would: half a copy has no mark
 
 
-_bringers: dict[Path, _Bringer] = {}
+_catch_ups: dict[Path, _CatchUp] = {}
 _lock = threading.Lock()
 
 
-def _bringer(sent: SentCopy, host: str, boot: str) -> _Bringer:
+def _catch_up_of(sent: SentCopy, host: str, boot: str) -> _CatchUp:
     own = own_folder(Place(sent.warehouse))
     if own is None:
         raise StaleCopy(f"there are no copies on {host}: its temporary folder cannot have them")
     base = copies_folder(Place(sent.warehouse), host, boot, own / _EXECUTORS) / sent.state.name / str(sent.shard)
     with _lock:
-        known = _bringers.get(base)
+        known = _catch_ups.get(base)
         if known is None or known.key != (sent.state, sent.repair, sent.bytes_max):
-            known = _bringers[base] = _Bringer(sent, _Place(own.parent, base, host, boot))
+            known = _catch_ups[base] = _CatchUp(sent, _Place(own.parent, base, host, boot))
         return known

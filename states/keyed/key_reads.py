@@ -38,15 +38,15 @@ from trident.states.keyed.merge_rows import NotMergeable, RowMerge, between, why
 from trident.states.keyed.pinning import Pinned, load_state, pin
 from trident.states.keyed.tables import greatest_txid
 
-# The keys that a reader asks of a keyed state: as users give them, and how they are told among the rows of files.
+# The keys that a reader requests from a keyed state: as users give them, and how they are found in the rows of files.
 
 
 # Delta keeps instants in a log's statistics in milliseconds, and writers round them as they like.
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
-class AskedKeys:
-    """Keys of one state, in the order in which they are asked; ``file_rows.WantedRows`` of their rows.
+class RequestedKeys:
+    """Keys of one state, in the order in which they are requested; ``file_rows.WantedRows`` of their rows.
 
     Args:
         rows: the key columns by name, in the state's types.
@@ -62,7 +62,7 @@ class AskedKeys:
         self.rows, self.columns, self._codec = rows, tuple(rows.column_names), codec
         self.codes: list[bytes] = codec.encode_keys(rows) if rows.num_columns else [b""] * count
         self._code_set = pa.array(sorted(set(self.codes)), pa.large_binary())
-        self._asked = {name: _Column(rows.column(name).combine_chunks()) for name in self.columns}
+        self._requested = {name: _Column(rows.column(name).combine_chunks()) for name in self.columns}
 
     def codes_of(self, rows: pa.Table) -> list[bytes]:
         """The keys of some rows as bytes."""
@@ -73,9 +73,11 @@ class AskedKeys:
         low, high, nulls = (stats.get(name) for name in ("minValues", "maxValues", "nullCount"))
         if not (isinstance(low, Mapping) and isinstance(high, Mapping) and isinstance(nulls, Mapping)):
             return True
-        for name, asked in self._asked.items():
+        for name, requested in self._requested.items():
             has_nulls = nulls.get(name) != 0
-            if not asked.may_be_within(asked.told(low.get(name)), asked.told(high.get(name), up=True), has_nulls):
+            if not requested.may_be_within(
+                requested.as_value(low.get(name)), requested.as_value(high.get(name), up=True), has_nulls
+            ):
                 return False
         return True
 
@@ -83,12 +85,12 @@ class AskedKeys:
         for at in range(group.num_columns):
             column = group.column(at)
             # A field of a struct has a name with a dot, and so may a column: bounds of such a name may be of either.
-            asked = None if "." in column.path_in_schema else self._asked.get(column.path_in_schema)
+            requested = None if "." in column.path_in_schema else self._requested.get(column.path_in_schema)
             # Where the file has another type than the table, as of a writer that keeps other units, bounds say nothing.
-            if asked is None or kinds.get(column.path_in_schema) != asked.kind:
+            if requested is None or kinds.get(column.path_in_schema) != requested.kind:
                 continue
             low, high, has_nulls = _bounds(column)
-            if not asked.may_be_within(low, high, has_nulls):
+            if not requested.may_be_within(low, high, has_nulls):
                 return False
         return True
 
@@ -96,8 +98,8 @@ class AskedKeys:
         if not self.columns:
             return pa.array(range(rows.num_rows), pa.int64())
         may_be = None
-        for name, asked in self._asked.items():
-            if (mask := asked.may_be(rows.column(name))) is not None:
+        for name, requested in self._requested.items():
+            if (mask := requested.may_be(rows.column(name))) is not None:
                 may_be = mask if may_be is None else pc.and_(may_be, mask)
         places = pa.array(range(rows.num_rows), pa.int64()) if may_be is None else pc.indices_nonzero(may_be)
         if not len(places):
@@ -107,7 +109,7 @@ class AskedKeys:
 
 
 class _Column:
-    """The values that are asked of one key column."""
+    """The requested values of one key column."""
 
     def __init__(self, values: pa.Array) -> None:
         self.kind, self._values = values.type, values
@@ -125,7 +127,7 @@ class _Column:
         if not self._plain or self._nan or self._null and has_nulls:
             return True
         if not self._sorted:
-            return False  # null alone is asked, and there is none
+            return False  # null alone is requested, and there is none
         if low is None or high is None:
             return True
         kind = type(self._sorted[0])
@@ -138,7 +140,7 @@ class _Column:
             return True
 
     def may_be(self, column: pa.ChunkedArray) -> Any:
-        """Of each row whether its value may be asked; None where every one may."""
+        """Tells of each row whether its value may be requested; None where every one may."""
         if not self._plain:
             return None
         if not self._float:
@@ -147,8 +149,8 @@ class _Column:
         mask = pc.is_in(pc.add(column, zero), value_set=pc.add(self._values, zero))
         return pc.or_(mask, pc.fill_null(pc.is_nan(column), False)) if self._nan else mask
 
-    def told(self, bound: Any, up: bool = False) -> Any:
-        """A bound of a log's statistics as a value of the column; None where it cannot be told exactly enough."""
+    def as_value(self, bound: Any, up: bool = False) -> Any:
+        """A bound of a log's statistics as a value of the column; None where it is not exact enough."""
         try:
             if pa.types.is_integer(self.kind) and isinstance(bound, int) or _is_text(self.kind):
                 return bound
@@ -184,8 +186,10 @@ def _bounds(column: pq.ColumnChunkMetaData) -> tuple[Any, Any, bool]:
 # --- as users give them ----------------------------------------------------------------------------
 
 
-def asked_keys(state: str, schema: pa.Schema, names: Sequence[str], keys: Sequence[Any], codec: RowCodec) -> AskedKeys:
-    """The keys that a user asks.
+def requested_keys(
+    state: str, schema: pa.Schema, names: Sequence[str], keys: Sequence[Any], codec: RowCodec
+) -> RequestedKeys:
+    """The keys that a user requests.
 
     Args:
         schema: of the state.
@@ -197,13 +201,13 @@ def asked_keys(state: str, schema: pa.Schema, names: Sequence[str], keys: Sequen
     """
     rows = key_rows(state, schema, names, keys)
     columns = [_array([row[at] for row in rows], schema.field(name).type) for at, name in enumerate(names)]
-    return AskedKeys(pa.table(columns, names=list(names)), codec, len(rows))
+    return RequestedKeys(pa.table(columns, names=list(names)), codec, len(rows))
 
 
 def key_rows(state: str, schema: pa.Schema, names: Sequence[str], keys: Sequence[Any]) -> list[tuple[Any, ...]]:
     """The keys that a user asks, each as a tuple in the order of the key columns, with the values as they were given.
 
-    Args and Raises: as for :func:`asked_keys`.
+    Args and Raises: as for :func:`requested_keys`.
     """
     rows = [_row(state, names, key) for key in keys]
     for at, name in enumerate(names):
@@ -331,7 +335,7 @@ class KeyReader:
         self._warehouse, self._tables = warehouse, LogTables()
         self._states: dict[str, tuple[Signature, StateDescriptor]] = {}
 
-    def asked(self, name: str, keys: Sequence[Any]) -> AskedKeys:
+    def requested(self, name: str, keys: Sequence[Any]) -> RequestedKeys:
         """The keys of a state as its user gives them.
 
         Args:
@@ -343,12 +347,12 @@ class KeyReader:
             FieldError: a key does not fit.
         """
         state = self._state(name)
-        return asked_keys(name, _arrow(state), state.keys, keys, _codec(state))
+        return requested_keys(name, _arrow(state), state.keys, keys, _codec(state))
 
     def get(
         self,
         name: str,
-        keys: AskedKeys,
+        keys: RequestedKeys,
         txid: int | None = None,
         aggregator: Any = None,
         advanced_txid: int | None = None,
@@ -362,9 +366,9 @@ class KeyReader:
         """
         state = self._state(name)
         for attempt in range(_TRIES):
-            views, asked = pin(self._tables, self._warehouse, [state], txid, advanced_txid)
+            views, requested = pin(self._tables, self._warehouse, [state], txid, advanced_txid)
             try:
-                rows = _rows(views[name], asked, keys)
+                rows = _rows(views[name], requested, keys)
                 break
             except TableError:
                 # A vacuum or a sweep took a file of a table version that was the newest a moment ago.
@@ -414,7 +418,7 @@ def not_by_key(name: str, reason: object) -> NotByKey:
     )
 
 
-def held_values(copies: StateCopies, name: str, keys: AskedKeys, txid: int) -> list[Values | None] | None:
+def held_values(copies: StateCopies, name: str, keys: RequestedKeys, txid: int) -> list[Values | None] | None:
     """The values of the keys in the local copy of a state, as of an advanced transaction or a later one that has.
 
     Returns:
@@ -487,7 +491,7 @@ class _Found:
     upto: int
 
 
-def _rows(view: Pinned, txid: int, keys: AskedKeys) -> _Found:
+def _rows(view: Pinned, txid: int, keys: RequestedKeys) -> _Found:
     """The rows of the keys in table and log."""
     control, merge = view.control, _merge(view.state)
     assert view.merged is not None, "a keyed state has a log"
@@ -503,7 +507,7 @@ def _rows(view: Pinned, txid: int, keys: AskedKeys) -> _Found:
     return _Found(pa.concat_tables(base), pa.concat_tables(log), view.merged, txid)
 
 
-def _of_table(table: LogSnapshot, paths: Sequence[str], schema: pa.Schema, keys: AskedKeys) -> "list[pa.Table]":
+def _of_table(table: LogSnapshot, paths: Sequence[str], schema: pa.Schema, keys: RequestedKeys) -> "list[pa.Table]":
     if table.why_not_rows is not None:
         raise NotByKey(
             f"table {table.path} cannot be read without Spark",
@@ -517,8 +521,8 @@ def _of_table(table: LogSnapshot, paths: Sequence[str], schema: pa.Schema, keys:
     return list(wanted_rows(table.path, files, schema, keys))
 
 
-def _combined(state: StateDescriptor, keys: AskedKeys, found: _Found, aggregator: Any) -> list[Values | None]:
-    """The value of each asked key, from its rows in table and log."""
+def _combined(state: StateDescriptor, keys: RequestedKeys, found: _Found, aggregator: Any) -> list[Values | None]:
+    """The value of each requested key, from its rows in table and log."""
     combiner = combiner_of(state, aggregator)
     codes = keys.codes_of(found.base)
     if len(set(codes)) < len(codes):
@@ -541,12 +545,12 @@ def _combined(state: StateDescriptor, keys: AskedKeys, found: _Found, aggregator
     return [by_code.get(code) for code in keys.codes]
 
 
-def _coded(keys: AskedKeys, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _coded(keys: RequestedKeys, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     codes = pa.array(keys.codes_of(rows), pa.binary())
     return pa.table([codes if name == _CODE else rows.column(name) for name in schema.names], schema=schema)
 
 
-def _folded(state: StateDescriptor, keys: AskedKeys, found: _Found, combiner: Any) -> list[Values | None]:
+def _folded(state: StateDescriptor, keys: RequestedKeys, found: _Found, combiner: Any) -> list[Values | None]:
     """As Spark's tasks fold the log: rows of a key one after the other, in the order of transactions."""
     names = [field.name for field in state.schema.fields]
     old = found.base.append_column(TXID_COLUMN, pa.repeat(pa.scalar(0, pa.int64()), found.base.num_rows))

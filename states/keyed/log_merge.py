@@ -246,7 +246,7 @@ def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame"
     if retention.forgets and not many:
         old = old.where(~(deleted() & (quoted(TXID_COLUMN) < retention.below(span[1]))))
     both = old.unionByName(rows.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN)))
-    return _in_turn(state, both) if many else newest_log(state, both)
+    return _winning_rows(state, both) if many else newest_log(state, both)
 
 
 def _below(retention: Retention, txid: "Column") -> "Column":
@@ -263,7 +263,7 @@ def _below_in(span: Span, txid: "Column") -> "Column":
     return F.greatest(floor, txid - txid % span.txids - span.txids) if span.txids else floor
 
 
-def _in_turn(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
+def _winning_rows(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
     """The row of each key that counts, where keys that were deleted long before some of the rows are forgotten."""
     named = {name: f"c{at}" for at, name in enumerate([*state.value_fields, DELETED_COLUMN, TXID_COLUMN])}
     sequence, gone, txid = (named[name] for name in (state.sequence, DELETED_COLUMN, TXID_COLUMN))

@@ -76,8 +76,8 @@ def runs(changed: Sequence[bool], small: Sequence[bool]) -> list[list[int]]:
     taken = list(changed)
     for places in (range(1, len(taken)), range(len(taken) - 2, -1, -1)):
         for at in places:
-            beside = at - 1 if places.step > 0 else at + 1
-            taken[at] = taken[at] or (small[at] and taken[beside])
+            neighbour = at - 1 if places.step > 0 else at + 1
+            taken[at] = taken[at] or (small[at] and taken[neighbour])
     found: list[list[int]] = []
     for at, chosen in enumerate(taken):
         if chosen and at and taken[at - 1]:
@@ -421,8 +421,8 @@ class _Bounds:
 
 
 @dataclass
-class _Looked:
-    """The findings of a look through a table.
+class _TableScan:
+    """The result of reading a table once.
 
     Attributes:
         held: all of its rows; None where they are too large.
@@ -569,7 +569,7 @@ class FileMerger:
 
     def _as_a_whole(self, job: MergeJob, new: pa.Table) -> _Rewritten:
         """Writes the whole table in the order of its keys."""
-        found = self._looked_through(job)
+        found = self._scanned(job)
         count = found.rows + new.num_rows
         writer, changes = _Writer(job, self._sizes, count, count, self._is_wanted), self._changes(job)
         for base, part in self._parts(job, found, new):
@@ -579,7 +579,7 @@ class FileMerger:
         done, replaced = writer.finish(), [file.path for file in job.files]
         return _Rewritten(done, replaced, changes.finish() if done or replaced else [])
 
-    def _parts(self, job: MergeJob, found: _Looked, new: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
+    def _parts(self, job: MergeJob, found: _TableScan, new: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
         """The table's rows with those of the log that lie over them, part by part, in the order of the keys."""
         if found.held is not None:
             yield pa.concat_tables([job.merge.table_schema.empty_table(), *found.held]), new
@@ -594,9 +594,9 @@ class FileMerger:
                 self._require_wanted()
                 yield base, part
 
-    def _looked_through(self, job: MergeJob) -> _Looked:
+    def _scanned(self, job: MergeJob) -> _TableScan:
         """Reads the table once: all of its rows if they may be in memory at once, else keys of them here and there."""
-        found = _Looked([], 0, 0, [])
+        found = _TableScan([], 0, 0, [])
         keys = list(job.merge.keys)
         every = max(self._sizes.bytes_at_once // (2 * _SAMPLE), 1)
         for file in job.files:
@@ -614,7 +614,7 @@ class FileMerger:
                     found.sample.append(piece.select(keys).take(pa.array(places)))
         return found
 
-    def _even_bounds(self, job: MergeJob, found: _Looked) -> pa.Table:
+    def _even_bounds(self, job: MergeJob, found: _TableScan) -> pa.Table:
         """Keys that part the table's rows into about equal parts, of half of what may be in memory."""
         parts = math.ceil(found.bytes / (self._sizes.bytes_at_once / 2))
         sample = job.merge.sorted(pa.concat_tables(found.sample))

@@ -191,7 +191,7 @@ class RowMerge:
         if self.sequence:
             old = base.take(pa.array(old_rows))
             forgotten = self.forgotten(base, upto).to_numpy()
-            stays = np.flatnonzero(self._stays(old, new.take(pa.array(new_rows))) & ~forgotten[old_rows])
+            stays = np.flatnonzero(self._is_later(old, new.take(pa.array(new_rows))) & ~forgotten[old_rows])
             instead = np.arange(size + new.num_rows)
             instead[order[second][stays]] = old_rows[stays]
             chosen = instead[chosen]
@@ -262,8 +262,8 @@ class RowMerge:
             folded("max", [rows.column(name) for name in self.keys], pa.array(np.arange(rows.num_rows)))[1]
         )
 
-    def _stays(self, old: pa.Table, new: pa.Table) -> Any:
-        """Tells of rows of the table which are later than the log's of the same key, by (sequence, txid)."""
+    def _is_later(self, old: pa.Table, new: pa.Table) -> Any:
+        """Tells which rows of the table are later than the log's of the same key, by (sequence, txid)."""
         ours, theirs = old.column(self.sequence), new.column(self.sequence)
         later = pc.greater(old.column(TXID_COLUMN), new.column(TXID_COLUMN))
         stays = pc.or_(pc.greater(ours, theirs), pc.and_(pc.equal(ours, theirs), later))

@@ -72,14 +72,14 @@ def pin(
 ) -> tuple[dict[str, Pinned], int]:
     """Pins the states' tables at versions that can be read as of one transaction; and which one."""
     for _ in tries():
-        controls, pinned = _look(tables, Place(warehouse), states)
+        controls, pinned = _pin_tables(tables, Place(warehouse), states)
         # A merged transaction had advanced before any log was looked at; an empty one leaves no other trace.
         merged = [table.merged or 0 for table in pinned.values() if table.plain is not None]
         known = max(advanced_txid or 0, *merged, 0)
         newest = max(min(controls), known)
-        asked = newest if txid is None else min(txid, newest)
-        views = {name: _as_of(table, asked) for name, table in pinned.items()}
-        pairs = [view.pair for view in views.values() if view.pair is not None and asked >= view.control.starts_at]
+        txid_read = newest if txid is None else min(txid, newest)
+        views = {name: _as_of(table, txid_read) for name, table in pinned.items()}
+        pairs = [view.pair for view in views.values() if view.pair is not None and txid_read >= view.control.starts_at]
         try:
             plan = plan_live_read(pairs, controls, txid, known)
         except SnapshotUnavailable as error:
@@ -92,7 +92,7 @@ def pin(
             return views, plan.txid
         if any(view.merged != pinned[name].merged for name, view in views.items()):
             # An older table version was wanted, and the log no longer reaches back to its P.
-            raise _too_old(pinned, asked)
+            raise _too_old(pinned, txid_read)
         # Merged and dropped between our looks at the two tables: look again.
     raise _not_together(states, views)
 
@@ -124,7 +124,9 @@ def pin_alone(tables: LogTables, root: Place, state: StateDescriptor, txid: int)
     raise _not_together([state], {state.name: view})
 
 
-def _look(tables: LogTables, root: Place, states: Sequence[StateDescriptor]) -> tuple[list[int], dict[str, Pinned]]:
+def _pin_tables(
+    tables: LogTables, root: Place, states: Sequence[StateDescriptor]
+) -> tuple[list[int], dict[str, Pinned]]:
     """The control txids of all of the group's tables, and the tables of the wanted states, pinned."""
     wanted = {state.name for state in states}
     # Plain tables before any log: by the time a log is looked at, a merged transaction is published everywhere.

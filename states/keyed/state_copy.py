@@ -61,12 +61,12 @@ _TRIES = 5
 _OFF_SECS_MAX = 60.0
 
 
-class NotNow(StaleCopy):
-    """There is no copy as of the transaction that is asked for; what there is may be asked for again."""
+class NotCurrent(StaleCopy):
+    """The copy is not as of the requested transaction; a later request may find one."""
 
 
-class LogIsPast(NotNow):
-    """The log has a later transaction than the one that is asked for: it is decided, and about to advance."""
+class LogIsAhead(NotCurrent):
+    """The log has a later transaction than the requested one: it is decided, and about to advance."""
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,13 @@ class StateCopy:
         """
         with self._lock:
             if self._closed:
-                raise NotNow(f"the copy of state {self._state.name} was left to the next process")
+                raise NotCurrent(f"the copy of state {self._state.name} was left to the next process")
             try:
                 if self._copy is None:
                     with faults.fault_point(OPEN):
                         self._copy = self._found()
-                mark = self._bring_to(txid, commit)
-            except NotNow:
+                mark = self._catch_up_to(txid, commit)
+            except NotCurrent:
                 raise
             except (NotFollowed, TableMissing, DoesNotFit) as error:
                 self._drop(error)
@@ -208,7 +208,7 @@ class StateCopy:
                     self._drop("its history is not that of the log")
                     return None
                 mark = self._mark(txid, self._log, None)
-            except NotNow:
+            except NotCurrent:
                 return None
             except Exception as error:
                 log.debug("the local copy of %s is not promised: %s", self._state.name, error)
@@ -218,12 +218,12 @@ class StateCopy:
                 mark = held  # the transactions in between have changed nothing
             elif held.txid >= mark.txid or self._log.control.floor > held.txid:
                 return None
-            elif _is_many(self._behind(held, self._log)):
+            elif _is_many(self._newer_files(held, self._log)):
                 return None  # a reader would wait for long
             return self._of(self._copy, mark)
 
-    def bring_on(self, txid: int) -> None:
-        """Brings it to a transaction that has advanced, where it is behind; raises as :meth:`as_of`."""
+    def catch_up(self, txid: int) -> None:
+        """Catches up to a transaction that has advanced; raises as :meth:`as_of`."""
         with self._lock:
             if self._copy is None or self._txid is None or self._txid < txid:
                 self.as_of(txid)
@@ -290,7 +290,7 @@ class StateCopy:
                 copy.delete()
         return found
 
-    def _bring_to(self, txid: int | None, commit: str | None) -> CopyMark:
+    def _catch_up_to(self, txid: int | None, commit: str | None) -> CopyMark:
         held = None if self._copy is None else self._copy.mark
         if held is not None and self._is_followed(held) and self._log is not None:
             if held.txid == txid and commit in (None, held.commit):
@@ -299,7 +299,7 @@ class StateCopy:
             if held.commit == mark.commit and held.txid >= mark.txid:
                 if commit is None:
                     return held  # the transactions in between have changed nothing
-                raise NotNow(f"the copy of state {self._state.name} is as of transaction {held.txid} already")
+                raise NotCurrent(f"the copy of state {self._state.name} is as of transaction {held.txid} already")
             if held.txid < mark.txid and self._follow(held, mark, self._log):
                 return mark
         self._drop()
@@ -307,7 +307,7 @@ class StateCopy:
         mark = self._mark(txid, logged, commit)
         size = sum(file.size for table in (plain, logged) if table is not None for file in table.files.values())
         if self._builder is None and time.monotonic() < self._off_until:
-            raise NotNow(f"the copy of state {self._state.name} is not tried for a while", found=self._reason)
+            raise NotCurrent(f"the copy of state {self._state.name} is not tried for a while", found=self._reason)
         if size <= self._inline_bytes:
             with self._counted():
                 self._copy, self._log = self._build(mark, plain, logged, merged)
@@ -320,22 +320,24 @@ class StateCopy:
                 daemon=True,
             )
             self._builder.start()
-        raise NotNow(f"the copy of state {self._state.name} is being built")
+        raise NotCurrent(f"the copy of state {self._state.name} is being built")
 
     def _mark(self, txid: int | None, logged: TableFiles, commit: str | None) -> CopyMark:
         """The mark of the state as of a transaction.
 
         Raises:
-            LogIsPast: it is past the transaction.
-            NotNow: the log does not end with the commit that it should.
+            LogIsAhead: it has a later transaction.
+            NotCurrent: the log does not end with the commit that it should.
         """
         check_own(self._state, logged.path, logged.control)
         txid = logged.control.txid if txid is None else txid
         if logged.control.txid > txid:
-            raise LogIsPast(f"the log of state {self._state.name} is past transaction {txid}")
+            raise LogIsAhead(f"the log of state {self._state.name} is past transaction {txid}")
         mark = CopyMark(self._state.incarnation, txid, self._digest, commit_of(logged.control))
         if commit not in (None, mark.commit):
-            raise NotNow(f"the log of state {self._state.name} ends otherwise here", found=mark.commit, expected=commit)
+            raise NotCurrent(
+                f"the log of state {self._state.name} ends otherwise here", found=mark.commit, expected=commit
+            )
         return mark
 
     def _is_followed(self, held: CopyMark) -> bool:
@@ -387,15 +389,15 @@ class StateCopy:
         if logged.control.floor > held.txid:
             return False
         assert self._copy is not None
-        rows = self._logged_rows(logged.path, self._behind(held, logged), held.txid, mark.txid)
+        rows = self._logged_rows(logged.path, self._newer_files(held, logged), held.txid, mark.txid)
         with self._counted(), faults.fault_point(APPLY):
             self._copy.apply(rows, held, mark, self._combining)
         self._failures = 0
         logged.files = {}  # they are applied, and not looked at again
         return True
 
-    def _behind(self, held: CopyMark, logged: TableFiles) -> list[LiveFile]:
-        """The files of the log with rows behind what is held."""
+    def _newer_files(self, held: CopyMark, logged: TableFiles) -> list[LiveFile]:
+        """The files of the log with rows after those of the copy."""
         return [file for file in logged.files.values() if greatest_txid(file) > held.txid]
 
     def _tables(self, txid: int | None) -> tuple[TableFiles | None, TableFiles, int]:
@@ -452,8 +454,8 @@ class StateCopy:
         for file in sorted(files, key=greatest_txid):  # stable: of one transaction as the log has them
             for batch in rows_of(path, [file], schema):
                 txids = batch.column(TXID_COLUMN)
-                asked = pc.and_(pc.greater(txids, above), pc.less_equal(txids, upto))
-                batch = batch.filter(asked)
+                requested = pc.and_(pc.greater(txids, above), pc.less_equal(txids, upto))
+                batch = batch.filter(requested)
                 if not batch.num_rows:
                     continue
                 first, last = pc.min_max(batch.column(TXID_COLUMN)).as_py().values()

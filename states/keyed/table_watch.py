@@ -90,7 +90,7 @@ class PlainWatch:
             lowest = min(DeltaLog(path).versions(), default=snapshot.version + 1)
             adopted = adopted_version(snapshot.schema_json)
             mark = TableMark(max(lowest - 1, adopted or 0), 0, _NO_ATTEMPT, "" if adopted is None else ACCEPTED)
-        self._look(state, path, snapshot, mark, starts_at)
+        self._inspect(state, path, snapshot, mark, starts_at)
         return snapshot
 
     def watched(self, names: Iterable[str]) -> list[Watched]:
@@ -122,16 +122,16 @@ class PlainWatch:
             except TableError:
                 if has_log(path):
                     raise
-                raise halts.table_gone(state.topology, path, version) from None
+                raise halts.table_missing(state.topology, path, version) from None
             if snapshot.table_id != seen.table_id:
-                raise halts.made_again(state.topology, path, snapshot.table_id, seen.table_id)
-            self._look(state, path, snapshot, seen.mark, seen.starts_at)
+                raise halts.recreated(state.topology, path, snapshot.table_id, seen.table_id)
+            self._inspect(state, path, snapshot, seen.mark, seen.starts_at)
 
     def marks(self) -> dict[str, TableMark]:
         """Returns what ZooKeeper is told of them: table id → the version that was looked at, with P as txid."""
         return {seen.table_id: seen.mark for _, seen in self._seen.values()}
 
-    def _look(
+    def _inspect(
         self, state: StateDescriptor, path: Place, snapshot: TableSnapshot, mark: TableMark, starts_at: int
     ) -> None:
         check_commits(
@@ -144,7 +144,7 @@ class PlainWatch:
         )
         merged = merged_upto(state, snapshot, starts_at)
         if merged < mark.txid:
-            raise halts.went_back(state.topology, path, snapshot.version, mark.version)
+            raise halts.version_regressed(state.topology, path, snapshot.version, mark.version)
         now = TableMark(snapshot.version, merged, _NO_ATTEMPT, mark.digest)
         self._seen[state.name] = (
             state,
@@ -159,7 +159,7 @@ def check_commits(topology: str, state: str, path: Place, version: int, newest: 
         Halted: one is not; or it cannot be known, since the log was cleaned; or the table has gone back.
     """
     if newest < version:
-        raise halts.went_back(topology, path, newest, version)
+        raise halts.version_regressed(topology, path, newest, version)
     if newest == version:
         return
     try:
@@ -221,7 +221,7 @@ def merged_log_version(path: str, state: StateDescriptor) -> int | None:
         −1 when there was no MERGE; None when that is not known: it does not say, or its entry was cleaned up.
     """
     begun = False
-    for commit in DeltaLog(path).commits_down():
+    for commit in DeltaLog(path).commits_backwards():
         if state.merge_app in commit.txns and not commit.domains and is_our_merge(commit, state):
             found = commit.noted("trident").get(LOG_VERSION)
             return found if isinstance(found, int) else None
@@ -236,7 +236,7 @@ def start_of(path: str, version: int, incarnation: str) -> tuple[int, bool]:
         the version that made the table ours, and True; or the one before the oldest entry that is left, and False.
     """
     log = DeltaLog(path)
-    versions = log.unbroken(version)
+    versions = log.contiguous_versions(version)
     # The oldest: a plain table's control record never changes, and added columns repeat it.
     for commit in map(log.commit, versions):
         # A rollback begins its incarnation with the rows that it has put back.
@@ -260,7 +260,7 @@ def check_log(state: StateDescriptor, plain: str, log: str, pinned: int, seen: i
     if seen is None or seen < 0 or seen > pinned:
         seen, _ = start_of(log, pinned, state.incarnation)
     # The mark judges of versions that were cleaned up, at the next decision.
-    seen = max(seen, min(DeltaLog(log).unbroken(pinned), default=pinned + 1) - 1)
+    seen = max(seen, min(DeltaLog(log).contiguous_versions(pinned), default=pinned + 1) - 1)
     commits = history.commits_since(log, seen) if seen < pinned else ()
     of_log = (commit for commit in commits if commit.version <= pinned)
     found = changes_by_others(of_log, state.topology, lambda one: is_our_publish(one, state.incarnation))

@@ -99,7 +99,7 @@ def _left(timeout: float | None, error: str) -> float:
 _TRIES = 4
 _FIRST_SECS, _PAUSE_SECS = 0.2, 5.0
 # A server that asks for more than this is believed to mean this.
-ASKED_SECS = 3600.0
+RETRY_AFTER_SECS_MAX = 3600.0
 _CONNECT_SECS = 10.0
 _ANSWER_BYTES, _SHOWN_CHARS = 65_536, 1000
 _LATER = (408, 425, 429)
@@ -145,8 +145,8 @@ class Refusal:
     answer: str = field(repr=False)
 
 
-class Waits(StateAway):
-    """The server asks for no request for some time.
+class RetryLater(StateAway):
+    """The server accepts no request for some time.
 
     Attributes:
         secs: how long.
@@ -254,8 +254,8 @@ _clients: dict[tuple[Any, ...], Any] = {}
 _lock = threading.Lock()
 
 
-class Pace:
-    """At most so many requests a second by this process, over all publications to a url."""
+class RateLimiter:
+    """Limits the requests a second of this process, over all publications to a url."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[str, float], float] = {}
@@ -270,7 +270,7 @@ class Pace:
             return at - now
 
 
-_PACE = Pace()
+_PACE = RateLimiter()
 
 
 class Sender:
@@ -335,7 +335,7 @@ class Sender:
         conflict_since = 0.0
         while True:
             self._wait_for_turn()
-            status, answer, asked = self._answer(client, request)
+            status, answer, retry_after = self._answer(client, request)
             if status in self._target.accepts or 200 <= status < 300:
                 return None
             if status == _CONFLICT:
@@ -349,20 +349,21 @@ class Sender:
             if refused:
                 return self._refused(request, status, answer)
             said = f"status {status}" if status else answer
-            if asked is not None and asked > _PAUSE_SECS:
-                asked = min(asked, ASKED_SECS)
-                raise Waits(
-                    f"{self._target.what}: the server at {self._target.shown} asks to wait {asked:.0f} s",
-                    asked,
+            if retry_after is not None and retry_after > _PAUSE_SECS:
+                retry_after = min(retry_after, RETRY_AFTER_SECS_MAX)
+                raise RetryLater(
+                    f"{self._target.what}: the server at {self._target.shown} asks to wait {retry_after:.0f} s",
+                    retry_after,
                     found=said,
                 )
             if failures >= _TRIES:
                 raise StateAway(f"{self._target.what}: no answer of {self._target.shown} to a request", found=said)
             pause = max(
-                asked or 0.0, backoff_secs(conflicts or failures, _FIRST_SECS, _PAUSE_SECS) * random.uniform(0.5, 1.0)
+                retry_after or 0.0,
+                backoff_secs(conflicts or failures, _FIRST_SECS, _PAUSE_SECS) * random.uniform(0.5, 1.0),
             )
-            if asked is not None:
-                self._not_before = max(self._not_before, time.monotonic() + asked)
+            if retry_after is not None:
+                self._not_before = max(self._not_before, time.monotonic() + retry_after)
             self._stop.wait(pause)
 
     def _wait_for_turn(self) -> None:
@@ -430,8 +431,8 @@ class Sender:
             return 0, f"ProxyError: {_reason(error)}", None
         except httpx.TransportError as error:
             return 0, f"{type(error).__name__}: {_reason(error)}", None
-        asked = _retry_after_secs(response.headers.get("retry-after")) if response.status_code >= 400 else None
-        return response.status_code, found.decode("utf-8", "replace")[:_SHOWN_CHARS], asked
+        retry_after = _retry_after_secs(response.headers.get("retry-after")) if response.status_code >= 400 else None
+        return response.status_code, found.decode("utf-8", "replace")[:_SHOWN_CHARS], retry_after
 
 
 def _begin(stream: Any) -> bytes:

@@ -20,7 +20,7 @@ from trident.coordinators.errors import ConfigError, FieldError, StateAway, Topo
 from trident.states.core.addresses import check_server_url, is_this_host, without_credentials
 from trident.states.core.names import check_flag, check_name
 from trident.states.core.place import Place
-from trident.states.outside.http_sender import ASKED_SECS, Refusal, Request, Sender, Target, Waits
+from trident.states.outside.http_sender import RETRY_AFTER_SECS_MAX, Refusal, Request, RetryLater, Sender, Target
 from trident.states.outside.outbox import Letters, OutboxLog
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
 from trident.states.outside.row_formats import check_json, objects, values_alone, with_problems
@@ -104,7 +104,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 _OURS = ("host", "content-length", "transfer-encoding", "connection")
 # How often a part says how far it is, and looks whether it is still its turn.
-_PROGRESS_SECS = _LOOK_SECS = 1.0
+_PROGRESS_SECS = _FENCE_SECS = 1.0
 _REQUESTS_OF_A_LANE = 8
 
 
@@ -422,7 +422,7 @@ class _Sending:
     def __init__(self, state: HttpState, log: OutboxLog, part: OutsidePart, target: Target) -> None:
         self._state, self._log, self._part, self._target = state, log, part, target
         self._settled = 0  # rows, as the record says
-        self._said_at = self._looked_at = time.monotonic()
+        self._said_at = self._checked_at = time.monotonic()
 
     def run(self, requests: Iterator[Request]) -> None:
         part, what = self._part, self._state._what
@@ -433,14 +433,14 @@ class _Sending:
             self._put_mark()
             return
         secs = record.wait_until - time.time()
-        if secs > ASKED_SECS:  # the clock of the machine that wrote it was ahead of this one
-            secs, until = ASKED_SECS, time.time() + ASKED_SECS
+        if secs > RETRY_AFTER_SECS_MAX:  # the clock of the machine that wrote it was ahead of this one
+            secs, until = RETRY_AFTER_SECS_MAX, time.time() + RETRY_AFTER_SECS_MAX
             self._log.update(lambda record: record.waiting(part, until))
         if secs > 0:
             raise StateAway(f"{what}: the server asks to wait for {secs:.0f} s more")
         self._settled = settled
         rate = self._state.rate and self._state.rate / self._state.partitions
-        sender = Sender(self._target, rate, self._state.dead_letters, self._look)
+        sender = Sender(self._target, rate, self._state.dead_letters, self._check_fence)
         size = self._target.concurrency * _REQUESTS_OF_A_LANE
         size = max(1, min(size, int(rate))) if rate else size
         rows, chunk = settled, []
@@ -461,18 +461,18 @@ class _Sending:
         rows = chunk[count - 1].first + chunk[count - 1].rows if count else chunk[0].first
         if refused or (rows > self._settled and (error or time.monotonic() - self._said_at > _PROGRESS_SECS)):
             self._say(rows, refused, done=False)
-        if isinstance(error, Waits):
+        if isinstance(error, RetryLater):
             until = time.time() + error.secs
             self._log.update(lambda record: record.waiting(self._part, until))
         if error is not None:
             raise error
         return rows
 
-    def _look(self) -> None:
+    def _check_fence(self) -> None:
         """Raises StaleEpoch once a later coordinator has taken the state over."""
         now = time.monotonic()
-        if now - self._looked_at > _LOOK_SECS:
-            self._looked_at = now
+        if now - self._checked_at > _FENCE_SECS:
+            self._checked_at = now
             self._log.read().begins(self._part, self._target.what)
 
     def _say(self, rows: int, refused: Sequence[Refusal], done: bool) -> None:

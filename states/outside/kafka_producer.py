@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
-from trident.coordinators.errors import EnvironmentProblem, StateAway, StateBehind, TridentError
+from trident.coordinators.errors import EnvironmentProblem, StateAway, StateLostTransactions, TridentError
 from trident.kafka.client import (
     WATCH_SECS,
     Connection,
@@ -31,7 +31,7 @@ from trident.states.outside.row_formats import Message
 # The way to a topic that a state writes: its clients, their errors, and the marks of parts: offsets of a group.
 
 
-ASK_SECS = 10.0
+QUERY_SECS = 10.0
 # A message that is not acknowledged within this time ends the transaction, which is tried again from its beginning.
 _MESSAGE_MS = 20_000
 MESSAGE_TIMEOUT, OPEN_TIMEOUT = "message.timeout.ms", "transaction.timeout.ms"
@@ -84,7 +84,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Way:
+class TopicRoute:
     """The way to the topic of one state of one topology.
 
     Attributes:
@@ -153,7 +153,7 @@ class Way:
         """
         with self.asking(f"ask for topic {self.topic!r}"):
             for last in (False, True):  # a broker that has just started may not know it yet
-                found = client.within(ASK_SECS, "list_topics", self.topic).topics[self.topic]
+                found = client.within(QUERY_SECS, "list_topics", self.topic).topics[self.topic]
                 if found.error is None:
                     return len(found.partitions)
                 if last or found.error.code() != kafka_module().KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -200,8 +200,8 @@ class Way:
         """
         kafka = kafka_module()
         with self.asking(f"ask where topic {self.topic!r} ends"):
-            asked = [kafka.TopicPartition(self.topic, number, kafka.OFFSET_END) for number in range(count)]
-            found = consumer.within(ASK_SECS, "offsets_for_times", asked)
+            requested = [kafka.TopicPartition(self.topic, number, kafka.OFFSET_END) for number in range(count)]
+            found = consumer.within(QUERY_SECS, "offsets_for_times", requested)
             for one in found:
                 if one.error is not None:
                     raise kafka.KafkaException(one.error)
@@ -215,8 +215,8 @@ class Way:
         """
         kafka = kafka_module()
         with self.asking(f"read its marks in group {self.group!r}"):
-            asked = [kafka.TopicPartition(self.topic, part) for part in parts]
-            found = self._committed(consumer, asked)
+            requested = [kafka.TopicPartition(self.topic, part) for part in parts]
+            found = self._committed(consumer, requested)
             for one in found:
                 if one.error is not None:
                     raise kafka.KafkaException(one.error)
@@ -233,12 +233,12 @@ class Way:
                 )
         return marks
 
-    def _committed(self, consumer: Watched, asked: list[Any]) -> list[Any]:
+    def _committed(self, consumer: Watched, requested: list[Any]) -> list[Any]:
         """Waits for the group's coordinator: a cluster chooses one when it is first asked for it, or has elected."""
-        kafka, deadline = kafka_module(), time.monotonic() + ASK_SECS
+        kafka, deadline = kafka_module(), time.monotonic() + QUERY_SECS
         while True:
             try:
-                return list(consumer.within(ASK_SECS, "committed", asked))
+                return list(consumer.within(QUERY_SECS, "committed", requested))
             except kafka.KafkaException as error:
                 moves = (kafka.KafkaError.NOT_COORDINATOR, kafka.KafkaError.COORDINATOR_NOT_AVAILABLE)
                 if error.args[0].code() not in moves or time.monotonic() > deadline:
@@ -272,18 +272,18 @@ class Readers:
     They write nothing, and an answer belongs to its question: nothing of theirs can come late.
     """
 
-    def __init__(self, way: Way) -> None:
-        self._way = way
+    def __init__(self, route: TopicRoute) -> None:
+        self._route = route
 
     @cached_property
     def stable(self) -> Watched:
         """Waits for a transaction that is not yet decided."""
-        return self._way.reader(stable=True)
+        return self._route.reader(stable=True)
 
     @cached_property
     def at_once(self) -> Watched:
         """Waits for no open transaction: other parts of the same transaction may have theirs."""
-        return self._way.reader()
+        return self._route.reader()
 
     @cached_property
     def group(self) -> Any:
@@ -325,7 +325,7 @@ _AHEAD_MAX = 16
 _STOP_SECS = 10.0
 # As long a transaction that was committed a moment ago may be missing in the group's offsets, and messages at a
 # leader that was just elected.
-_BEHIND_SECS = 5.0
+_LAG_SECS = 5.0
 # A mark has the ends of so many partitions: brokers take 4,096 bytes of it by default (offset.metadata.max.bytes).
 _ENDS_MAX = 200
 
@@ -348,20 +348,20 @@ class PartProducer:
         is_used: its transaction has begun; it can begin no other.
     """
 
-    def __init__(self, way: Way, part: int, readers: Readers | None = None) -> None:
-        self._way, self._part, self.owner, self.is_used = way, part, way.owner, False
-        self.readers = readers or Readers(way)
+    def __init__(self, route: TopicRoute, part: int, readers: Readers | None = None) -> None:
+        self._route, self._part, self.owner, self.is_used = route, part, route.owner, False
+        self.readers = readers or Readers(route)
         failed: list[Any] = []
         self._failed = failed
-        self._producer = way.producer(part, lambda error, _: failed.append(error))
+        self._producer = route.producer(part, lambda error, _: failed.append(error))
         try:
             # The client asks for its coordinator when it begins, and again half a second later: a broker is to be
             # connected by then. The first answer may come from a bootstrap address, whose connection it then closes.
             for _ in range(2):
                 self.count()
-            with way.asking("begin its transactional id"):
+            with route.asking("begin its transactional id"):
                 self._producer.within(INIT_SECS, "init_transactions")
-            self.stored = way.marks(self.readers.stable, [part]).get(part)
+            self.stored = route.marks(self.readers.stable, [part]).get(part)
         except BaseException:
             self.end()
             raise
@@ -373,7 +373,7 @@ class PartProducer:
 
     def count(self) -> int:
         """How many partitions the topic has now."""
-        return self._way.count(self._producer)
+        return self._route.count(self._producer)
 
     def check_known(self, part: OutsidePart, count: int) -> None:
         """Looks whether the cluster still has the transaction before this one, its mark and its messages.
@@ -382,21 +382,21 @@ class PartProducer:
             count: how many partitions the topic has.
 
         Raises:
-            StateBehind: it has lost transactions, also when it is asked again for some seconds.
+            StateLostTransactions: it has lost transactions, also when it is asked again for some seconds.
             StaleEpoch: a later coordinator has written.
             StateAway: the cluster does not answer.
         """
-        way, deadline = self._way, time.monotonic() + _BEHIND_SECS
+        route, deadline = self._route, time.monotonic() + _LAG_SECS
         while True:
-            marks = way.marks(self.readers.at_once, range(count))
-            ends = way.ends(self.readers.at_once, min(count, _ENDS_MAX))
+            marks = route.marks(self.readers.at_once, range(count))
+            ends = route.ends(self.readers.at_once, min(count, _ENDS_MAX))
             own = marks.get(part.number)
-            part.mark.is_new(own.mark if own else None, way.what)  # raises for marks of a later coordinator
+            part.mark.is_new(own.mark if own else None, route.what)  # raises for marks of a later coordinator
             try:
-                part.check_known([one.mark for one in marks.values()], way.what)
-                _check_ends(part, marks.values(), ends, way.what)
+                part.check_known([one.mark for one in marks.values()], route.what)
+                _check_ends(part, marks.values(), ends, route.what)
                 return
-            except StateBehind:
+            except StateLostTransactions:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(KNOWN_SECS)
@@ -412,28 +412,28 @@ class PartProducer:
             StateAway: the cluster does not answer; the transaction may have been committed.
             TridentError: Kafka refuses, and nothing was put.
         """
-        way = self._way
+        route = self._route
         assert not self.is_used, "a producer is used for one transaction"
         self.is_used = True
-        with way.asking("begin a transaction"):
-            self._producer.watched(ASK_SECS, "begin_transaction")
+        with route.asking("begin a transaction"):
+            self._producer.watched(QUERY_SECS, "begin_transaction")
         began = time.monotonic()
         try:
             self.stored = self._write_open(stored, messages, ordered)
         except Fenced:
-            if time.monotonic() - began < way.open_secs_max:
+            if time.monotonic() - began < route.open_secs_max:
                 raise
             raise Fenced(
-                f"a transaction of {way.what} was open for longer than transaction.timeout.ms: Kafka has ended it",
+                f"a transaction of {route.what} was open for longer than transaction.timeout.ms: Kafka has ended it",
                 found=f"{time.monotonic() - began:.1f} s",
-                expected=f"at most {way.open_secs_max:.1f} s",
+                expected=f"at most {route.open_secs_max:.1f} s",
                 action="raise transaction.timeout.ms in config=, up to the brokers' transaction.max.timeout.ms; or "
                 "partitions=; or give it smaller batches",
             ) from None
 
     def _write_open(self, stored: Stored, messages: Iterator[Message], ordered: bool) -> Stored:
         """Fills the transaction that has begun, and commits it, or aborts it; returns the mark as it was put."""
-        way = self._way
+        route = self._route
         try:
             self._put_mark(stored)  # first of all: a producer that is fenced is told so before it sends a row
             sent = False
@@ -441,14 +441,14 @@ class PartProducer:
                 self._produce(message)
                 sent = True
             if sent:
-                with way.asking("send messages"):
+                with route.asking("send messages"):
                     self._flush()
-                ends = way.ends(self.readers.at_once, min(stored.topic_partitions, _ENDS_MAX))
+                ends = route.ends(self.readers.at_once, min(stored.topic_partitions, _ENDS_MAX))
                 stored = replace(stored, ends=ends)
                 self._put_mark(stored)
             if ordered and (now := self.count()) != stored.topic_partitions:
                 raise TridentError(
-                    f"the topic of {way.what} has other partitions", found=now, expected=stored.topic_partitions
+                    f"the topic of {route.what} has other partitions", found=now, expected=stored.topic_partitions
                 )
         except BaseException as error:
             # Requests that the brokers have not answered may be under way then, and the client ends the process where
@@ -456,21 +456,21 @@ class PartProducer:
             if not isinstance(error, (StateAway, Fenced)):
                 self._abort()
             raise
-        with way.asking("commit a transaction"):
+        with route.asking("commit a transaction"):
             self._producer.within(COMMIT_SECS, "commit_transaction")
         return stored
 
     def _put_mark(self, stored: Stored) -> None:
-        at = kafka_module().TopicPartition(self._way.topic, self._part, stored.mark.txid, metadata=stored.text)
-        with self._way.asking("put its mark"):
-            self._producer.within(ASK_SECS, "send_offsets_to_transaction", [at], self.readers.group)
+        at = kafka_module().TopicPartition(self._route.topic, self._part, stored.mark.txid, metadata=stored.text)
+        with self._route.asking("put its mark"):
+            self._producer.within(QUERY_SECS, "send_offsets_to_transaction", [at], self.readers.group)
 
     def _produce(self, message: Message) -> None:
-        with self._way.asking("send a message"):
-            deadline = time.monotonic() + self._way.message_secs_max + WATCH_SECS
+        with self._route.asking("send a message"):
+            deadline = time.monotonic() + self._route.message_secs_max + WATCH_SECS
             while True:
                 try:
-                    self._producer.produce(self._way.topic, message.value, message.key, headers=message.headers)
+                    self._producer.produce(self._route.topic, message.value, message.key, headers=message.headers)
                     return
                 except BufferError:
                     if time.monotonic() > deadline:  # by then the messages before it have gone, or failed
@@ -492,7 +492,7 @@ class PartProducer:
         # raises it as it is.
         with suppress(SystemError):
             # A message fails that is not acknowledged in time, so that none is left.
-            if self._producer.within(self._way.message_secs_max + _FLUSH_SECS, "flush"):
+            if self._producer.within(self._route.message_secs_max + _FLUSH_SECS, "flush"):
                 raise timed_out("messages are neither acknowledged nor failed")
         given_up = (kafka.KafkaError._PURGE_QUEUE, kafka.KafkaError._PURGE_INFLIGHT, kafka.KafkaError._FATAL)
         for error in self._failed:
@@ -502,16 +502,16 @@ class PartProducer:
     def _abort(self) -> None:
         """Lets readers go on at once; if it fails, the next producer does it."""
         with suppress(kafka_module().KafkaException, SystemError):
-            self._producer.within(ASK_SECS, "abort_transaction")
+            self._producer.within(QUERY_SECS, "abort_transaction")
 
 
 def _check_ends(part: OutsidePart, marks: Iterable[Stored], ends: Sequence[int], what: str) -> None:
-    """Raises StateBehind if a partition ends before the messages of the transaction before this one."""
+    """Raises StateLostTransactions if a partition ends before the messages of the transaction before this one."""
     last = part.known or (0, 0)
     known = [one.ends for one in marks if (one.mark.txid, one.mark.attempt_id) == last]
     for number, (now, *before) in enumerate(zip_longest(ends, *known, fillvalue=0)):
         if now < max(before, default=0):
-            raise StateBehind(
+            raise StateLostTransactions(
                 f"{what} lacks messages of transaction {last[0]} or an earlier one, which it had",
                 found=f"partition {number} ends at offset {now}",
                 expected=f"at offset {max(before)} or later",
@@ -530,20 +530,20 @@ class PartProducers:
         self._ahead: dict[tuple[Any, ...], Future[PartProducer]] = {}
 
     @contextmanager
-    def of(self, way: Way, part: int, *, anew: bool = False, keep: bool = True) -> Iterator[PartProducer]:
+    def of(self, route: TopicRoute, part: int, *, anew: bool = False, keep: bool = True) -> Iterator[PartProducer]:
         """A producer for one transaction of one part; it is closed after that, and after an error.
 
         Args:
             anew: not one that was made ahead: its mark is read now.
             keep: this process publishes the part's next transaction, too, perhaps.
         """
-        one = self._made(way.identity(part), anew) or PartProducer(way, part)
+        one = self._made(route.identity(part), anew) or PartProducer(route, part)
         try:
             yield one
         except BaseException:
             one.end()
             raise
-        if not keep or not self._make_next(way, part, one):
+        if not keep or not self._make_next(route, part, one):
             one.end()
 
     def _made(self, identity: tuple[Any, ...], anew: bool) -> PartProducer | None:
@@ -558,20 +558,20 @@ class PartProducers:
             return None
         return one
 
-    def _make_next(self, way: Way, part: int, one: PartProducer) -> bool:
+    def _make_next(self, route: TopicRoute, part: int, one: PartProducer) -> bool:
         """Has the next producer made, or keeps one that has begun nothing; False: there are enough."""
         future: Future[PartProducer] = Future()
         with self._lock:
-            if len(self._ahead) >= _AHEAD_MAX or way.identity(part) in self._ahead:
+            if len(self._ahead) >= _AHEAD_MAX or route.identity(part) in self._ahead:
                 return False
-            self._ahead[way.identity(part)] = future
+            self._ahead[route.identity(part)] = future
         if not one.is_used:
             future.set_result(one)
             return True
 
         def make() -> None:
             try:
-                future.set_result(PartProducer(way, part, one.readers))
+                future.set_result(PartProducer(route, part, one.readers))
             except BaseException as error:  # the next transaction makes its own, and says why it cannot
                 future.set_exception(error)
             one.end(readers=False)

@@ -15,15 +15,15 @@ from trident.kafka.client import KAFKA_OF_ALL, Connection, KafkaSettings, Watche
 from trident.states.core.addresses import is_this_host
 from trident.states.core.names import check_name
 from trident.states.outside.kafka_producer import (
-    ASK_SECS,
     MESSAGE_TIMEOUT,
     OPEN_MS,
     OPEN_TIMEOUT,
+    QUERY_SECS,
     Fenced,
     PartProducer,
     PartProducers,
     Stored,
-    Way,
+    TopicRoute,
 )
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
 from trident.states.outside.row_formats import Message, MessageForm
@@ -158,10 +158,10 @@ class KafkaState(OutsideState):
             StateAway: the brokers do not answer.
             EnvironmentProblem, SchemaMismatch, TridentError: it cannot be written as it should be.
         """
-        way = self._way(rows.topology)
-        with way.consumer() as consumer:
-            count = way.count(consumer)
-            marks = way.marks(consumer, range(count))
+        route = self._route(rows.topology)
+        with route.consumer() as consumer:
+            count = route.count(consumer)
+            marks = route.marks(consumer, range(count))
         if self.partitions > count:
             raise SchemaMismatch(
                 f"{self._what} has more parts than its topic has partitions",
@@ -169,17 +169,17 @@ class KafkaState(OutsideState):
                 expected=f"at most {count}",
             )
         self._check_count(count, {one.topic_partitions for one in marks.values()})
-        self._check_rights(way)
+        self._check_rights(route)
 
     def take_over(self, topology: str, incarnation: str, epoch: int) -> Mapping[int, OutsideMark]:
         """Fences the producers of all parts, and puts a mark of this coordinator into each, also where none is."""
-        way = self._way(topology)
-        with way.consumer() as consumer:
-            stored = way.marks(consumer, range(way.count(consumer)))
+        route = self._route(topology)
+        with route.consumer() as consumer:
+            stored = route.marks(consumer, range(route.count(consumer)))
         marks = {}
         for part in sorted({*range(self.partitions), *stored}):
             try:
-                with _PRODUCERS.of(way, part, anew=True) as producer:
+                with _PRODUCERS.of(route, part, anew=True) as producer:
                     marks[part] = self._taken(producer, incarnation, epoch)
             except Fenced as error:
                 raise StateAway(f"{self._what} is being taken over by another process, too", found=str(error)) from None
@@ -197,28 +197,28 @@ class KafkaState(OutsideState):
         return mark
 
     def renew(self, topology: str, incarnation: str, epoch: int) -> None:
-        way = self._way(topology)
-        with way.consumer() as consumer:
-            parts = sorted(way.marks(consumer, range(way.count(consumer))))
+        route = self._route(topology)
+        with route.consumer() as consumer:
+            parts = sorted(route.marks(consumer, range(route.count(consumer))))
         for part in parts:
             # Anew: a task may have written the part since this process has, so that what it knows of it is old.
-            with _PRODUCERS.of(way, part, anew=True, keep=self._connection is None) as producer:
+            with _PRODUCERS.of(route, part, anew=True, keep=self._connection is None) as producer:
                 stored = producer.stored
                 if stored is not None and (stored.mark.incarnation, stored.mark.epoch) == (incarnation, epoch):
                     producer.write(stored, iter(()), False)
 
     def publish(self, part: OutsidePart, batches: "Iterator[pa.RecordBatch]") -> None:
-        way, rows = self._way(part.topology), _Counted(self._form.messages(batches, part.upserts, self._what))
+        route, rows = self._route(part.topology), _Counted(self._form.messages(batches, part.upserts, self._what))
         # A task's process may not be asked for this part again: a producer that it kept would only be fenced.
         keep = self._connection is None
         try:
-            with _PRODUCERS.of(way, part.number, keep=keep) as producer:
+            with _PRODUCERS.of(route, part.number, keep=keep) as producer:
                 self._publish(producer, part, rows)
                 return
         except Fenced as error:
             fenced = error
         # Who did it: a later coordinator, which has left its mark, or another process that publishes this transaction?
-        with _PRODUCERS.of(way, part.number, anew=True, keep=keep) as producer:
+        with _PRODUCERS.of(route, part.number, anew=True, keep=keep) as producer:
             stored = producer.stored
             if part.mark.is_new(stored.mark if stored else None, self._what) and rows.taken:
                 raise StateAway(f"{self._what} was interrupted, and begins again", found=str(fenced))
@@ -228,7 +228,7 @@ class KafkaState(OutsideState):
                 raise StateAway(f"{self._what} was interrupted by another producer", found=str(error)) from None
 
     def let_go(self, topology: str) -> None:
-        _PRODUCERS.let_go(self._way(topology).owner)
+        _PRODUCERS.let_go(self._route(topology).owner)
 
     def _publish(self, producer: PartProducer, part: OutsidePart, rows: "_Counted") -> None:
         """Raises Fenced, and has put nothing, if another producer of this part has begun."""
@@ -256,10 +256,10 @@ class KafkaState(OutsideState):
     def _connected(self) -> Connection:
         return self._connection or KafkaSettings(self.bootstrap, self.config, self.secrets, _USER, _OURS).connection()
 
-    def _way(self, topology: str) -> Way:
+    def _route(self, topology: str) -> TopicRoute:
         group = self.group or f"trident/{topology}/{self.name}"
         ids = f"{self.group or 'trident'}/{topology}/{self.name}"
-        return Way(self._connected(), self.topic, group, ids, (topology, self.name), self._what)
+        return TopicRoute(self._connected(), self.topic, group, ids, (topology, self.name), self._what)
 
     def _check_count(self, count: int, before: set[int]) -> None:
         """Raises SchemaMismatch if a key's messages would come into another partition than before."""
@@ -275,15 +275,15 @@ class KafkaState(OutsideState):
                 action=f"if readers bear that, give topic_partitions={count}",
             )
 
-    def _check_rights(self, way: Way) -> None:
+    def _check_rights(self, route: TopicRoute) -> None:
         """Raises EnvironmentProblem if the cluster says that its user may not write to the topic."""
         kafka, module = kafka_module(), kafka_module("confluent_kafka.admin")
-        with way.asking(f"ask for the rights on topic {self.topic!r}"):
-            client = Watched(module.AdminClient({"log_level": 0, **way.connection.config}))
-            asked = kafka.TopicCollection([self.topic])
-            futures = client.describe_topics(asked, include_authorized_operations=True, request_timeout=ASK_SECS)
+        with route.asking(f"ask for the rights on topic {self.topic!r}"):
+            client = Watched(module.AdminClient({"log_level": 0, **route.connection.config}))
+            requested = kafka.TopicCollection([self.topic])
+            futures = client.describe_topics(requested, include_authorized_operations=True, request_timeout=QUERY_SECS)
             try:
-                found = futures[self.topic].result(2 * ASK_SECS).authorized_operations
+                found = futures[self.topic].result(2 * QUERY_SECS).authorized_operations
             except FutureTimeout:
                 raise timed_out("no answer of the client") from None
             finally:

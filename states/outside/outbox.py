@@ -109,7 +109,7 @@ class Outbox:
 
         Raises:
             StaleEpoch: a later coordinator has taken the state over.
-            StateBehind: the record lacks the transaction before.
+            StateLostTransactions: the record lacks the transaction before.
         """
         if self.fence is not None:
             part.mark.check_fence(self.fence, where)
@@ -134,7 +134,7 @@ class Outbox:
 
         Raises:
             StateAway: another process has settled rows of this part meanwhile: it is to be begun again.
-            StaleEpoch, StateBehind: as ``begins``.
+            StaleEpoch, StateLostTransactions: as ``begins``.
         """
         where = "the record of the outbox"
         if self.begins(part, where) != before:
@@ -154,7 +154,7 @@ class Outbox:
         """The record once the server has asked for no request before a time.
 
         Raises:
-            StaleEpoch, StateBehind: as ``begins``.
+            StaleEpoch, StateLostTransactions: as ``begins``.
         """
         self.begins(part, "the record of the outbox")
         return replace(self, wait_until=until)
@@ -449,12 +449,12 @@ class RefusedRequest:
 def refused_requests(warehouse: Place, topology: str) -> list[RefusedRequest]:
     """Those of all outboxes of a topology, by state, the oldest first. It may be running.
 
-    Raises: as :meth:`RefusedBox.requests`.
+    Raises: as :meth:`RefusedRequestReader.requests`.
     """
-    return RefusedBox(warehouse, topology).requests()
+    return RefusedRequestReader(warehouse, topology).requests()
 
 
-class RefusedBox:
+class RefusedRequestReader:
     """The requests that a topology's outboxes gave up. Keep one where it may be asked again: it reads each file once.
 
     For one thread at a time.

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.types import StructType
 
-from trident.coordinators.errors import ConfigError, ForeignMarks, StaleEpoch, StateBehind, TopologyError, described
+from trident.coordinators.errors import (
+    ConfigError,
+    ForeignMarks,
+    StaleEpoch,
+    StateLostTransactions,
+    TopologyError,
+    described,
+)
 from trident.states.core.binding import LAST, DecidedRows, Guarantee, GuaranteeRow, StateBinding, TablelessKind
 from trident.states.core.names import check_flag
 from trident.states.core.typed_values import Row
@@ -147,7 +154,7 @@ class OutsidePart:
             where: the store, for the message.
 
         Raises:
-            StateBehind: it has lost transactions; nothing may be written.
+            StateLostTransactions: it has lost transactions; nothing may be written.
         """
         if self.known is None:
             return
@@ -158,7 +165,7 @@ class OutsidePart:
             or last.txid < self.known[0]
             or (last.txid == self.known[0] and last.attempt_id != self.known[1])
         ):
-            raise StateBehind(
+            raise StateLostTransactions(
                 f"{where} lacks transaction {self.known[0]} attempt {self.known[1]}, which it had",
                 found=last.text if last else "no transaction",
             )
@@ -255,7 +262,7 @@ class OutsideState(ABC):
 
         Raises:
             StaleEpoch: a later coordinator has written; nothing was written.
-            StateBehind: the store has lost transactions; nothing was written.
+            StateLostTransactions: the store has lost transactions; nothing was written.
             StateAway: the store does not answer, or it is not known whether it has written.
         """
 

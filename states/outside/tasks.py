@@ -15,7 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from trident.coordinators.errors import ForeignMarks, OutcomeUnknown, StaleEpoch, StateAway, StateBehind, TridentError
+from trident.coordinators.errors import (
+    ForeignMarks,
+    OutcomeUnknown,
+    StaleEpoch,
+    StateAway,
+    StateLostTransactions,
+    TridentError,
+)
 from trident.states.core import storage
 from trident.states.outside.port import OutsideMark, OutsidePart, OutsideRows, OutsideState
 
@@ -24,7 +31,7 @@ _AWAY, _REFUSED = "away", "refused"
 # The gravest first: what stops the topology at once, what is counted, what is waited for.
 _KINDS: dict[str, type[TridentError]] = {
     "stale": StaleEpoch,
-    "behind": StateBehind,
+    "behind": StateLostTransactions,
     "foreign": ForeignMarks,
     _REFUSED: TridentError,
     _AWAY: StateAway,
@@ -51,7 +58,7 @@ class Answer:
             what: the state, for the message of an error that does not name it.
 
         Raises:
-            StaleEpoch, StateBehind, ForeignMarks, StateAway, TridentError: as the call did.
+            StaleEpoch, StateLostTransactions, ForeignMarks, StateAway, TridentError: as the call did.
         """
         if not self.problem:
             return json.loads(self.text)
@@ -133,7 +140,7 @@ def answer_of(call: Call, number: int) -> Answer:
     """Makes one call of a state's."""
     try:
         return Answer(number, "", json.dumps(call(number)))
-    except (StaleEpoch, StateBehind, ForeignMarks) as error:
+    except (StaleEpoch, StateLostTransactions, ForeignMarks) as error:
         (problem,) = (name for name, kind in _KINDS.items() if type(error) is kind)
         return Answer(number, problem, str(error))
     except (StateAway, OutcomeUnknown) as error:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from trident.coordinators import faults
 from trident.coordinators.identities import TransactionAttempt
-from trident.coordinators.ports import AttemptStory, PreparedBatch, ProcessedBatch, Published
+from trident.coordinators.ports import AttemptHistory, PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding, TablelessKind
@@ -25,10 +25,10 @@ from trident.states.core.place import Place
 from trident.states.core.tables import StagedFile, TableSpec
 from trident.states.delta.delta_log import unchanged as unchanged_tables
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable, Retention, Told
+from trident.states.delta.manifest import CommitAnnotations, Manifest, ManifestStore, ManifestTable, Retention
 from trident.states.delta.parquet_files import AGAIN
 from trident.states.delta.staging import StagingTarget, drop_attempts_up_to
-from trident.states.history.recorder import PublishedLately
+from trident.states.history.recorder import RecentPublications
 from trident.states.keyed.fitting import Fitting
 from trident.states.outside.health import OutsideProgress
 from trident.states.publishing.group_tables import GroupTables
@@ -46,7 +46,7 @@ _STRAGGLER_SECS = 60.0
 # A store is cleaned up behind so many transactions at once: a look costs a request, and what is left over only space.
 # So are manifests where a history of them is kept, which a look goes through: of a long one less often.
 CLEAN_EVERY = 20
-HISTORY_PER_LOOK = 50
+HISTORY_PER_READ = 50
 _EMPTY_MAX = 1_000
 
 
@@ -66,11 +66,11 @@ class Cleaner:
         self._tables_of: dict[TransactionAttempt, Iterable[ManifestTable]] = {}  # of those not cleaned up after yet
         self._to_clean: deque[TransactionAttempt] = deque()
         self._replayed: dict[TransactionAttempt, float] = {}  # when it was cleaned up after
-        self._look_again = 0.0  # for files of other attempts, at the earliest
+        self._list_attempts_at = 0.0  # for files of other attempts, at the earliest
         self._cleaned = 0  # transactions, under this lease
         self._without_effect: set[TransactionAttempt] = set()  # prepared without a manifest, and not advanced yet
         self._empty: set[int] = set()  # transactions that have advanced so, since the last clean-up
-        self._tries_beside: bool | None = None  # whether Spark may try a task a second time beside the first
+        self._is_speculative: bool | None = None  # whether Spark may try a task a second time beside the first
 
     def published(self, attempt: TransactionAttempt, tables: Iterable[ManifestTable]) -> None:
         """An attempt is published; its rows are needed until it has advanced."""
@@ -108,8 +108,8 @@ class Cleaner:
         self._clean_manifests(attempt, due)
         with faults.fault_point(CLEAN):
             if attempt.attempt_id > 0:
-                self._replayed[attempt], self._look_again = time.monotonic(), 0.0
-            if self._replayed and time.monotonic() >= self._look_again:
+                self._replayed[attempt], self._list_attempts_at = time.monotonic(), 0.0
+            if self._replayed and time.monotonic() >= self._list_attempts_at:
                 self._drop_other_attempts()
             for table in self._tables_of.get(attempt, ()):
                 self._drop_unnamed(table)
@@ -123,7 +123,7 @@ class Cleaner:
         if attempt.attempt_id > 0 and attempt in self._without_effect:
             self._empty.add(attempt.txid)
         if kept := self._manifests.retention.txids:
-            every = CLEAN_EVERY * max(1, kept // (CLEAN_EVERY * HISTORY_PER_LOOK))
+            every = CLEAN_EVERY * max(1, kept // (CLEAN_EVERY * HISTORY_PER_READ))
             # A manifest of a transaction that came to nothing goes at once, lest it be taken for a decided one.
             due = due and (self._cleaned % every == 0 or bool(self._empty))
         self._manifests.clean(attempt.txid, self.last_published, due, self._empty)
@@ -149,10 +149,10 @@ class Cleaner:
 
     def _may_have_unnamed(self, named: Iterable[str]) -> bool:
         """Tells whether a task was tried twice: a store is not asked for what was certainly written once."""
-        if self._tries_beside is None:
+        if self._is_speculative is None:
             conf = self._tables.engine.spark.sparkContext.getConf()
-            self._tries_beside = conf.get("spark.speculation", "false") == "true"
-        return self._tries_beside or any(f"-{AGAIN}" in name for name in named)
+            self._is_speculative = conf.get("spark.speculation", "false") == "true"
+        return self._is_speculative or any(f"-{AGAIN}" in name for name in named)
 
     def _drop_other_attempts(self) -> None:
         """Lists every staged attempt that is not merged yet; for at most a tenth of the time."""
@@ -166,7 +166,7 @@ class Cleaner:
                     storage.try_delete(folder / name)
         # An attempt older than the time that a straggler has was looked for once more just now.
         self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
-        self._look_again = time.monotonic() + 10 * (time.monotonic() - now)
+        self._list_attempts_at = time.monotonic() + 10 * (time.monotonic() - now)
 
 
 class DeltaCommitter:
@@ -180,7 +180,7 @@ class DeltaCommitter:
 
     Attributes:
         manifests: the group's.
-        lately: what this process has published of late.
+        recent: this process's recent publications.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class DeltaCommitter:
         self._bindings = {binding.name: binding for binding in bindings}
         self._tables = GroupTables(engine, of)
         self.manifests = ManifestStore(of.warehouse, of.topology, of.group, of.incarnation, retention)
-        self.lately, self._code_id = PublishedLately(), code_id
+        self.recent, self._code_id = RecentPublications(), code_id
         self._outside = OutsidePublisher(engine.spark, of, outside or OutsideProgress())
         user_code = UserStatePublisher(engine.spark, of, self._outside)
         self._opener = TableOpener(self._tables, self._bindings)
@@ -243,7 +243,7 @@ class DeltaCommitter:
         parent: TransactionAttempt | None,
         processed: ProcessedBatch,
         record: GroupRecord,
-        story: AttemptStory | None = None,
+        story: AttemptHistory | None = None,
     ) -> PreparedBatch:
         staged: Mapping[str, list[StagedFile]] = processed.staged
         parts = [
@@ -270,7 +270,7 @@ class DeltaCommitter:
             parent,
             tables,
             processed.spouts,
-            Told.now(self._tables.epoch, self._code_id, story, processed.skipped),
+            CommitAnnotations.now(self._tables.epoch, self._code_id, story, processed.skipped),
         )
         self._decided_here = {other for other in self._decided_here if other.txid == attempt.txid} | {attempt}
         written = {name: sum(file.size for file in files) for name, files in staged.items() if files}
@@ -301,7 +301,7 @@ class DeltaCommitter:
         self._cleaner.published(decision.attempt, manifest.tables)
         self._outside.renew(self._bindings.values())
         if self.manifests.retention.txids:
-            self.lately.add(decision, manifest, {table: mark.version for table, mark in published.marks.items()})
+            self.recent.add(decision, manifest, {table: mark.version for table, mark in published.marks.items()})
         return published
 
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:

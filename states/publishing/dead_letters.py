@@ -145,7 +145,7 @@ def _owner(path: Place) -> tuple[str, str] | None:
     if not has_log(path):
         return None
     with suppress(TableError):  # cleaned up that far: no topology has written to it for long
-        for commit in DeltaLog(path).commits_down():
+        for commit in DeltaLog(path).commits_backwards():
             control = commit.control.get(DOMAIN)
             if isinstance(control, Mapping):
                 return str(control.get("topology")), str(control.get("group"))

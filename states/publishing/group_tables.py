@@ -13,7 +13,7 @@ from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.delta import halts
 from trident.states.delta.delta_log import DeltaLog, Watched
-from trident.states.delta.history import asks_of_writers
+from trident.states.delta.history import writer_requirements
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
 from trident.states.keyed.table_watch import PlainWatch, check_commits, is_our_publish
 
@@ -62,8 +62,8 @@ class GroupTables:
         reason = self.engine.why_not_written(snapshot)
         if reason is not None:
             described = DeltaLog(path).described(snapshot.version)
-            asks = [] if described is None else asks_of_writers(described.metadata)
-            raise halts.not_written(self.topology, path, snapshot.version, asks, reason)
+            requirements = [] if described is None else writer_requirements(described.metadata)
+            raise halts.not_written(self.topology, path, snapshot.version, requirements, reason)
 
     def watched(self, path: Place) -> Watched:
         """The table as this process left it, for ``unchanged``."""
@@ -85,9 +85,9 @@ class GroupTables:
         try:
             snapshot = self.engine.load(str(path))
         except TableMissing:
-            raise halts.table_gone(self.topology, path, version) from None
+            raise halts.table_missing(self.topology, path, version) from None
         if snapshot.table_id != known.snapshot.table_id:
-            raise halts.made_again(self.topology, path, snapshot.table_id, known.snapshot.table_id)
+            raise halts.recreated(self.topology, path, snapshot.table_id, known.snapshot.table_id)
         self.check_foreign(state, path, version, snapshot)
         control = decode_control(path, snapshot.control(DOMAIN))
         mark = record.tables.get(snapshot.table_id) or decode_control(path, known.snapshot.control(DOMAIN)).mark(0)

@@ -81,7 +81,7 @@ def check_no_prior_incarnation(engine: KernelEngine, warehouse: Place, topology:
     """
     found = traces(engine, warehouse, topology)
     if found:
-        raise halts.zookeeper_forgot(topology, warehouse, found)
+        raise halts.topology_unknown_to_zookeeper(topology, warehouse, found)
 
 
 def check_group_is_new(of: GroupContext) -> None:
@@ -96,7 +96,7 @@ def check_group_is_new(of: GroupContext) -> None:
     """
     for decision, manifest in ManifestStore(of.warehouse, of.topology, of.group).newest_first():
         if manifest.incarnation == of.incarnation and outlives_process(manifest):
-            raise halts.group_forgotten(of.topology, of.group, decision)
+            raise halts.group_unknown_to_zookeeper(of.topology, of.group, decision)
 
 
 def traces(engine: KernelEngine, warehouse: Place, topology: str) -> list[str]:

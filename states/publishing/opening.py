@@ -61,12 +61,12 @@ class TableOpener:
             strange = {path: found for path, found in loaded.items() if found.table_id not in record.tables}
             for path, snapshot in strange.items():
                 text = snapshot.control(DOMAIN)
-                if text is not None and self._is_other_life(control := decode_control(path, text)):
+                if text is not None and self._is_other_incarnation(control := decode_control(path, text)):
                     raise halts.other_incarnation(self._tables.topology, path, control, self._tables.incarnation)
-            raise halts.tables_gone(self._tables.topology, self._tables.group, record, missing, strange, gone)
+            raise halts.tables_missing(self._tables.topology, self._tables.group, record, missing, strange, gone)
         return loaded
 
-    def _is_other_life(self, control: ControlRecord) -> bool:
+    def _is_other_incarnation(self, control: ControlRecord) -> bool:
         return control.topology == self._tables.topology and control.incarnation != self._tables.incarnation
 
     def _detached_paths(self, record: GroupRecord) -> list[Place]:
@@ -82,10 +82,10 @@ class TableOpener:
             if descriptor.ends_at is None:
                 # From now on readers of the group must not wait for this table.
                 replace(descriptor, ends_at=record.current_txid - 1).save(self._tables.warehouse)
-        beside = side_tables(self._tables.warehouse, self._tables.topology)
+        auxiliary = side_tables(self._tables.warehouse, self._tables.topology)
         return [
             *paths,
-            *(path for path, group in beside if group == self._tables.group and path.name not in self._bindings),
+            *(path for path, group in auxiliary if group == self._tables.group and path.name not in self._bindings),
         ]
 
     def _open_table(
@@ -168,7 +168,7 @@ class TableOpener:
         text = snapshot.control(DOMAIN)
         if text is None:
             return True
-        return self._is_other_life(decode_control(path, text))
+        return self._is_other_incarnation(decode_control(path, text))
 
     def _adopt(self, snapshot: TableSnapshot, control: ControlRecord) -> TableSnapshot:
         self._tables.engine.enable_control(snapshot)

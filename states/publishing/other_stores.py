@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from trident.coordinators import faults
-from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch, StateBehind, TridentError
+from trident.coordinators.errors import ForeignMarks, Halted, StaleEpoch, StateLostTransactions, TridentError
 from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.records import GroupRecord, TableMark, outside_id
 from trident.states.core.binding import LAST, DecidedRows, StateBinding
@@ -170,7 +170,7 @@ class OutsidePublisher:
             except StaleEpoch as error:
                 self._of.check_fence()
                 raise halts.outside_refuses(self._of.topology, attempt.txid, self._of.epoch, error) from error
-            except StateBehind as error:
+            except StateLostTransactions as error:
                 if rows.known is None:  # of a user's store, without a reason
                     raise
                 self._of.check_fence()

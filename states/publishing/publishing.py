@@ -230,7 +230,7 @@ class Publisher:
             snapshot = self._tables.engine.load(str(path))
         except TableMissing:
             self._tables.check_fence()
-            raise halts.table_gone(self._tables.topology, path, mark.version if mark else -1, decision) from None
+            raise halts.table_missing(self._tables.topology, path, mark.version if mark else -1, decision) from None
         if mark is not None and snapshot.table_id == table.table_id:
             try:
                 self._tables.check_foreign(table.state, path, mark.version, snapshot)

@@ -26,7 +26,7 @@ from trident.coordinators.errors import TridentError
 
 # Of states/publishing/committer.py: all is looked through behind each transaction, in a store and in a history of
 # manifests too. Else what a zombie has written last goes with one of the next twenty, which no case waits for.
-CLEANED_EACH_TIME = {"CLEAN_EVERY": 1, "HISTORY_PER_LOOK": 2**62}
+CLEANED_EACH_TIME = {"CLEAN_EVERY": 1, "HISTORY_PER_READ": 2**62}
 
 
 class Committed:

@@ -168,9 +168,9 @@ def say_attempts(log: Log, late: bool) -> None:
         with _commit(log, snapshot, txn, control):
             return written(self, snapshot, entry, txn, control)
 
-    def said_multi(self: Any, ops: Sequence[Any], point: str = WRITE, beside: str | None = None) -> None:
+    def said_multi(self: Any, ops: Sequence[Any], point: str = WRITE, aux_point: str | None = None) -> None:
         # Passed here, so that who stops at one is stopped before the attempt.
-        with faults.fault_point(point), faults.fault_point(beside) if beside else nullcontext():
+        with faults.fault_point(point), faults.fault_point(aux_point) if aux_point else nullcontext():
             attempt_multi(self, ops)
 
     def attempt_multi(self: Any, ops: Sequence[Any]) -> None:

@@ -33,7 +33,7 @@ from tests.jvm.jvm_options import cold_options
 from tests.servers import store_servers
 from tests.servers.ensemble import SERVERS, Ensemble
 from tests.servers.networks import Network, make_network
-from trident.commands.handover import Wish, hand_over
+from trident.commands.handover import HandoverOptions, hand_over
 from trident.config import TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.handing_over import Contender, Handovers
@@ -620,7 +620,7 @@ class Deployment:
         said: list[str] = []
 
         def run() -> int:
-            return hand_over(TOPOLOGY, Wish(timeout_secs=WAIT_SECS, **wish), self.config, said.append)
+            return hand_over(TOPOLOGY, HandoverOptions(timeout_secs=WAIT_SECS, **wish), self.config, said.append)
 
         with self.step(f"hand_over({', '.join(f'{name}={value}' for name, value in wish.items())})"):
             # Where the servers are: they may have a network of their own.

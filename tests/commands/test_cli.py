@@ -21,7 +21,7 @@ from trident.config import TridentConfig
 from trident.coordinators import errors
 from trident.running.process_defaults import Terminated
 from trident.running.status import GroupStatus, StatusWriter, TopologyStatus, status_path
-from trident.states.core.storage import told_by_storage
+from trident.states.core.storage import storage_problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -394,12 +394,12 @@ def test_zookeeper_is_tried_before_spark_and_the_status_says_how_the_start_ended
 
 def test_a_disk_that_is_full_or_read_only_is_a_problem_of_the_storage_and_a_missing_file_or_a_port_is_none():
     for number in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        told = told_by_storage(OSError(number, os.strerror(number), "/data/warehouse"))
+        told = storage_problem_of(OSError(number, os.strerror(number), "/data/warehouse"))
         assert isinstance(told, errors.StorageProblem) and exit_code(told) == 1
         assert "/data/warehouse" in str(told) and os.strerror(number) in str(told) and told.action
-    assert told_by_storage(OSError(errno.ENOSPC, "No space left on device")) is not None
-    assert told_by_storage(PermissionError(errno.EACCES, "Permission denied")) is None  # of a socket
-    assert told_by_storage(FileNotFoundError(errno.ENOENT, "No such file", "/data/warehouse")) is None
+    assert storage_problem_of(OSError(errno.ENOSPC, "No space left on device")) is not None
+    assert storage_problem_of(PermissionError(errno.EACCES, "Permission denied")) is None  # of a socket
+    assert storage_problem_of(FileNotFoundError(errno.ENOENT, "No such file", "/data/warehouse")) is None
 
 
 def test_every_error_of_the_tree_has_a_documented_exit_code():

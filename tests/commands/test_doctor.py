@@ -14,7 +14,7 @@ from tests.whole.storage_helpers import small_disk
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology
 from trident.cli import main
 from trident.commands import doctor as doctor_warehouse
-from trident.commands.doctor import Report, look_at_machine, look_at_warehouse
+from trident.commands.doctor import Report, check_machine, check_warehouse
 from trident.config import TridentConfig
 from trident.coordinators.embedded_server import LoopbackPort
 from trident.coordinators.errors import StorageProblem
@@ -70,7 +70,7 @@ def refused(warehouse: Path) -> str:
     with pytest.raises(StorageProblem) as caught:
         topology.start(warehouse=str(warehouse), zookeeper="127.0.0.1:1")
     report = Report()
-    look_at_warehouse(report, Place(warehouse))
+    check_warehouse(report, Place(warehouse))
     (problem,) = report.problems
     assert "see below" in report.text() and "No problem found" not in report.text()
     assert str(caught.value).partition("; found: ")[2] == problem.partition("; found: ")[2], "one reason, one remedy"
@@ -95,7 +95,7 @@ def test_a_file_system_that_is_mounted_read_only_is_a_problem_wherever_a_start_w
     with small_disk(tmp_path / "w" / "_trident", 4) as disk:
         disk.protect()
         report = Report()
-        look_at_warehouse(report, Place(tmp_path / "w"))
+        check_warehouse(report, Place(tmp_path / "w"))
     assert "mounted read-only" in report.problems[0] and [*(tmp_path / "w").iterdir()] == [tmp_path / "w" / "_trident"]
 
 
@@ -106,7 +106,7 @@ def test_a_machine_without_java_is_told_how_to_get_one(monkeypatch: pytest.Monke
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     report = Report()
-    assert look_at_machine(report, TridentConfig()) is False
+    assert check_machine(report, TridentConfig()) is False
     assert "there is no Java" in report.text() and "apt-get install openjdk" in report.text()
     assert not any(line.startswith("jars") for line in report.lines)
 
@@ -117,7 +117,7 @@ def test_a_temporary_folder_in_which_no_file_can_be_made_is_a_problem(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     report = Report()
-    look_at_machine(report, TridentConfig(spark_conf=(("spark.local.dir", f"/sys/none,{tmp_path}/new/folder"),)))
+    check_machine(report, TridentConfig(spark_conf=(("spark.local.dir", f"/sys/none,{tmp_path}/new/folder"),)))
     assert [one.partition("; found: ")[0] for one in report.problems] == [
         f"no temporary file can be written in {tmp_path}/file",
         "no temporary file can be written in /sys/none",
@@ -127,7 +127,7 @@ def test_a_temporary_folder_in_which_no_file_can_be_made_is_a_problem(
 def test_a_port_that_is_taken_is_worth_knowing_and_stops_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         report = Report()
-        look_at_machine(report, TridentConfig(http=str(taken.getsockname()[1])))
+        check_machine(report, TridentConfig(http=str(taken.getsockname()[1])))
     assert "another process listens at http=" in report.text() and report.problems == []
 
 
@@ -137,10 +137,10 @@ def test_a_full_disk_is_a_problem_and_a_small_one_worth_knowing(
     free = {"free": 1 << 20}
     monkeypatch.setattr(doctor_warehouse.shutil, "disk_usage", lambda _: SimpleNamespace(**free))
     full, small = Report(), Report()
-    look_at_warehouse(full, Place(tmp_path))
+    check_warehouse(full, Place(tmp_path))
     assert len(full.problems) == 1 and "is full" in full.problems[0] and "Make room" in full.problems[0]
     free["free"] = 1 << 30
-    look_at_warehouse(small, Place(tmp_path))
+    check_warehouse(small, Place(tmp_path))
     assert small.problems == [] and any("has 1.0 GB left" in note for note in small.notes)
 
 
@@ -149,11 +149,11 @@ def test_a_machine_that_does_not_know_its_own_name_starts_spark_at_the_loopback_
 ) -> None:
     environment: dict[str, str] = {}
     monkeypatch.setattr(jars.socket, "gethostname", lambda: "no-such-host.invalid")
-    jars.spare_own_host(environment)
+    jars.use_loopback_if_unresolvable(environment)
     assert environment == {"SPARK_LOCAL_IP": "127.0.0.1"}
     said = {"SPARK_LOCAL_IP": "10.0.0.7"}
-    jars.spare_own_host(said)
+    jars.use_loopback_if_unresolvable(said)
     assert said == {"SPARK_LOCAL_IP": "10.0.0.7"}
-    assert "/etc/hosts" in (jars.own_host_problem() or "")
+    assert "/etc/hosts" in (jars.hostname_problem() or "")
     monkeypatch.setattr(jars.socket, "gethostname", lambda: "localhost")
-    assert jars.own_host_problem() is None
+    assert jars.hostname_problem() is None

@@ -28,7 +28,7 @@ def position(kafka: KafkaBroker, folder: Path, value: Any, topic: str) -> Batch:
     (source,) = StreamCheckpoint(Place(made(folder, 0, 0, [value]))).ends(0)
     spout = KafkaSpout(kafka.address, topic)
     assert spout.reads_source(source)
-    return Batch.read(spout.position_behind(source, SpoutContext(None, "t", "s", folder, "i")))
+    return Batch.read(spout.position_after(source, SpoutContext(None, "t", "s", folder, "i")))
 
 
 def test_the_offsets_of_each_partition_are_where_the_stream_goes_on(kafka: KafkaBroker, topic: str, tmp_path) -> None:

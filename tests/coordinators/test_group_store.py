@@ -95,7 +95,7 @@ def test_an_imported_position_is_the_metadata_before_the_first_transaction(zk):
     lease, store = lead(zk)
     store.create(GroupRecord("inc", 1), {"lines": {"n": 41}})
     (record, _, pins), other = reread(store)
-    assert record.current_txid == 1 and pins == {"lines": {0: {"n": 41}}, "words": {}} and not other.misplaced
+    assert record.current_txid == 1 and pins == {"lines": {0: {"n": 41}}, "words": {}} and not other.position_mismatches
     lease.release()
     lease = Leadership(zk, "wc", [GROUP]).acquire()
     successor = opened(zk, lease)

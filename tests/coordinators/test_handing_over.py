@@ -9,7 +9,7 @@ import pytest
 
 from tests.servers.zk_fixtures import eventually
 from trident.commands.exit_codes import EXIT_DIFFERENT, EXIT_NOT_COMPARED
-from trident.commands.handover import Wish, _Handover, choose
+from trident.commands.handover import HandoverOptions, _Handover, choose
 from trident.coordinators.errors import CorruptZnode, TopologyError
 from trident.coordinators.handing_over import (
     DIFFERENT,
@@ -156,7 +156,7 @@ def test_a_process_says_who_it_is_in_the_session_that_it_has(zk, zk_connect, kno
 
 
 def test_without_a_topology_or_a_leader_there_is_nothing_to_hand_over(zk):
-    asks = _Handover(zk, "nope", Wish(), [].append)
+    asks = _Handover(zk, "nope", HandoverOptions(), [].append)
     with pytest.raises(TopologyError, match="ZooKeeper knows no topology 'nope'. Check the name"):
         asks.run()
     Registration(zk, "nope").ensure({"streams": {}, "states": {}, "groups": {}})
@@ -166,14 +166,14 @@ def test_without_a_topology_or_a_leader_there_is_nothing_to_hand_over(zk):
 
 def test_changes_are_accepted_only_where_all_was_compared(zk):
     said = []
-    asks = _Handover(zk, "wc", Wish(accept_changes=True), said.append)
+    asks = _Handover(zk, "wc", HandoverOptions(accept_changes=True), said.append)
     asks._leader = current_holder()
-    assert asks._judge(HandoverAnswer("r", DIFFERENT, ("a row",))) == 0
-    assert asks._judge(HandoverAnswer("r", DIFFERENT, ("a row",), all_compared=False)) == EXIT_NOT_COMPARED
+    assert asks._exit_code_of(HandoverAnswer("r", DIFFERENT, ("a row",))) == 0
+    assert asks._exit_code_of(HandoverAnswer("r", DIFFERENT, ("a row",), all_compared=False)) == EXIT_NOT_COMPARED
     assert "not everything could be compared" in said[-1]
-    strict = _Handover(zk, "wc", Wish(), said.append)
+    strict = _Handover(zk, "wc", HandoverOptions(), said.append)
     strict._leader = current_holder()
-    assert strict._judge(HandoverAnswer("r", DIFFERENT, ("a row",), all_compared=False)) == EXIT_DIFFERENT
+    assert strict._exit_code_of(HandoverAnswer("r", DIFFERENT, ("a row",), all_compared=False)) == EXIT_DIFFERENT
 
 
 def test_an_answer_is_of_one_request_and_replaces_the_one_before(zk, known):

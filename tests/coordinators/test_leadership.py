@@ -16,7 +16,7 @@ import pytest
 from tests.servers.zk_fixtures import eventually
 from trident.coordinators import processes
 from trident.coordinators.errors import CorruptZnode, Deposed, IdentityMismatch
-from trident.coordinators.leadership import Leadership, current_holder, holder_is_gone
+from trident.coordinators.leadership import Leadership, current_holder, holder_has_ended
 from trident.coordinators.records import Holder, decode, encode
 from trident.coordinators.registration import Registration, identity_conflicts, identity_difference
 from trident.coordinators.znodes import Create, Delete, SetData
@@ -216,17 +216,17 @@ def test_garbage_in_a_znode_of_the_leadership_is_named(zk, name):
 
 def test_a_process_is_known_by_pid_and_start_time():
     me = current_holder()
-    assert not holder_is_gone(me, me)
-    assert processes.is_gone(os.getpid(), "1"), "the pid was reused"
+    assert not holder_has_ended(me, me)
+    assert processes.has_ended(os.getpid(), "1"), "the pid was reused"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     start = processes.started(child.pid)
-    assert not processes.is_gone(child.pid, start)
+    assert not processes.has_ended(child.pid, start)
     child.kill()
-    assert eventually(lambda: processes.is_gone(child.pid, start)), "a zombie has ended"
+    assert eventually(lambda: processes.has_ended(child.pid, start)), "a zombie has ended"
     child.communicate()
     assert processes.started(child.pid) is None
-    assert not holder_is_gone(Holder("other", me.boot_id, child.pid, start, "t"), me)
-    assert not holder_is_gone(Holder(me.host, "other boot", child.pid, start, "t"), me)
+    assert not holder_has_ended(Holder("other", me.boot_id, child.pid, start, "t"), me)
+    assert not holder_has_ended(Holder(me.host, "other boot", child.pid, start, "t"), me)
 
 
 # -- identity ---------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_who_only_reads_is_told_and_a_repair_may_go_on(zk, lease, store):
     zk.multi([Delete(pin_path(zk, "lines", 1))])
     reader = GroupStore(zk, "wc", GROUP, TX_IDS)
     reader.load()
-    assert [(one.tx_id, one.txid, one.found) for one in reader.misplaced] == [("lines", 1, "")]
+    assert [(one.tx_id, one.txid, one.found) for one in reader.position_mismatches] == [("lines", 1, "")]
     repair = opened(zk, lease, RepairStore)
     repair.put_positions({"lines": {1: {"at": 1}}}, {})
     assert opened(zk, lease).pins["lines"] == {1: {"at": 1}}

@@ -67,7 +67,7 @@ def test_record_pins_partitions_and_decision_are_taken_back_as_one(zk: ZooKeeper
     record = GroupRecord("inc-r1", 2, last=INTENT.last, last_published=INTENT.last, used=INTENT.used)
     store.rebuild(record, None, {"lines": {1: {"n": 1}}}, {"words": {"p": {"at": 1}, "q1": {"at": 0}}}, 1)
     again = stored(zk, lease)
-    assert not again.misplaced
+    assert not again.position_mismatches
     assert again.record == record and again.decision is None
     assert again.pins == {"lines": {1: {"n": 1}}, "words": {}}
     assert again.partition_values["words"] == {"p": {"at": 1}, "q1": {"at": 0}}
@@ -82,7 +82,7 @@ def test_a_group_that_stays_is_carried_along_with_its_decision(zk: ZooKeeper, le
     store.carry("inc-r1", {"t": TableMark(3, 2, 0, "d2")})
     again = stored(zk, lease)
     assert again.record == replace(before, incarnation="inc-r1", tables={"t": TableMark(3, 2, 0, "d2")})
-    assert (again.pins, again.opaque_metadata) == (pins, partitions) and not again.misplaced
+    assert (again.pins, again.opaque_metadata) == (pins, partitions) and not again.position_mismatches
 
 
 def test_a_command_that_leads_no_longer_neither_begins_nor_ends_a_rollback(zk: ZooKeeper, lease: Lease) -> None:

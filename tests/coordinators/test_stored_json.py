@@ -230,7 +230,7 @@ def test_a_log_entry_that_cannot_be_read_is_said_with_its_table(what: str, tmp_p
 def test_a_replay_request_that_cannot_be_read_is_left_alone(what: str, tmp_path: Path) -> None:
     name = request_replay(tmp_path, [{"message": '"x"', "tuples": '[[1,"a"]]'}])
     put(tmp_path / "replays" / "broken.json", what)
-    assert ReplayRequests.asked(tmp_path) == ['"x"']
+    assert ReplayRequests.pending_ids(tmp_path) == ['"x"']
     assert {request for request, _ in ReplayRequests(tmp_path).poll()} == {name}
 
 
@@ -243,7 +243,7 @@ def test_a_replay_request_of_another_form_is_left_alone(letter: dict[str, Any], 
     written = tmp_path / "replays" / f"{name}.json"
     assert written.read_bytes() == b'[{"message": "\\"x\\"", "tuples": "[[1,\\"a\\"]]"}]', "as versions before wrote it"
     written.write_text(json.dumps([letter]))
-    assert ReplayRequests.asked(tmp_path) == [] and list(ReplayRequests(tmp_path).poll()) == []
+    assert ReplayRequests.pending_ids(tmp_path) == [] and list(ReplayRequests(tmp_path).poll()) == []
     assert written.exists()
 
 

@@ -97,8 +97,8 @@ def test_a_leader_that_is_to_end_behind_a_hand_over_leads_on_where_the_chosen_on
     """Else no process would lead; it ends once another one does."""
     monkeypatch.setattr("trident.coordinators.leadership._LEAVE_SECS", 0.5)
     stopped: list[dict[str, Any]] = []
-    upkeep = Around(stop=lambda *given, **named: stopped.append({"given": given, **named}))
-    opening = Around(parts=lambda store: GroupParts(Around(), Around(), upkeep), committer=Around())
+    background_merger = Around(stop=lambda *given, **named: stopped.append({"given": given, **named}))
+    opening = Around(parts=lambda store: GroupParts(Around(), Around(), background_merger), committer=Around())
     site = Around(opening=lambda *_: opening, explain=lambda error: error)
     settings = Settings(Limits(), merge_at_stop_secs=30.0)
     supervisor = Supervisor(zk, TOPOLOGY, site, Around(), settings)

@@ -64,7 +64,7 @@ from trident.running.query import TopologyQuery
 from trident.states.maps.map_states import OpaqueMap, TransactionalMap
 from trident.states.maps.memory_map import MemoryMap
 from trident.udf.types import parse_type
-from trident.workers.states import MapAsOf, NewerThanAsked
+from trident.workers.states import MapAsOf, NewerThanRequested
 
 TOKEN = "a-token-of-the-tests"
 
@@ -255,7 +255,7 @@ def test_an_opaque_map_shows_the_value_before_a_transaction_that_is_being_publis
     written(OpaqueMap(rows), 1, a=1, b=1)
     written(OpaqueMap(rows), 2, a=2)
     assert seen(OpaqueMap, rows, 2) == [2, 1] and seen(OpaqueMap, rows, 1) == [1, 1]
-    with pytest.raises(NewerThanAsked):
+    with pytest.raises(NewerThanRequested):
         seen(OpaqueMap, rows, 0)
 
 
@@ -263,11 +263,11 @@ def test_a_transactional_map_shows_its_one_value_or_none_at_all() -> None:
     rows = Rows()
     assert seen(TransactionalMap, rows, 0) == [None, None]
     written(TransactionalMap(rows), 1, a=1, b=1)
-    with pytest.raises(NewerThanAsked):
+    with pytest.raises(NewerThanRequested):
         seen(TransactionalMap, rows, 0)
     written(TransactionalMap(rows), 2, b=2)
     assert seen(TransactionalMap, rows, 2) == [1, 2] and seen(TransactionalMap, rows, 7) == [1, 2]
-    with pytest.raises(NewerThanAsked):
+    with pytest.raises(NewerThanRequested):
         seen(TransactionalMap, rows, 1)
 
 

@@ -27,7 +27,7 @@ from trident import (
     expr,
 )
 from trident.coordinators import faults
-from trident.drpc.request_jobs import AnswersHere, StatesAsOf
+from trident.drpc.request_jobs import InProcessAnswers, StatesAsOf
 from trident.drpc.requests import DrpcRequests
 from trident.drpc.values import as_json
 from trident.planning.requests import drpc_plans
@@ -126,7 +126,7 @@ def test_functions_of_the_users_go_by_spark(query: TopologyQuery, by_spark: list
 @pytest.mark.parametrize("values", VALUES, ids=["values", "nulls"])
 def test_values_come_as_spark_gives_them(query: TopologyQuery, monkeypatch: pytest.MonkeyPatch, values: Any) -> None:
     here = query.execute("same", *values)
-    monkeypatch.setattr(AnswersHere, "answer", lambda *args: None)
+    monkeypatch.setattr(InProcessAnswers, "answer", lambda *args: None)
     there = query.execute("same", *values)
     assert list(here) == list(there) and [list(map(type, row)) for row in here] == [
         list(map(type, row)) for row in there
@@ -206,7 +206,7 @@ def test_a_request_does_not_wait_where_there_are_no_copies(monkeypatch: pytest.M
     waits: list[bool] = []
     monkeypatch.setattr(StatesAsOf, "moved", lambda *args: bool(waits.append(True)))
     plan, info = drpc_plans(made().graph)["all"], BatchInfo("request", "", 0, {})
-    here = AnswersHere(StatesAsOf(lambda group: None, dict.fromkeys(plan.groups, lambda: 1)), True)
+    here = InProcessAnswers(StatesAsOf(lambda group: None, dict.fromkeys(plan.groups, lambda: 1)), True)
     assert here.answer(plan, ("a",), info, time.monotonic() + 60) is None and not waits
 
 
@@ -220,7 +220,7 @@ def test_a_time_in_the_hour_that_comes_twice_stays_itself(
     time.tzset()
     try:
         (here,) = query.execute("same", *values)
-        monkeypatch.setattr(AnswersHere, "answer", lambda *args: None)
+        monkeypatch.setattr(InProcessAnswers, "answer", lambda *args: None)
         (there,) = query.execute("same", *values)
         assert as_json(here.h, TimestampType()) == as_json(there.h, TimestampType()) == asked.isoformat()
         assert here.h.fold == there.h.fold == hour and here == there and here.__fields__ == there.__fields__

@@ -18,7 +18,7 @@ from trident.planning.requests import DrpcPlan, drpc_plans
 from trident.spark.rows import arrow_rows, to_dataframe
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import cogroups
-from trident.workers.requests import ANSWERED, Answers, Asked, Outcome, RequestId
+from trident.workers.requests import ANSWERED, Answers, Outcome, RequestBatch, RequestId
 
 # Two requests of one task: rows that must not meet those of the other, and a third one that has none.
 TEXTS = ["a b nan zero minus null a b c", "b b c nan null zero d", ""]
@@ -130,14 +130,14 @@ def planned(case: Callable[[Any, Any], Any]) -> DrpcPlan:
     topology = TridentTopology("meeting")
     case(topology, topology.new_drpc_stream("f").each("args", Split(), "word"))
     (plan,) = drpc_plans(topology.graph).values()
-    assert plan.together is not None, plan.why_alone
+    assert plan.together is not None, plan.reason_alone
     return plan
 
 
 def outcomes_of(plan: DrpcPlan, texts: list[str]) -> tuple[list[Outcome], list[pa.Table]]:
     pickled = CloudPickleSerializer().dumps(plan.together)  # type: ignore[no-untyped-call]
     rows = arrow_rows([(text,) for text in texts], plan.arguments)
-    asked = Asked([f"id {text}" for text in texts], rows, BatchInfo(RequestId("")), {})
+    asked = RequestBatch([f"id {text}" for text in texts], rows, BatchInfo(RequestId("")), {})
     return Answers(pickled, plan.function, RESULT).outcomes(asked)
 
 

@@ -37,7 +37,7 @@ from trident.drpc.requests import DrpcRequests
 from trident.running.query import TopologyQuery
 from trident.spark.kept_plan import KeptPlan
 from trident.states.core import spark_jobs
-from trident.workers.requests import Asked
+from trident.workers.requests import RequestBatch
 
 BATCHES = 3
 # Word w0 comes once in each batch, w1 twice, and so on.
@@ -136,7 +136,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     real = RequestJobs.run
 
-    def noted(self: RequestJobs, asked: Asked) -> Any:
+    def noted(self: RequestJobs, asked: RequestBatch) -> Any:
         counts.append(len(asked.ids))
         return real(self, asked)
 

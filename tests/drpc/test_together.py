@@ -20,7 +20,7 @@ from pyspark.serializers import CloudPickleSerializer
 from tests.servers.zk_fixtures import eventually
 from trident import Aggregator, Count, FilterNull, MapGet, Reducer, Split, StaticMap, Sum, TridentTopology
 from trident.drpc import request_jobs as module
-from trident.drpc.request_jobs import REQUESTS_MAX, Found, Job, Moved, Together, Waiting
+from trident.drpc.request_jobs import REQUESTS_MAX, Found, Job, PinnedStateMoved, RequestBatcher, Waiting
 from trident.drpc.requests import DrpcRequests
 from trident.planning.nodes import RESULT
 from trident.planning.requests import drpc_plans
@@ -34,11 +34,11 @@ from trident.workers.requests import (
     LATER,
     MOVED,
     Answers,
-    Asked,
     Outcome,
+    RequestBatch,
     RequestId,
-    read_told,
-    told,
+    as_batch,
+    read_answers,
 )
 
 WAIT_SECS = 60.0
@@ -68,7 +68,7 @@ class Jobs:
         self._threads = ThreadPoolExecutor(40)
         fails: Any = lambda plan, text, request_id: RuntimeError(text) if text else None  # noqa: E731
         plan: Any = SimpleNamespace(function="f")
-        self.together = Together(plan, self._run, self._alone, fails, self._cancel, self._threads.submit)
+        self.together = RequestBatcher(plan, self._run, self._alone, fails, self._cancel, self._threads.submit)
 
     def _run(self, plan: Any, job: Job) -> Found | None:
         values = [one.values[0] for one in job.waiting]
@@ -189,7 +189,7 @@ def test_requests_for_which_there_was_no_time_are_the_first_of_the_next_job(jobs
 @pytest.mark.parametrize("whole", [True, False])
 def test_requests_whose_state_goes_on_and_on_end_up_alone(jobs: Jobs, whole: bool) -> None:
     jobs.ends.set()
-    jobs.fails = lambda values: Moved() if whole else [Outcome(MOVED)] * len(values)
+    jobs.fails = lambda values: PinnedStateMoved() if whole else [Outcome(MOVED)] * len(values)
     assert answers(jobs.ask(1)) == [[("alone", 1)]] and len(jobs.begun) == module._TRIES
 
 
@@ -226,15 +226,15 @@ def test_requests_that_another_one_keeps_waiting_go_on_in_jobs_of_their_own(
     waiting = jobs.ask(*range(5))
     jobs.may_end.release()
     jobs.has_begun(3)
-    jobs.together.look(waiting[0])
+    jobs.together.check_progress(waiting[0])
     assert not jobs.cancelled, "it has not waited long"
     monkeypatch.setattr(module, "SLOW_SECS", 0.0)
-    jobs.together.look(waiting[0])
-    jobs.together.look(waiting[1])
+    jobs.together.check_progress(waiting[0])
+    jobs.together.check_progress(waiting[1])
     assert len(jobs.cancelled) == 1
     jobs.has_begun(8)  # side by side
     assert sorted(jobs.begun[3:]) == [[n] for n in range(5)]
-    jobs.together.look(waiting[0])
+    jobs.together.check_progress(waiting[0])
     assert len(jobs.cancelled) == 1, "a request that runs alone has its time"
     jobs.ends.set()
     assert answers(waiting) == [[(n,)] for n in range(5)] and not jobs.alone
@@ -244,10 +244,10 @@ def test_slow_requests_of_a_job_each_keep_no_other_one_from_its_turn(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, (waiting,) = jobs.fill(), jobs.ask("c")
-    jobs.together.look(waiting)
+    jobs.together.check_progress(waiting)
     assert len(jobs.begun) == 2, "it has not waited long"
     monkeypatch.setattr(module, "SLOW_SECS", 0.0)
-    jobs.together.look(waiting)
+    jobs.together.check_progress(waiting)
     jobs.has_begun(3)
     assert jobs.begun[2] == ["c"] and not jobs.cancelled
     jobs.ends.set()
@@ -260,13 +260,13 @@ def test_requests_of_a_job_that_was_given_up_go_on_in_one_way(
 ) -> None:
     first = jobs.fill()
     jobs.deaf = [[1, 2]]
-    told_ = [Outcome(ANSWERED, 1), Outcome(outcome, int(outcome == ANSWERED))] if outcome else Moved()
+    told_ = [Outcome(ANSWERED, 1), Outcome(outcome, int(outcome == ANSWERED))] if outcome else PinnedStateMoved()
     jobs.fails = lambda values: told_ if values == [1, 2] else None
     waiting = jobs.ask(1, 2)
     jobs.may_end.release()
     jobs.has_begun(3)
     monkeypatch.setattr(module, "SLOW_SECS", 0.0)
-    jobs.together.look(waiting[0])
+    jobs.together.check_progress(waiting[0])
     jobs.has_begun(5)
     jobs.let_go.set()  # it ends, and was not cancelled in time
     assert eventually(lambda: not any(len(job.waiting) == 2 for job in jobs.together._running), WAIT_SECS)
@@ -311,7 +311,7 @@ def test_a_caller_that_waits_begins_the_thread_that_could_not_be_begun(
     waiting = jobs.ask(1)
     monkeypatch.undo()
     assert not waiting[0].answer.done() and jobs.together._threads == 0
-    jobs.together.look(waiting[0])
+    jobs.together.check_progress(waiting[0])
     assert answers(waiting) == [[(1,)]]
 
 
@@ -426,7 +426,7 @@ def planned(*calls: Callable[[Any], Any]) -> Any:
     for call in calls:
         stream = call(stream)
     (plan,) = drpc_plans(topology.graph).values()
-    assert not plan.why_alone
+    assert not plan.reason_alone
     return plan
 
 
@@ -434,10 +434,10 @@ def answered(plan: Any, texts: Sequence[Any]) -> list[Any]:
     """What becomes of each request where all are answered by one task: its kind, and its rows."""
     pickled = CloudPickleSerializer().dumps(plan.together or plan.in_driver)  # type: ignore[no-untyped-call]
     rows = arrow_rows([(text,) for text in texts], plan.arguments)
-    asked = Asked([f"id of {text}" for text in texts], rows, BatchInfo(RequestId("")), {})
+    asked = RequestBatch([f"id of {text}" for text in texts], rows, BatchInfo(RequestId("")), {})
     given = pa.record_batch([pa.array([asked.pickled()])], names=["asked"])
     (batch,) = Answers(pickled, plan.function, RESULT)(iter([given]))
-    outcomes, table = read_told(*(column[0].as_py() for column in batch.columns))
+    outcomes, table = read_answers(*(column[0].as_py() for column in batch.columns))
     found = [] if table is None else list(zip(*(column.to_pylist() for column in table.columns)))
     ends = list(itertools.accumulate(outcome.rows for outcome in outcomes))
     assert len(outcomes) == len(texts) and (ends or [0])[-1] == len(found)
@@ -495,8 +495,8 @@ def test_a_task_begins_no_request_when_its_time_or_room_is_over(monkeypatch: pyt
 
 
 def test_outcomes_without_rows_have_no_table() -> None:
-    batch = told([Outcome(ALONE), Outcome(FAILED, error="é")], [])
-    assert read_told(*(column[0].as_py() for column in batch.columns)) == (
+    batch = as_batch([Outcome(ALONE), Outcome(FAILED, error="é")], [])
+    assert read_answers(*(column[0].as_py() for column in batch.columns)) == (
         [Outcome(ALONE), Outcome(FAILED, error="é")], None
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from trident.messages.dead_letters import ASKED, LetterRow, ReplayEnd, first_start_of, in_order
+from trident.messages.dead_letters import UNFINISHED, LetterRow, ReplayEnd, first_start_of, in_order
 from trident.states.delta.kernel_files import LiveFile
 
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
@@ -45,7 +45,7 @@ def test_within_a_life_txids_tell_and_else_times() -> None:
     assert end(1, 100).is_after(letter("a", 8, 60))
     # Where OPTIMIZE has written the letter, its life is not known.
     assert end(1, 100).is_after(letter(None, 8, 60)) and not end(9, 50).is_after(letter(None, 8, 60))
-    assert all(ASKED.is_after(letter(life, 8, 60)) for life in ("a", "b", None))
+    assert all(UNFINISHED.is_after(letter(life, 8, 60)) for life in ("a", "b", None))
 
 
 def test_letters_are_in_order_within_each_life_and_by_time_beside_it(rng: random.Random) -> None:

@@ -189,7 +189,7 @@ def test_dead_letters_are_tried_again_once_a_request(make, tmp_path: Path) -> No
     assert finish(executor, attempt) == [] and spout.acked == [], "the spout has long been told"
     assert not list((tmp_path / "replays").iterdir())
     again = request_replay(tmp_path, [{"message": '"x"', "tuples": '[[1,"a"]]'}])
-    executor._requests._looked_at = -1.0
+    executor._requests._polled_at = -1.0
     assert executor.is_ready(2) and executor.messages(begin(executor, 2))[0].request == again
 
 

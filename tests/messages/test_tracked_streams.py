@@ -23,7 +23,7 @@ from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import Starter, starter
 from trident import Combiner, Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
 from trident.coordinators.errors import AttemptCapReached, FailedException, TopologyError
-from trident.messages.dead_letters import LetterBox
+from trident.messages.dead_letters import DeadLetterReader
 from trident.operations.aggregates import _all_anchors
 from trident.planning.operation import ANCHORS_FIELD, Branch
 from trident.workers.anchors import ANCHORS, make_anchors, read_anchors
@@ -320,7 +320,7 @@ def test_dead_letters_of_before_a_reset_are_the_older_ones(
     second.stop(WAIT_SECS, compact=False)
     letters = dead_letters("words", config)
     assert [one.message for one in letters] == ['"old"', '"new"'] and letters[1].txid < old.txid
-    assert LetterBox(config.warehouse_place(), "words").letters(1)[-1].message == '"new"'
+    assert DeadLetterReader(config.warehouse_place(), "words").letters(1)[-1].message == '"new"'
     assert "1 to be tried again" in replay("words", config, messages=['"old"'])
     start.run(topology(Messages("line string", ()), str.split), max_replays=0)
     letters = dead_letters("words", config)
@@ -329,7 +329,7 @@ def test_dead_letters_of_before_a_reset_are_the_older_ones(
     for name in ("words__lines__dead_letters", "words__lines__messages"):  # their files lie elsewhere then
         spark.sql(f"OPTIMIZE delta.`{tmp_path / 'warehouse' / name}`")
     assert dead_letters("words", config) == letters
-    assert LetterBox(config.warehouse_place(), "words").letters(1)[-1].message == '"new"'
+    assert DeadLetterReader(config.warehouse_place(), "words").letters(1)[-1].message == '"new"'
 
 
 @pytest.mark.long
@@ -347,7 +347,7 @@ def test_dead_letters_are_listed_and_tried_again(start, table, counts, zk_server
     first = start(topology(split, spout), max_replays=0)
     first.process_all_available(WAIT_SECS)
     found = dead_letters("words", config)
-    page = LetterBox(config.warehouse_place(), "words")  # as the live page keeps it
+    page = DeadLetterReader(config.warehouse_place(), "words")  # as the live page keeps it
     assert [(one.message, one.attempts, one.replay) for one in found] == [("1", 1, ""), ('"two"', 1, "")]
     assert page.letters(100) == found
     assert "ValueError: this word is poison" in found[0].line() and "raise ValueError" in found[0].traceback

@@ -229,7 +229,7 @@ def as_if_many() -> Iterator[None]:
     """As if each batch had so many rows that its rows and the values that it looks up are moved."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(state_nodes, "_FEW_ROWS", -1)
-        patched.setattr(state_nodes, "_ASKED_ROWS_MAX", -1)
+        patched.setattr(state_nodes, "_BROADCAST_ROWS_MAX", -1)
         patched.setattr(state_nodes, "_UNKNOWN_ROWS_MAX", -1)
         yield
 

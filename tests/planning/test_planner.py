@@ -15,7 +15,7 @@ from trident.coordinators.errors import TopologyError
 from trident.coordinators.identities import TransactionAttempt
 from trident.operations.aggregators import Count
 from trident.operations.window_nodes import WindowOp
-from trident.planning.compiled import laid_out
+from trident.planning.compiled import pruned_operations
 from trident.planning.groups import plan
 from trident.planning.operation import ByKeyOp
 from trident.states.delta.append import DeltaAppend
@@ -250,5 +250,5 @@ def test_rows_of_windows_that_hold_much_are_not_taken_to_be_together():
     """They are in several Spark partitions then, also where the batch is in one: by key they still have to move."""
     window = WindowOp((), cast("Any", None), cast("Any", None), None, False)
     by_key = ByKeyOp((), ("k",))
-    assert laid_out([by_key], True)[0] == []
-    assert laid_out([window, by_key], True) == ([window, by_key], False)
+    assert pruned_operations([by_key], True)[0] == []
+    assert pruned_operations([window, by_key], True) == ([window, by_key], False)

@@ -15,7 +15,7 @@ from trident.coordinators.errors import Halted
 from trident.repair.apply import Repaired, report, where_words
 from trident.repair.diagnose import diagnose
 from trident.running.status import TopologyStatus
-from trident.running.zookeeper import leads_elsewhere
+from trident.running.zookeeper import other_leader
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.delta.manifest import ManifestStore, ManifestTable
@@ -73,6 +73,6 @@ def test_a_group_that_zookeeper_forgot_is_not_begun_again(tmp_path, kind: str, i
 )
 def test_a_leader_that_uses_another_zookeeper_is_seen_by_its_status(changes: dict, epoch: int, found: bool) -> None:
     status = replace(TopologyStatus("top", "inc", "run", 3, written_at=95.0), **changes)
-    assert bool(leads_elsewhere(status, epoch, now=100.0)) == found
-    assert not found or f"pid {os.getpid()}, epoch 3" in leads_elsewhere(status, epoch, now=100.0)
-    assert not processes.is_gone(os.getpid(), processes.started(os.getpid()) or "")
+    assert bool(other_leader(status, epoch, now=100.0)) == found
+    assert not found or f"pid {os.getpid()}, epoch 3" in other_leader(status, epoch, now=100.0)
+    assert not processes.has_ended(os.getpid(), processes.started(os.getpid()) or "")

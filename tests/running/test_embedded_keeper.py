@@ -18,7 +18,7 @@ from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.znodes import Create
 from trident.coordinators.zookeeper import OutcomeUnknown, ZooKeeper
 from trident.running.failures import FailureExplainer
-from trident.running.zookeeper import EmbeddedKeeper
+from trident.running.zookeeper import ServerWatchdog
 
 LEVELS = (0, 4096, 8192, 12_288) if os.environ.get("TRIDENT_STORAGE") == "all" else (4096,)
 
@@ -30,7 +30,7 @@ def kept_server(folder: Path) -> Iterator[tuple[ZooKeeper, list[str]]]:
     try:
         with (
             connected(EmbeddedZooKeeper.ensure(folder), "/kept", session_secs=30) as zk,
-            closing(EmbeddedKeeper(zk, folder, told.append, FailureExplainer([folder]))),
+            closing(ServerWatchdog(zk, folder, told.append, FailureExplainer([folder]))),
         ):
             yield zk, told
     finally:

@@ -242,7 +242,7 @@ def check_sums(query: Any, warehouse: Any) -> None:
 
 def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms, monkeypatch):  # noqa: F811
     """A state's own rows are staged by the worker that goes on with them; the copy comes while it waits."""
-    real, real_stage, taken = StateCopies.bring_on, OneJob.stage, []
+    real, real_stage, taken = StateCopies.catch_up, OneJob.stage, []
 
     def late(self: StateCopies, *args: Any) -> None:
         time.sleep(0.3)
@@ -252,7 +252,7 @@ def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms,
         taken.append(real_stage(self, *args))
         return taken[-1]
 
-    monkeypatch.setattr(StateCopies, "bring_on", late)
+    monkeypatch.setattr(StateCopies, "catch_up", late)
     monkeypatch.setattr(OneJob, "stage", noted)
     query = start(sums(), max_spout_pending=1)
     query.process_all_available(WAIT_SECS)
@@ -264,7 +264,7 @@ def test_own_steps_are_one_job_too_and_wait_for_the_copy(start, tmp_path, forms,
 def test_a_jar_that_does_not_fit_costs_jobs_and_no_row(spark, start, tmp_path, forms, monkeypatch, caplog, form):  # noqa: F811
     """V2: in the middle of a batch's one job, and of the pass of its late part."""
     if form == "pass":
-        monkeypatch.setattr(LatePart, "stage_at_once", lambda *_: None)
+        monkeypatch.setattr(LatePart, "stage_fused", lambda *_: None)
     with unfit_jar(monkeypatch, caplog):
         monkeypatch.setattr(kept_plans, "kept_plan_class", lambda _: Unfit(spark))
         query = start(sums() if form == "one_job" else topology(), max_spout_pending=1, max_attempts=1)
@@ -305,7 +305,7 @@ def test_a_filter_that_is_always_false_gives_the_late_part_an_empty_batch(
 ):
     """Spark gives its rows no partition; an aggregate without groups has a row all the same."""
     if form == "pass":
-        monkeypatch.setattr(LatePart, "stage_at_once", lambda *_: None)
+        monkeypatch.setattr(LatePart, "stage_fused", lambda *_: None)
     made = TridentTopology("filtered")
     numbers = made.new_stream("numbers", FixedBatchSpout("key string, n long", NUMBERS))
     kept = numbers.filter(F.col("n") > 1 if passes == "some" else F.lit(False))
@@ -337,7 +337,7 @@ def test_a_copy_that_goes_while_the_worker_waits_for_it_is_not_read(start, tmp_p
         gone.append(txid)
         self.failed("sums", "taken away")
 
-    monkeypatch.setattr(StateCopies, "bring_on", taken_away)
+    monkeypatch.setattr(StateCopies, "catch_up", taken_away)
     query = start(sums(), max_spout_pending=1)
     query.process_all_available(WAIT_SECS)
     check_sums(query, tmp_path / "warehouse")

@@ -202,7 +202,7 @@ def test_one_task_gives_what_spark_gives_on_the_tables(  # noqa: PLR0913
 
     monkeypatch.setattr(SparkBatchRunner, "resolve", noted)
     monkeypatch.setattr(StateCopies, "as_of", taken_away)
-    monkeypatch.setattr(LatePart, "stage_at_once", lambda *_: None)  # as where several are in flight
+    monkeypatch.setattr(LatePart, "stage_fused", lambda *_: None)  # as where several are in flight
     faults.arm("stage.write:do_then_fail:4")  # an attempt that fails after it has staged
     query = start(own_topology(), keep_plans=keep_plans)
     query.process_all_available(WAIT_SECS)
@@ -406,7 +406,7 @@ def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
 
     def late_on_copies(*_: Any) -> Any:
         if fails:
-            raise StaleCopy(look_up.told("counts", ValueError("damaged")))
+            raise StaleCopy(look_up.copy_error("counts", ValueError("damaged")))
         return {}
 
     form, _ = _late_part(copies, late_on_copies).stage(TransactionAttempt(3, 0), {}, INFO, lambda: None)

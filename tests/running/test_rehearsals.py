@@ -39,11 +39,11 @@ def test_an_answer_that_went_with_its_session_is_given_again(zk: Any, asked: Han
         return Rehearsed(DIFFERENT, ("a row",), all_compared=False)
 
     rehearsals, known = Rehearsals(zk, "wc", IDENTITY, rehearse, lambda text: None), Handovers(zk, "wc")
-    rehearsals.asked(asked)
+    rehearsals.handover_requested(asked)
     assert eventually(lambda: known.answered("r") is not None)
-    rehearsals.asked(asked)
+    rehearsals.handover_requested(asked)
     zk.multi([Delete(zk.path("wc", "handover.answer"))])
-    rehearsals.asked(asked)
+    rehearsals.handover_requested(asked)
     found = known.answered("r")
     assert found is not None and (found.outcome, found.lines, found.all_compared) == (DIFFERENT, ("a row",), False)
     assert len(ran) == 1
@@ -56,12 +56,12 @@ def test_without_a_rehearsal_the_code_must_fit_the_topology_too(zk: Any, asked: 
         raise AssertionError("nothing is to be rehearsed")
 
     known, asked = Handovers(zk, "wc"), replace(asked, last=0)
-    Rehearsals(zk, "wc", IDENTITY, rehearse, lambda text: None, lambda secs: False).asked(asked)
+    Rehearsals(zk, "wc", IDENTITY, rehearse, lambda text: None, lambda secs: False).handover_requested(asked)
     assert eventually(lambda: known.answered("r") == HandoverAnswer("r", EQUAL))
     counts = {"keys": ["word"], "value_schema": "count long", "aggregator": "Count"}
     Registration(zk, "wc").ensure({**IDENTITY, "states": {"counts": counts}})
     changed = {**IDENTITY, "states": {"counts": {**counts, "keys": ["line"]}}}
-    Rehearsals(zk, "wc", changed, rehearse, lambda text: None).asked(replace(asked, id="s"))
+    Rehearsals(zk, "wc", changed, rehearse, lambda text: None).handover_requested(replace(asked, id="s"))
     assert eventually(lambda: known.answered("s") is not None)
     found = known.answered("s")
     assert found is not None and found.outcome == REFUSED and "counts" in found.lines[0]
@@ -70,7 +70,7 @@ def test_without_a_rehearsal_the_code_must_fit_the_topology_too(zk: Any, asked: 
 def test_an_answer_of_any_length_is_told(zk: Any, asked: HandoverRequest) -> None:
     lines = tuple(f"{number} " + 9_000 * "語" for number in range(400))
     rehearsals = Rehearsals(zk, "wc", IDENTITY, lambda *_: Rehearsed(DIFFERENT, lines), lambda text: None)
-    rehearsals.asked(asked)
+    rehearsals.handover_requested(asked)
     known = Handovers(zk, "wc")
     assert eventually(lambda: known.answered("r") is not None)
     found = known.answered("r")

@@ -13,7 +13,7 @@ from tests.servers.zk_fixtures import eventually
 from trident.commands import exit_codes
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted
-from trident.running.failures import WarehousePlace
+from trident.running.failures import WarehouseProbe
 from trident.states.core.place import Place
 from trident.states.core.storage import anchor_of, make_folder
 from trident.states.delta.torn_entries import table_lock
@@ -74,18 +74,18 @@ def test_nothing_is_made_above_the_anchor(tmp_path: Path) -> None:
 def test_one_look_alone_does_not_stop_a_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("trident.running.failures.time.monotonic", lambda: now[0])
-    place = WarehousePlace(Place(tmp_path / "w"), "top")
+    place = WarehouseProbe(Place(tmp_path / "w"), "top")
     (tmp_path / "w" / "_trident").mkdir(parents=True)
-    assert not place.is_gone(sure=True)
+    assert not place.is_missing(sure=True)
     (tmp_path / "w").rename(tmp_path / "away")
-    assert not place.is_gone()  # too soon to look
+    assert not place.is_missing()  # too soon to look
     now[0] += 1
-    assert not place.is_gone()  # the first time that it is missed
+    assert not place.is_missing()  # the first time that it is missed
     (tmp_path / "away").rename(tmp_path / "w")
     now[0] += 1
-    assert not place.is_gone()
+    assert not place.is_missing()
     (tmp_path / "w").rename(tmp_path / "away")
     now[0] += 1
-    assert not place.is_gone()
+    assert not place.is_missing()
     now[0] += 1
-    assert place.is_gone()
+    assert place.is_missing()

@@ -157,13 +157,13 @@ class CoordinatorProcess:
     def notice(self, text: str) -> None:
         self.world.tell("says:", text)
 
-    def waits(self, holder: Holder) -> None:
+    def became_standby(self, holder: Holder) -> None:
         self.world.tell("waits for", holder.started)
 
-    def waits_no_more(self) -> None:
+    def left_standby(self) -> None:
         pass
 
-    def asked(self, request: Any) -> None:
+    def handover_requested(self, request: Any) -> None:
         self.world.reached("a standby is asked to take over")
 
     def leads(self, term: Term) -> None:
@@ -216,11 +216,11 @@ class SimSite:
     def opening(self, group: str, term: Term, epoch: int, check_fence: Callable[[], None]) -> SimOpening:
         return SimOpening(self, group, term, epoch, check_fence)
 
-    def check_first_life(self) -> None:
+    def check_first_incarnation(self) -> None:
         if any(table.versions for table in self.shared.warehouse.tables.values()):
             raise Halted("there are tables, and ZooKeeper knows of no life")
 
-    def lost_place(self, sure: bool) -> Exception | None:
+    def warehouse_lost(self, sure: bool) -> Exception | None:
         return None
 
     def session_end(self) -> Exception | None:
@@ -247,7 +247,7 @@ class SimOpening:
         )
 
     def check_new(self) -> None:
-        self._site.check_first_life()
+        self._site.check_first_incarnation()
 
     def check_stored(self, store: StoredGroup) -> None:
         """No fork is simulated, and so no given batches."""
@@ -306,5 +306,5 @@ class SimUpkeep:
             needs, left = needs - 0.5, left - 0.5
         return needs <= 0
 
-    def behind(self, topology: str) -> list[str]:
+    def lagging_tables(self, topology: str) -> list[str]:
         return ["a table is behind"]

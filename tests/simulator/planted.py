@@ -238,7 +238,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
     # Local copies of states.
     "a copy is as of whichever transaction": (
-        Edit(COPY + "_bring_to", "if held.txid == txid and commit in (None, held.commit):", "if True:"),
+        Edit(COPY + "_catch_up_to", "if held.txid == txid and commit in (None, held.commit):", "if True:"),
     ),
     "a copy of another history is gone on with": (
         Edit(

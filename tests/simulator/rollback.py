@@ -34,7 +34,7 @@ from trident.states.core.control import ControlRecord, decode_control
 from trident.states.core.place import Place
 from trident.states.delta.log_commit import CommitOutcomeUnknown
 from trident.time_travel import rollback, rollback_plan
-from trident.time_travel.rollback_plan import Choices, control_after, last_that_stays
+from trident.time_travel.rollback_plan import Choices, control_after, last_kept_transaction
 
 _WAREHOUSE = Place("/w")
 _TAKE_SECS, _COMMIT_TRIES = 30.0, 20
@@ -113,7 +113,7 @@ class RollbackProcess:
         if record is None:
             raise CoordinationError("no transaction yet")
         tables = tuple(self._table(table) for table in shared.warehouse.tables.values() if table.versions)
-        last = last_that_stays(tables)
+        last = last_kept_transaction(tables)
         manifest: Any = None
         if last is not None:
             manifest = rollback.decided_manifest(_WAREHOUSE, TOPOLOGY, shared.group, record.incarnation, last)

@@ -438,7 +438,7 @@ class Simulation:
         if before.dead and self._same_host:
             self.world.reached("a dead leader on the same host is followed at once")
 
-    def is_gone(self, pid: int, started: str) -> bool:
+    def has_ended(self, pid: int, started: str) -> bool:
         """What the operating system says of a process."""
         known = self._processes.get(started)
         return known is None or known.process.dead or known.ended
@@ -474,7 +474,7 @@ def _surroundings(simulation: Simulation) -> Iterator[None]:
     world = simulation.world
     with (
         mock.patch.object(leadership, "_ended_tokens", _OfProcess(world)),
-        mock.patch.object(processes, "is_gone", simulation.is_gone),
+        mock.patch.object(processes, "has_ended", simulation.has_ended),
         mock.patch("kazoo.retry.time", _Clock(world)),
         simulated(world, _Clock(world)),
         simulated_rollbacks(simulation.shared),

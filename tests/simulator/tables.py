@@ -21,7 +21,7 @@ from tests.simulator.threads import SimThreads
 from tests.simulator.world import Process, World
 from trident.coordinators.errors import CommitConflict, Halted
 from trident.coordinators.identities import TransactionAttempt
-from trident.coordinators.ports import AttemptStory, PreparedBatch, ProcessedBatch, Published
+from trident.coordinators.ports import AttemptHistory, PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.group_context import LeaderContext
@@ -277,7 +277,7 @@ class SimCommitter:
         parent: TransactionAttempt | None,
         processed: ProcessedBatch,
         record: GroupRecord,
-        story: AttemptStory | None = None,
+        story: AttemptHistory | None = None,
     ) -> PreparedBatch:
         for table in self._store.tables.values():
             known: Any = self._tables.seen[table.path].snapshot

@@ -306,10 +306,10 @@ def test_no_archive_is_made_where_the_memory_is_short(
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         (tmp_path / "memory.current").write_text(f"{used}\n")
         (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\n")
-        return class_archive.has_room()
+        return class_archive.has_memory()
 
     monkeypatch.setattr(class_archive, "_CGROUP", tmp_path)
-    assert class_archive.has_room(), "there is no limit"
+    assert class_archive.has_memory(), "there is no limit"
     assert [cgroup("max", 1 << 40), cgroup(4 << 30, 1 << 30), cgroup(2 << 30, 3 << 29, 1 << 29)] == [True] * 3
     assert not cgroup(2 << 30, 3 << 29)
     job, started = job_of(cache / "one.jsa"), []
@@ -328,7 +328,7 @@ def test_the_process_that_has_made_an_archive_does_not_stay_defunct(
         return started[-1]
 
     monkeypatch.setattr(class_archive, "start_maker", start)
-    monkeypatch.setattr(class_archive, "has_room", lambda: True)
+    monkeypatch.setattr(class_archive, "has_memory", lambda: True)
     once = class_archive._Once(job_of(cache / "one.jsa"))
     once.and_wait()
     once()

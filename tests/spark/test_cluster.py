@@ -20,7 +20,7 @@ import pytest
 
 from tests.cluster.installed import bare_environment
 from trident.coordinators.errors import ClusterProblem, ConfigError, EnvironmentProblem
-from trident.running import cluster_checks, executor_look
+from trident.running import cluster_checks, executor_probe
 from trident.spark import cluster_files
 from trident.states.core.place import Place
 
@@ -157,7 +157,7 @@ def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, mo
     libraries = ("pyarrow", "nothing_so")
     task = {"folder": str(folder), "nonce": nonce, "modules": [], "libraries": libraries}
     task["sources"] = {str(tmp_path): None, str(folder / "driver"): 2, "/nowhere": None, str(folder): 5}
-    found = executor_look.ask(spark, task)
+    found = executor_probe.probe_executors(spark, task)
     assert len(found) == 1, "the tasks of one executor are one answer"
     assert {one["read"] for one in found} == {nonce} and found[0]["versions"]["pyarrow"]
     assert all(list(one["missing"]) == ["nothing_so"] for one in found)
@@ -176,11 +176,11 @@ def test_executors_are_asked_again_until_each_has_answered() -> None:
 
     told, pauses, known = [answers("a", "a"), answers("b", "a"), answers("c", "b")], [], iter([2, 3, 3])
 
-    def ask_once(pause: float) -> list[dict]:
+    def probe_once(pause: float) -> list[dict]:
         pauses.append(pause)
         return told.pop(0)
 
-    found = executor_look.all_answers(ask_once, lambda: next(known))
+    found = executor_probe.all_answers(probe_once, lambda: next(known))
     assert [one["host"] for one in found] == ["a", "b", "c"], "one has come while the others were asked"
     assert pauses == sorted(pauses) and len(set(pauses)) == 3
 
@@ -245,7 +245,7 @@ def test_an_executor_without_msgspec_is_reported_and_used() -> None:
     ],
 )
 def test_a_probe_that_cannot_run_says_why(said: str, told: str) -> None:
-    error = executor_look._translated(RuntimeError(said), "/p", ["a", "b"])
+    error = executor_probe._translated(RuntimeError(said), "/p", ["a", "b"])
     assert told in str(error) and "found: " in str(error)
 
 
@@ -264,14 +264,14 @@ def test_executors_that_do_not_see_a_store_are_asked_once_more_behind_a_look_at_
     warehouse, log = Place("hdfs://name:1/w"), []
     lack = ClusterProblem(f"one {first}", found="", action="")
 
-    def look(*_: object) -> cluster_checks.Looked:
+    def look(*_: object) -> cluster_checks.ClusterProbe:
         log.append("asked")
         if first == "the driver does not reach it" and len(log) == 1:
             raise OSError(errno.EROFS, "SafeModeException", "hdfs://name:1/w/_trident")
         lacks = len(log) == 1 and first != "sees it"
-        return cluster_checks.Looked([], [lack] if lacks else [], [], not lacks or "pandas" in first)
+        return cluster_checks.ClusterProbe([], [lack] if lacks else [], [], not lacks or "pandas" in first)
 
-    monkeypatch.setattr(cluster_checks, "look_at_cluster", look)
+    monkeypatch.setattr(cluster_checks, "probe_cluster", look)
     monkeypatch.setattr(cluster_checks, "prepare_store", lambda place, *_: log.append(place))
     session = SimpleNamespace(sparkContext=Context("spark://master:1"))
     if "pandas" in first:
@@ -286,8 +286,8 @@ def test_executors_that_do_not_see_a_store_are_asked_once_more_behind_a_look_at_
 def test_what_the_store_does_not_mend_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lack = ClusterProblem("the executors on node2 do not see it", found="", action="")
     looks, tried = [], []
-    look = lambda *_: looks.append(1) or cluster_checks.Looked([], [lack], [], False)  # noqa: E731
-    monkeypatch.setattr(cluster_checks, "look_at_cluster", look)
+    look = lambda *_: looks.append(1) or cluster_checks.ClusterProbe([], [lack], [], False)  # noqa: E731
+    monkeypatch.setattr(cluster_checks, "probe_cluster", look)
     monkeypatch.setattr(cluster_checks, "prepare_store", lambda place, *_: tried.append(place))
     session = SimpleNamespace(sparkContext=Context("spark://master:1"))
     for warehouse, looked, stores in ((Place("s3a://lake/w"), 2, 1), (Place(tmp_path), 3, 1)):

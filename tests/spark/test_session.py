@@ -17,11 +17,11 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology
-from trident.commands.doctor import Report, look_at_machine
+from trident.commands.doctor import Report, check_machine
 from trident.config import TridentConfig
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
 from trident.spark import jars, jvm, jvm_start, session
-from trident.spark.jvm import check_versions, warn_of_what_came_too_late
+from trident.spark.jvm import check_versions, warn_of_ignored_settings
 from trident.spark.session import check_session, configure_spark, delta_jars, local_cores, make_session, session_confs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,10 +77,10 @@ def test_spark_submit_says_the_master_and_its_settings_are_kept(monkeypatch):
 def test_settings_that_come_too_late_for_spark_submits_jvm_are_named():
     asked = {"spark.driver.memory": "4g", "spark.executor.memory": "1g"}
     with pytest.warns(UserWarning, match=r"before it knew spark.driver.memory: .*--conf"):
-        warn_of_what_came_too_late(asked, {"spark.driver.memory": "1g"})
+        warn_of_ignored_settings(asked, {"spark.driver.memory": "1g"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_what_came_too_late(asked, {"spark.driver.memory": "4g"})
+        warn_of_ignored_settings(asked, {"spark.driver.memory": "4g"})
 
 
 # --- the session of the tests -----------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_imports_are_made_behind_the_start_of_the_jvms_process_and_for_none_that
     monkeypatch.setattr(SparkContext, "_gateway", object() if runs else None)
     monkeypatch.setattr(java_gateway, "Popen", lambda *_, **__: told.append("started"))
     start = java_gateway.Popen
-    with jvm_start.imports_meanwhile():
+    with jvm_start.importing_during_jvm_start():
         assert told == []
         java_gateway.Popen(["spark-submit"])
         java_gateway.Popen(["spark-submit"])
@@ -313,7 +313,7 @@ def test_a_spark_of_another_version_than_pyspark_is_refused_by_the_pair(tmp_path
     with pytest.raises(SparkSessionProblem, match=pair):
         configure_spark(SparkSession.builder)
     report = Report()
-    look_at_machine(report, TridentConfig())
+    check_machine(report, TridentConfig())
     assert any(f"Spark {found}" in one and "Unset SPARK_HOME" in one for one in report.problems)
     # Only the JVM knows the version of a session that the user has made.
     monkeypatch.setattr(pyspark, "__version__", "4.9.0")
@@ -448,8 +448,8 @@ def test_too_few_file_descriptors_are_told_before_the_jvm_dies_of_them():
 
 
 def test_settings_that_come_too_late_are_named(spark, monkeypatch):
-    monkeypatch.setattr("trident.spark.session._asked_for", {})
-    session.ask_for({"spark.executor.memory": "9g"})
+    monkeypatch.setattr("trident.spark.session._default_settings", {})
+    session.set_default_settings({"spark.executor.memory": "9g"})
     with pytest.warns(UserWarning, match="without spark.executor.memory, spark.master, spark.driver.memory"):
         assert make_session("late", {"spark.master": "local[7]", "spark.driver.memory": "9g"}) is not None
-    session.ask_for({})
+    session.set_default_settings({})

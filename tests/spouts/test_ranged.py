@@ -179,14 +179,14 @@ def test_a_replay_and_a_success_wait_for_no_source(source: Any) -> None:
     stream, asked, let_go = source.coordinator(), threading.Event(), threading.Event()
     one = stream.initialize_transaction(1, None, None)
     source.grow(3)
-    look = stream.look
+    poll = stream.poll
 
     def hang() -> None:
         asked.set()
         assert let_go.wait(60)
-        look()
+        poll()
 
-    stream.look = hang
+    stream.poll = hang
     with ThreadPoolExecutor(4) as threads:
         begun = threads.submit(stream.initialize_transaction, 2, one, None)
         try:
@@ -214,7 +214,7 @@ def test_a_source_that_fails_is_waited_for_or_fails_the_transaction(source: Any)
         if failures:
             raise failures[0]
 
-    stream.look = fail  # type: ignore[method-assign]
+    stream.poll = fail  # type: ignore[method-assign]
     stream._poll_interval_secs = 1_000.0
     for _ in range(2):  # whichever thread has looked: both get what it found
         if stream.waits_for_source:
@@ -251,6 +251,6 @@ def test_a_source_that_is_away_when_its_first_batch_begins_is_waited_for(source:
     def fail() -> None:
         raise BrokersAway("away")
 
-    stream.look = fail  # type: ignore[method-assign]
+    stream.poll = fail  # type: ignore[method-assign]
     stream.refresh()
     assert source.units(stream.initialize_transaction(1, None, None)) == (0, 0)

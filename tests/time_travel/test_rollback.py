@@ -158,7 +158,7 @@ def is_of_then(world: World, then: World) -> None:
         with connected(each.hosts, each.root) as zk:
             store = GroupStore(zk, "top", "lines", ["lines"])
             record, decision, _ = store.load()
-            assert record is not None and decision is None and not store.misplaced
+            assert record is not None and decision is None and not store.position_mismatches
             stored.append((record.current_txid, record.last, record.last_published, store.pins, store.partition_values))
     assert stored[0] == stored[1]
 

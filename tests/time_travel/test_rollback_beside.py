@@ -14,7 +14,7 @@ from trident.maintenance.facts import AUXILIARY
 from trident.maintenance.inventory import StoredTable, tables_of
 from trident.states.core.place import Place
 from trident.states.delta.manifest import Manifest, ManifestStore
-from trident.time_travel.rollback import _Look
+from trident.time_travel.rollback import _GroupInspection
 
 
 def dead_letters(folder: Path, incarnation: str) -> None:
@@ -62,6 +62,6 @@ def test_of_a_long_past_only_manifests_behind_the_transaction_are_read(
     whole = ManifestStore.read_found
     monkeypatch.setattr(ManifestStore, "read_found", lambda self, path: read.append(path.name) or whole(self, path))
     no_zookeeper: Any = None
-    look = _Look(no_zookeeper, place, "top", "lines", (), ())
+    look = _GroupInspection(no_zookeeper, place, "top", "lines", (), ())
     assert [found["s"]["metadata"] for found in look._since(Marker(37, 0, "d"), "9f3c-r1")] == [40, 39, 38]
     assert len(read) == 4

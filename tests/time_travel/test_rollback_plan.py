@@ -19,8 +19,8 @@ from trident.maintenance.facts import (
     AUXILIARY,
     LOG,
     PLAIN,
-    Elsewhere,
     GroupFacts,
+    NonDeltaState,
     TableAt,
     TableFacts,
     TopologyFacts,
@@ -179,9 +179,9 @@ def topology(tables: tuple[TableFacts, ...], last: int, **changed: Any) -> Topol
     )
     begun = {txid: 0 for txid in range(1, last + 1)}
     group = GroupFacts("g", record, changed.pop("decision", None), tables, manifest=manifest(1), begun=begun)
-    elsewhere = {name: Elsewhere(kind) for name, kind in changed.pop("outside", {}).items()}
+    non_delta_states = {name: NonDeltaState(kind) for name, kind in changed.pop("outside", {}).items()}
     others = changed.pop("others", ())
-    return TopologyFacts("top", "inc", None, (replace(group, **changed), *others), elsewhere=elsewhere)
+    return TopologyFacts("top", "inc", None, (replace(group, **changed), *others), non_delta_states=non_delta_states)
 
 
 def published(txids: Sequence[int], role: str = APPEND) -> list[TableAt]:
@@ -266,7 +266,7 @@ def test_states_outside_are_refused_by_name_or_left() -> None:
 
 def test_a_state_outside_of_a_group_that_stays_is_refused_with_what_becomes_of_it() -> None:
     facts = topology((rows_table(5, 3),), 5, outside={"totals": "sqlite-map"})
-    facts = replace(facts, elsewhere={"totals": Elsewhere("sqlite-map", "numbers")})
+    facts = replace(facts, non_delta_states={"totals": NonDeltaState("sqlite-map", "numbers")})
     (said,) = refused(facts, 3)
     assert "state totals (sqlite-map) of batch group 'numbers', which stays, is not in Delta tables" in said
     assert "--leave totals continues" in said and "has to be cleared" in said

@@ -17,7 +17,7 @@ from trident.states.maps.map_states import CachedMap, OpaqueMap, TransactionalMa
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.testing import MemoryBackingMap
 from trident.workers.chain import Frame, Meter
-from trident.workers.states import MapAsOf, NewerThanAsked, QueryRows
+from trident.workers.states import MapAsOf, NewerThanRequested, QueryRows
 
 numbers = itertools.count()
 
@@ -62,7 +62,7 @@ def test_a_request_sees_the_keys_of_its_transaction() -> None:
     once = MemoryBackingMap(f"collection{next(numbers)}")
     written(TransactionalMap, once, 2, a=1)
     newer = MapAsOf(TransactionalMap(once, incarnation="life"), 1)
-    with pytest.raises(NewerThanAsked):
+    with pytest.raises(NewerThanRequested):
         newer.multi_get(newer.keys())
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.streams.stream_helpers import ATTEMPT, append_plan, batch, raised, run_pass, stream_of
 from trident import Negate
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
-from trident.running.runner import gives_again
+from trident.running.runner import replays_rows
 from trident.spouts.contracts import SpoutKind
 from trident.udf.deferred import Expr, expr
 from trident.udf.expressions import expression_failure
@@ -272,7 +272,7 @@ def test_a_source_that_may_leave_the_row_out_keeps_all_its_attempts() -> None:
             self.kind = kind
 
     kept, other = [Spout(SpoutKind.TRANSACTIONAL), Spout(SpoutKind.OPAQUE)], Spout(SpoutKind.NON_TRANSACTIONAL)
-    assert gives_again(kept) and not gives_again([*kept, other])
+    assert replays_rows(kept) and not replays_rows([*kept, other])
 
 
 def test_a_value_that_an_expression_of_spark_cannot_take_fails_again(spark) -> None:

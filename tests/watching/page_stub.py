@@ -27,7 +27,7 @@ class StubSource:
     """``PageSource`` with a real feed; hangs in ``states`` while ``held`` is not set."""
 
     read_only = ""
-    live_secs, often_secs = 0.2, 2.0
+    live_secs, refresh_secs = 0.2, 2.0
 
     def __init__(self) -> None:
         self.feed, self.held = LiveFeed(), threading.Event()

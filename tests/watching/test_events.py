@@ -20,8 +20,8 @@ def test_a_watcher_that_raises_is_told_nothing_more_and_the_others_are(caplog: A
 
     watchers.add(raises)
     watchers.add(heard.append)
-    watchers.tell(event(1))
-    watchers.tell(event(2))
+    watchers.notify(event(1))
+    watchers.notify(event(2))
     assert [getattr(one, "txid", one) for one in heard] == ["raised", 1, 2]
     assert "raised at Began, and gets no more events" in caplog.text
 
@@ -31,5 +31,5 @@ def test_a_watcher_that_is_removed_is_told_nothing_more() -> None:
     watchers.add(heard.append)
     watchers.remove(heard.append)
     watchers.remove(print)
-    watchers.tell(event(1))
+    watchers.notify(event(1))
     assert heard == []

@@ -81,12 +81,12 @@ def test_a_listener_is_told_each_event_in_order_in_one_thread_of_its_own(told: A
         failed(2),
         Terminated(**OF_ALL, error=None),
     ):
-        watchers.tell(event)
+        watchers.notify(event)
     of_query.close()
     assert listener.calls == ["started", "takeover", "progress", "failure", "terminated"]
     assert len(listener.threads) == 1 and threading.current_thread() not in listener.threads
     assert of_query.dropped() == 0
-    watchers.tell(advanced(2))
+    watchers.notify(advanced(2))
     assert eventually(lambda: not any(thread.is_alive() for thread in listener.threads)), "its thread ends"
     assert len(listener.calls) == 5
 
@@ -104,7 +104,7 @@ def test_one_that_raises_is_told_the_next_event_and_ends_nothing(told: Any, capl
     of_query.add(Raises())
     of_query.add(other)
     for txid in (1, 2, 3):
-        watchers.tell(advanced(txid))
+        watchers.notify(advanced(txid))
     of_query.close()
     assert heard == [1, 2, 3] and len(other.calls) == 3
     assert caplog.text.count("Raises raised at Advanced") == 3 and "ValueError: mine" in caplog.text
@@ -119,15 +119,15 @@ def test_a_full_queue_drops_progress_first_and_counts_and_blocks_no_teller(
     listener = Hears()
     listener.goes_on.clear()
     of_query.add(listener)
-    watchers.tell(advanced(1))
+    watchers.notify(advanced(1))
     assert eventually(lambda: of_query._deliveries[0][1]._is_called), "the first is under way"
     for txid in range(2, 100):
-        watchers.tell(advanced(txid))
+        watchers.notify(advanced(txid))
     assert of_query.dropped() == 88, "ten wait"
     for txid in range(100, 120):
-        watchers.tell(failed(txid))
+        watchers.notify(failed(txid))
     assert of_query.dropped() == 88 + 15, "five more that are none of transactions wait"
-    watchers.tell(Terminated(**OF_ALL, error=None))
+    watchers.notify(Terminated(**OF_ALL, error=None))
     listener.goes_on.set()
     of_query.close()
     assert listener.calls == ["progress"] * 11 + ["failure"] * 5 + ["terminated"]
@@ -140,12 +140,12 @@ def test_few_failures_wait_since_each_holds_the_rows_of_its_batch(told: Any, cap
     listener = Hears()
     listener.goes_on.clear()
     of_query.add(listener)
-    watchers.tell(failed(1))
+    watchers.notify(failed(1))
     assert eventually(lambda: of_query._deliveries[0][1]._is_called), "the first is under way"
     for txid in range(2, 300):
-        watchers.tell(failed(txid))
+        watchers.notify(failed(txid))
     assert of_query.dropped() == 298 - listeners.FAILURES_MAX
-    watchers.tell(advanced(300))
+    watchers.notify(advanced(300))
     listener.goes_on.set()
     of_query.close()
     assert listener.calls == ["failure"] * (1 + listeners.FAILURES_MAX) + ["progress"]
@@ -161,7 +161,7 @@ def test_the_end_waits_for_a_slow_listener_but_not_for_ever(
     hangs.goes_on.clear()
     of_query.add(slow)
     of_query.add(hangs)
-    watchers.tell(Terminated(**OF_ALL, error=None))
+    watchers.notify(Terminated(**OF_ALL, error=None))
     of_query.close()
     assert slow.calls == ["terminated"] and hangs.calls == []
     assert "the topology ends while the listener Hears still gets its events" in caplog.text
@@ -174,12 +174,12 @@ def test_one_that_is_removed_is_told_nothing_more_not_what_waits_either(told: An
     listener = Hears()
     listener.goes_on.clear()
     of_query.add(listener)
-    watchers.tell(advanced(1))
+    watchers.notify(advanced(1))
     assert eventually(lambda: of_query._deliveries[0][1]._is_called)
-    watchers.tell(advanced(2))
+    watchers.notify(advanced(2))
     of_query.remove(listener)
     of_query.remove(listener)
-    watchers.tell(advanced(3))
+    watchers.notify(advanced(3))
     listener.goes_on.set()
     time.sleep(0.2)
     assert [event.txid for _, event in listener.heard if isinstance(event, Advanced)] == [1]

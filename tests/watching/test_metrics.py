@@ -453,15 +453,15 @@ def test_a_spout_that_counts_less_than_nothing_and_an_event_that_cannot_be_count
     before = set(threading.enumerate())
     metrics, watchers = Metrics("t", Hangs(), 60), Watchers()
     watchers.add(metrics.watch)
-    watchers.tell(Started(**NAMED))
+    watchers.notify(Started(**NAMED))
     odd = advanced(1)
-    watchers.tell(replace(odd, progress={**odd.progress, "num_input_rows": -1}))
-    watchers.tell(replace(odd, progress={}))
+    watchers.notify(replace(odd, progress={**odd.progress, "num_input_rows": -1}))
+    watchers.notify(replace(odd, progress={}))
     assert "Advanced is not in its metrics" in caplog.text
-    watchers.tell(advanced(2))
+    watchers.notify(advanced(2))
     assert ("trident_input_rows_total", "g", "t") not in seen(metrics.instruments), "a sum without one part is wrong"
     assert seen(metrics.instruments)["trident_transactions_total", "g", "published", "t"] == 3
-    watchers.tell(Terminated(**NAMED, error=None))
+    watchers.notify(Terminated(**NAMED, error=None))
     assert eventually(lambda: not set(threading.enumerate()) - before, 30), "its threads end with the topology"
 
 

@@ -23,7 +23,7 @@ from trident import TridentConfig
 from trident.commands.ui import WarehouseSource, serve
 from trident.coordinators.errors import TopologyError, WrongArguments
 from trident.messages import dead_letters as letters_module
-from trident.messages.dead_letters import LetterBox, request_replay
+from trident.messages.dead_letters import DeadLetterReader, request_replay
 from trident.planning.explain import plan_graph
 from trident.planning.groups import plan
 from trident.running.page_source import RunningSource
@@ -70,14 +70,14 @@ def test_a_key_is_read_from_what_a_person_types() -> None:
 
 
 def test_a_warehouse_without_states_has_no_sizes(tmp_path: Path) -> None:
-    assert StateSizes(Place(str(tmp_path)), "shop").look() == []
+    assert StateSizes(Place(str(tmp_path)), "shop").records() == []
 
 
 def test_a_descriptor_that_cannot_be_read_is_said_where_the_states_would_be(tmp_path: Path) -> None:
     folder = tmp_path / "_trident" / "states"
     folder.mkdir(parents=True)
     (folder / "counts.json").write_text("{")
-    (found,) = StateSizes(Place(str(tmp_path)), "shop").look()
+    (found,) = StateSizes(Place(str(tmp_path)), "shop").records()
     assert "counts.json cannot be read" in found["trouble"]
 
 
@@ -93,9 +93,9 @@ def test_a_standby_has_a_note_while_it_waits(tmp_path: Path) -> None:
     storage.make_folder(warehouse / "_trident" / "shop", warehouse)
     note = StandbyNote(warehouse, "shop", clock)
     note.renew()
-    note.waits_no_more()
+    note.left_standby()
     assert waiting_standbys(warehouse, "shop", clock.now) == []
-    note.waits()
+    note.became_standby()
     note.renew()
     (found,) = waiting_standbys(warehouse, "shop", clock.now)
     assert (found["pid"], found["since"]) == (os.getpid(), 1000.0)
@@ -104,7 +104,7 @@ def test_a_standby_has_a_note_while_it_waits(tmp_path: Path) -> None:
     note.renew()
     (found,) = waiting_standbys(warehouse, "shop", clock.now + AGAIN_SECS)
     assert found["since"] == 1000.0
-    note.waits_no_more()
+    note.left_standby()
     note.renew()
     assert waiting_standbys(warehouse, "shop", clock.now) == []
 
@@ -115,11 +115,11 @@ def test_a_note_that_is_being_written_when_its_process_leads_goes_too(
     warehouse, clock = Place(str(tmp_path)), Clock()
     storage.make_folder(warehouse / "_trident" / "shop", warehouse)
     note, write = StandbyNote(warehouse, "shop", clock), storage.write
-    note.waits()
+    note.became_standby()
     note.renew()
 
     def slow(*given: Any, **named: Any) -> None:
-        note.waits_no_more()
+        note.left_standby()
         note.renew()
         write(*given, **named)
 
@@ -138,7 +138,7 @@ def test_notes_of_processes_that_were_killed_go_a_day_later(tmp_path: Path) -> N
     (folder / "standby-new-1.json").write_text(json.dumps({**me, "host": "new", "written_at": 80_000.0}))
     clock.now = 100_000.0
     note = StandbyNote(warehouse, "shop", clock)
-    note.waits()
+    note.became_standby()
     note.renew()
     left = sorted(file.name for file in folder.iterdir())
     assert len(left) == 2 and "standby-new-1.json" in left and "standby-old-1.json" not in left
@@ -148,8 +148,8 @@ def test_neither_a_wait_nor_a_take_over_waits_for_a_disk(tmp_path: Path, monkeyp
     monkeypatch.setattr(storage, "write", None)
     monkeypatch.setattr(storage, "delete", None)
     note = StandbyNote(Place(str(tmp_path)), "shop")
-    note.waits()
-    note.waits_no_more()
+    note.became_standby()
+    note.left_standby()
 
 
 class Led:
@@ -177,8 +177,8 @@ def test_a_process_that_leads_no_more_has_nothing_in_flight(tmp_path: Path) -> N
 
 def test_a_store_is_asked_seldom() -> None:
     disk, store = WarehouseSource(Place("/w"), "shop"), WarehouseSource(Place("s3a://bucket/w"), "shop")
-    assert (disk.live_secs, disk.often_secs) == (0.2, 2.0)
-    assert store.live_secs >= 5 and store.often_secs >= 30
+    assert (disk.live_secs, disk.refresh_secs) == (0.2, 2.0)
+    assert store.live_secs >= 5 and store.refresh_secs >= 30
 
 
 def test_what_is_no_note_is_passed_over(tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_what_is_no_note_is_passed_over(tmp_path: Path) -> None:
 def test_a_note_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "_trident").write_text("no folder")
     note = StandbyNote(Place(str(tmp_path)), "shop")
-    note.waits()
+    note.became_standby()
     note.renew()
-    note.waits_no_more()
+    note.left_standby()
     note.renew()
 
 
@@ -210,7 +210,7 @@ def test_a_replay_reads_no_letters_but_those_that_are_asked_for(
     kept = Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz"
     with tarfile.open(kept) as archive:
         archive.extractall(tmp_path, filter="data")
-    box = LetterBox(Place(str(tmp_path / "warehouse")), "upgraded")
+    box = DeadLetterReader(Place(str(tmp_path / "warehouse")), "upgraded")
     (letter,) = box.letters(messages=["3"])
     assert letter.message == "3" and box.letters() == [letter] and box.letters(messages=["4"]) == []
     with pytest.raises(TopologyError, match="found: 4; expected: one of 3"):
@@ -237,7 +237,7 @@ def test_a_page_that_is_open_has_no_file_of_letters_read_twice(tmp_path: Path, m
         return rows_of(root, files, schema)
 
     monkeypatch.setattr(letters_module, "rows_of", watched)
-    box = LetterBox(Place(str(tmp_path / "warehouse")), "upgraded")
+    box = DeadLetterReader(Place(str(tmp_path / "warehouse")), "upgraded")
     (letter,) = found = box.letters(100)
     first = list(read)
     assert first and found == box.letters()

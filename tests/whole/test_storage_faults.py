@@ -163,7 +163,7 @@ def test_a_full_disk_stops_a_merge_and_the_status_and_not_the_batches_after_it(c
     status = case.warehouse / "_trident" / "stored" / "status.json"
     json.loads(status.read_text())  # whole, if old
     case.disk.make_room()
-    assert eventually(lambda: case.query._supervisor.groups[0].parts.upkeep._failures["counts"] == 0, 30), (
+    assert eventually(lambda: case.query._supervisor.groups[0].parts.background_merger._failures["counts"] == 0, 30), (
         "the MERGE is tried again"
     )
     case.run()

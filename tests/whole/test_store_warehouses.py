@@ -187,7 +187,7 @@ def test_a_topology_on_a_store_counts_everything_once_whatever_its_lives_end_wit
     assert [row["txid"] for row in past] == list(range(1, len(past) + 1))
     assert sum(part["rows"] for row in past for part in row["tables"] if part["state"] == "lines") == 60 * FILES
     table = recorded_transactions(f"{base}/w", "stored", "lines")
-    assert table.trouble == "" and sorted(table.rows) == [row["txid"] for row in past]
+    assert table.problem == "" and sorted(table.rows) == [row["txid"] for row in past]
     assert owner_by_log(Place(f"{base}/w/stored__lines__transactions")) == ("stored", "lines")
     counts = [value["count"] for value in trident.get(f"{base}/w", "counts", ["a", "b", "c"])]
     assert counts == [20 * FILES, 40 * FILES, 60 * FILES]

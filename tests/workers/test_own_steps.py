@@ -34,7 +34,7 @@ from trident.workers.look_up import LookUp
 
 # Read each line of a step before you add it: it calls no function, state or map of the user's.
 OWN = {
-    *["Aggregated", "AsTheyAre", "Columns", "CombineStored", "CountRows", "Expanded", "GatherFromCopy", "Gathered"],
+    *["Aggregated", "Unchanged", "Columns", "CombineStored", "CountRows", "Expanded", "GatherFromCopy", "Gathered"],
     *["Given", "KeepTrue", "KeepWhere", "LookUp", "NewRows", "OpenWindows", "Renamed", "SplitText", "Tagged"],
     *["TimedStep", "WithCondition", "WithConstant", "WithMarker", "WithoutMarker"],
 }

@@ -70,9 +70,9 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     with own_zookeeper(config, warehouse, name, "reset", force) as zk:
         # Messages settled before say nothing of those that come now, nor views; dead letters are kept like any table.
         kinds = (*SIDE_TABLES, VIEWS) if drop_tables else (MESSAGES, VIEWS)
-        beside = [path for path, _ in side_tables(warehouse, name, kinds)]
-        beside += tables_of(warehouse, name) if drop_tables else []  # else the past is kept: it names the incarnation
-        is_here = bool(descriptors or beside) or storage.exists(folder)
+        auxiliary = [path for path, _ in side_tables(warehouse, name, kinds)]
+        auxiliary += tables_of(warehouse, name) if drop_tables else []  # else they are kept: they name the incarnation
+        is_here = bool(descriptors or auxiliary) or storage.exists(folder)
         published = {one.incarnation for one in incarnations_in(warehouse, name)} if is_here else None
         known = delete_topology(zk, name, published)
         if not known and not is_here:
@@ -83,7 +83,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
         removed = _Removed()
         for descriptor in descriptors:
             _forget_state(removed, warehouse, descriptor, drop_tables)
-        for path in beside:
+        for path in auxiliary:
             removed.folder(path)
         # Last: by the tables' descriptors a reset that is run again finds what is left.
         removed.folder(folder)

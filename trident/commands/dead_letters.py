@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from trident.config import TridentConfig, as_config
 from trident.maintenance.inventory import warehouse_of
-from trident.messages.dead_letters import DeadLetter, LetterBox
+from trident.messages.dead_letters import DeadLetter, DeadLetterReader
 from trident.running.zookeeper import own_zookeeper
 from trident.states.outside.outbox import RefusedRequest, refused_requests
 
@@ -18,7 +18,7 @@ def dead_letters(name: str, config: TridentConfig | None = None) -> list[DeadLet
         TopologyError: the warehouse knows no such topology.
         TableError: a table of dead letters or messages cannot be read.
     """
-    return LetterBox(warehouse_of(as_config(config), name), name).letters()
+    return DeadLetterReader(warehouse_of(as_config(config), name), name).letters()
 
 
 def refused_by_servers(name: str, config: TridentConfig | None = None) -> list[RefusedRequest]:
@@ -64,5 +64,5 @@ def replay(
     if not force:
         with own_zookeeper(config, warehouse, name, "dead-letters replay"):
             pass
-    lines = LetterBox(warehouse, name).replay(stream, messages, again)
+    lines = DeadLetterReader(warehouse, name).replay(stream, messages, again)
     return "\n".join(lines) or f"{name}: no dead letter is to be replayed"

@@ -22,17 +22,17 @@ from trident.config_kinds import listen_address
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import ConfigError, EnvironmentProblem, TridentError, ZooKeeperUnreachable
 from trident.coordinators.processes import find_java
-from trident.running.cluster_checks import look_at_cluster
-from trident.running.executor_look import LIBRARIES, LIBRARIES_OF_COPIES, Found
+from trident.running.cluster_checks import probe_cluster
+from trident.running.executor_probe import LIBRARIES, LIBRARIES_OF_COPIES, Found
 from trident.running.zookeeper import open_zookeeper, server_folder
-from trident.spark.jars import RESOLVER_CONFS, delta_jars, known_delta_jars, own_host_problem
+from trident.spark.jars import RESOLVER_CONFS, delta_jars, hostname_problem, known_delta_jars
 from trident.spark.jvm import check_spark_home
 from trident.spark.session import check_descriptors, make_session, spark_settings
 from trident.spark.stores import configure_by_session
 from trident.states.core import storage
 from trident.states.core.addresses import is_local_master
 from trident.states.core.place import Place
-from trident.states.core.storage import told_by_storage
+from trident.states.core.storage import storage_problem_of
 
 # Looks at what a topology needs of this machine: Python, packages, Java, jars, memory, descriptors, ports.
 
@@ -60,12 +60,12 @@ class Report:
         self.problems.append(str(problem))
 
     def text(self) -> str:
-        told = list(self.lines)
+        output = list(self.lines)
         if self.problems:
-            told += ["", "Problems:", *(f"- {one}" for one in dict.fromkeys(self.problems))]
+            output += ["", "Problems:", *(f"- {one}" for one in dict.fromkeys(self.problems))]
         if self.notes:
-            told += ["", "Worth knowing:", *(f"- {one}" for one in dict.fromkeys(self.notes))]
-        return "\n".join(told if self.problems else [*told, "", "No problem found."])
+            output += ["", "Worth knowing:", *(f"- {one}" for one in dict.fromkeys(self.notes))]
+        return "\n".join(output if self.problems else [*output, "", "No problem found."])
 
 
 def nearest(path: "str | os.PathLike[str]", is_there: Callable[[str], bool] = os.path.lexists) -> str:
@@ -80,8 +80,8 @@ def size(found: int) -> str:
     return f"{found / (1 << 30):.1f} GB"
 
 
-def look_at_machine(report: Report, config: TridentConfig) -> bool:
-    """Returns whether there is a Java with which a JVM starts, at a port of this machine's own."""
+def check_machine(report: Report, config: TridentConfig) -> bool:
+    """Tells whether a JVM starts with the installed Java, at a port of this machine."""
     report.say("Python", f"{platform.python_version()} ({sys.executable})")
     _packages(report)
     _spark(report)
@@ -222,13 +222,13 @@ def _ports(report: Report, config: TridentConfig) -> bool:
             "ZooKeeper talk there: bring the interface lo up, and let a firewall leave it alone",
         )
         return False
-    unknown = own_host_problem()
+    unknown = hostname_problem()
     if unknown and not is_local_master(spark_settings(config)["spark.master"]):
         report.problems.append(unknown)
-    told = "127.0.0.1 answers"
+    output = "127.0.0.1 answers"
     if config.http:
-        told += f", http={config.http} {_http(report, config.http)}"
-    report.say("ports", told)
+        output += f", http={config.http} {_http(report, config.http)}"
+    report.say("ports", output)
     if spark_settings(config).get(_UI) == "true":
         report.notes.append("Spark's web pages are on (spark.ui.enabled): at every address, without a password")
     return True
@@ -262,7 +262,7 @@ _SHARED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "lustre", "gpfs",
 _LOST = ("tmpfs", "ramfs", "overlay")
 
 
-def look_at_warehouse(report: Report, warehouse: Place) -> None:
+def check_warehouse(report: Report, warehouse: Place) -> None:
     """Makes a folder wherever a start would write first, with some small files in it, and removes all that again."""
     try:
         there = storage.is_folder(warehouse)
@@ -273,7 +273,7 @@ def look_at_warehouse(report: Report, warehouse: Place) -> None:
             found.append(_tried_where_it_is_written(report, warehouse))
         report.say("warehouse", f"{warehouse} ({'; '.join(found)})")
     except OSError as error:
-        report.problem("warehouse", str(warehouse), told_by_storage(error, warehouse) or error)
+        report.problem("warehouse", str(warehouse), storage_problem_of(error, warehouse) or error)
         return
     if warehouse.is_local:
         _disk(report, nearest(warehouse, os.path.isdir))
@@ -283,15 +283,15 @@ def _tried_where_it_is_written(report: Report, warehouse: Place) -> str:
     """Tries the warehouse and, where it is there, the framework's own folder in it, which may be another user's."""
     if not warehouse.is_local:
         return _tried(report, warehouse, warehouse)
-    told = ""
+    output = ""
     for above in dict.fromkeys((nearest(warehouse / "_trident"), nearest(warehouse))):
         folder = Place(above) / f".trident-doctor-{uuid.uuid4().hex}"
         storage.make_path(folder)
         try:
-            told = _tried(report, warehouse, folder)
+            output = _tried(report, warehouse, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return told
+    return output
 
 
 def _tried(report: Report, warehouse: Place, folder: Place) -> str:
@@ -404,9 +404,9 @@ def doctor(config: TridentConfig, cluster: bool) -> Report:
             action="name it: --set spark_master=spark://host:7077",
         )
     report = Report()
-    java_works = look_at_machine(report, config)
+    java_works = check_machine(report, config)
     warehouse = config.warehouse_place()
-    look_at_warehouse(report, warehouse)
+    check_warehouse(report, warehouse)
     _zookeeper(report, config, warehouse, master, java_works)
     if cluster:
         _cluster(report, config, warehouse)
@@ -439,22 +439,22 @@ def _embedded(report: Report, warehouse: Place, master: str, java_works: bool) -
             f"the embedded ZooKeeper serves one machine, and the Spark master is {master}: name an ensemble, "
             "zookeeper=host:port,host:port"
         )
-    told = "embedded: this machine's own server"
+    output = "embedded: this machine's own server"
     try:
         running = EmbeddedZooKeeper.status(server_folder(warehouse))
         if running:
-            report.say("ZooKeeper", f"{told}, which runs at 127.0.0.1:{running.port}")
+            report.say("ZooKeeper", f"{output}, which runs at 127.0.0.1:{running.port}")
         elif not java_works:
-            report.say("ZooKeeper", f"{told}; not tried, see below")
+            report.say("ZooKeeper", f"{output}; not tried, see below")
         else:
             began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="trident-doctor-") as folder:
                 EmbeddedZooKeeper.ensure(folder)
                 took = time.monotonic() - began
                 EmbeddedZooKeeper.stop(folder)
-            report.say("ZooKeeper", f"{told}; one that was tried answered after {took:.1f} s")
+            report.say("ZooKeeper", f"{output}; one that was tried answered after {took:.1f} s")
     except (TridentError, OSError) as problem:
-        report.problem("ZooKeeper", told, problem)
+        report.problem("ZooKeeper", output, problem)
 
 
 def _cluster(report: Report, config: TridentConfig, warehouse: Place) -> None:
@@ -462,16 +462,16 @@ def _cluster(report: Report, config: TridentConfig, warehouse: Place) -> None:
     spark = make_session("trident doctor", spark_settings(config))
     try:
         configure_by_session(warehouse, spark)  # what it has of credentials goes with the tasks, as at a start
-        looked = look_at_cluster(spark, warehouse, config.python_archive)
-        report.say("cluster", f"{spark.sparkContext.master}: {len(looked.executors)} executors answered")
+        probed = probe_cluster(spark, warehouse, config.python_archive)
+        report.say("cluster", f"{spark.sparkContext.master}: {len(probed.executors)} executors answered")
     except EnvironmentProblem as problem:
         report.problems.append(str(problem))
         return
     finally:
         spark.stop()
-    for one in looked.executors:
+    for one in probed.executors:
         report.lines += ["", *_host(one)]
-    report.problems += dict.fromkeys(str(problem) for problem in looked.problems)
+    report.problems += dict.fromkeys(str(problem) for problem in probed.problems)
 
 
 def _host(found: Found) -> Iterator[str]:

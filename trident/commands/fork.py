@@ -130,28 +130,34 @@ def span(text: str | None) -> tuple[int, int] | None:
 def lines(found: Diff) -> list[str]:
     """The comparison for people."""
     compared = f"compared: transactions {found.first} to {found.last} of {found.group}"
-    told = [compared if _is_compared(found) else f"nothing was compared: no transaction of {found.group} is there yet"]
+    text_lines = [
+        compared if _is_compared(found) else f"nothing was compared: no transaction of {found.group} is there yet"
+    ]
     if found.behind and not _is_compared(found):
-        told.append(f"{found.other} has not processed any of the {found.behind} transactions from {found.first} on")
+        text_lines.append(
+            f"{found.other} has not processed any of the {found.behind} transactions from {found.first} on"
+        )
     elif found.behind:
-        told.append(f"{found.other} has not processed transaction {found.last + 1} yet, of {found.behind} to come")
+        text_lines.append(
+            f"{found.other} has not processed transaction {found.last + 1} yet, of {found.behind} to come"
+        )
     for side, states in ((found.name, found.only_one), (found.other, found.only_other)):
         if states:
-            told.append(f"only {side} has: {', '.join(states)}")
+            text_lines.append(f"only {side} has: {', '.join(states)}")
     parting = found.parting
     if parting is None:
-        return [*told, "no difference"] if _is_compared(found) else told
-    told.append(f"first difference: transaction {parting.txid}")
+        return [*text_lines, "no difference"] if _is_compared(found) else text_lines
+    text_lines.append(f"first difference: transaction {parting.txid}")
     for tx_id, (one, other) in parting.streams.items():
-        told.append(f"  stream {tx_id}: other batches: {found.name} {_shown(one)}, {found.other} {_shown(other)}")
+        text_lines.append(f"  stream {tx_id}: other batches: {found.name} {_shown(one)}, {found.other} {_shown(other)}")
     if parting.table:
         more = "" if parting.count <= len(parting.parts) else f", of which {len(parting.parts)} are shown"
-        told.append(f"  table {parting.table}: {parting.count} {_unit(parting.parts)} differ{more}")
+        text_lines.append(f"  table {parting.table}: {parting.count} {_unit(parting.parts)} differ{more}")
         for part in parting.parts:
-            told += _part_lines(part, found.name, found.other)
+            text_lines += _part_lines(part, found.name, found.other)
         if len(parting.tables) > 1:
-            told.append(f"  and tables {', '.join(parting.tables[1:])}")
-    return told
+            text_lines.append(f"  and tables {', '.join(parting.tables[1:])}")
+    return text_lines
 
 
 def _unit(parts: Sequence[Part]) -> str:
@@ -160,11 +166,11 @@ def _unit(parts: Sequence[Part]) -> str:
 
 def _part_lines(part: Part, name: str, other: str) -> list[str]:
     key = f"    key {_shown(part.key)}" if part.key else "    a row"
-    told = [key]
+    text_lines = [key]
     for side, row, value in ((name, part.one, part.value), (other, part.other, part.other_value)):
         now = f", and holds {_shown(value)} then" if value is not None else ""
-        told.append(f"      {side}: {'nothing' if row is None else _shown(row)}{now}")
-    return told
+        text_lines.append(f"      {side}: {'nothing' if row is None else _shown(row)}{now}")
+    return text_lines
 
 
 def _shown(value: Any) -> str:

@@ -27,9 +27,9 @@ from trident.coordinators.handing_over import (
     HandoverAnswer,
     HandoverRequest,
     Handovers,
-    quietly,
+    best_effort,
 )
-from trident.coordinators.leadership import current_holder, holder_is_gone, holder_is_here
+from trident.coordinators.leadership import current_holder, holder_has_ended, holder_is_this_process
 from trident.coordinators.records import Holder, LeaderRecord, decode
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.maintenance.inventory import registered
@@ -42,8 +42,8 @@ _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
-class Wish:
-    """The options of the command.
+class HandoverOptions:
+    """The command's options.
 
     Attributes:
         to: "HOST:PID" or "PID" of the standby; None: the one whose code is not the leader's.
@@ -64,7 +64,7 @@ class Wish:
     timeout_secs: float = TIMEOUT_SECS
 
 
-def hand_over(name: str, wish: Wish, config: TridentConfig, say: Callable[[str], None]) -> int:
+def hand_over(name: str, options: HandoverOptions, config: TridentConfig, say: Callable[[str], None]) -> int:
     """Hands a topology over to a standby.
 
     Args:
@@ -78,18 +78,18 @@ def hand_over(name: str, wish: Wish, config: TridentConfig, say: Callable[[str],
         TopologyError: ZooKeeper knows no such topology; it has no such standby, or several; no process leads it.
         CoordinationError: another hand-over is under way; the leader or the standby has died; there was no answer.
     """
-    _check(wish)
+    _check(options)
     with own_zookeeper(config, config.warehouse_place(), name, "handover") as zk:
-        handover = _Handover(zk, name, wish, say)
+        handover = _Handover(zk, name, options, say)
         try:
             return handover.run()
         finally:
-            quietly(handover.withdraw)  # where it cannot be told the request goes with the session, now
+            best_effort(handover.withdraw)  # where it cannot be told the request goes with the session, now
 
 
-def _check(wish: Wish) -> None:
-    if wish.without_rehearsal and (wish.only_rehearse or wish.accept_changes):
-        other = "--only-rehearse" if wish.only_rehearse else "--accept-changes"
+def _check(options: HandoverOptions) -> None:
+    if options.without_rehearsal and (options.only_rehearse or options.accept_changes):
+        other = "--only-rehearse" if options.only_rehearse else "--accept-changes"
         raise ConfigError(
             "without a rehearsal there is nothing to compare",
             found=f"--without-rehearsal and {other}",
@@ -98,8 +98,8 @@ def _check(wish: Wish) -> None:
 
 
 class _Handover:
-    def __init__(self, zk: ZooKeeper, name: str, wish: Wish, say: Callable[[str], None]) -> None:
-        self._zk, self._name, self._wish, self._say = zk, name, wish, say
+    def __init__(self, zk: ZooKeeper, name: str, options: HandoverOptions, say: Callable[[str], None]) -> None:
+        self._zk, self._name, self._options, self._say = zk, name, options, say
         self._handovers = Handovers(zk, name)
         self._me = current_holder()
         self._request: HandoverRequest | None = None
@@ -113,8 +113,8 @@ class _Handover:
                 action="start it with the new code: it continues where the last one stopped",
             )
         self._leader = live
-        there = [one for one in self._handovers.contenders() if not holder_is_gone(one.holder, self._me)]
-        chosen = choose(self._name, live, there, self._wish.to)
+        there = [one for one in self._handovers.contenders() if not holder_has_ended(one.holder, self._me)]
+        chosen = choose(self._name, live, there, self._options.to)
         self._chosen = chosen
         if not self._epochs():
             raise TopologyError(
@@ -123,14 +123,14 @@ class _Handover:
             )
         # Without a rehearsal, too: code that does not fit the topology would take the lease, and end.
         self._ask(incarnation)
-        what = "the look whether its code fits" if self._wish.without_rehearsal else "the rehearsal"
-        code = self._judge(self._wait_answer(what, lambda one: one.outcome != SERVES))
-        if code or self._wish.only_rehearse:
+        what = "the look whether its code fits" if self._options.without_rehearsal else "the rehearsal"
+        code = self._exit_code_of(self._wait_answer(what, lambda one: one.outcome != SERVES))
+        if code or self._options.only_rehearse:
             return code
         self._lead()
         said = self._wait_answer("the take-over", lambda one: one.outcome == SERVES)
         self._say("; ".join(said.lines))
-        old = "ends" if self._wish.stop_old else "waits as a standby"
+        old = "ends" if self._options.stop_old else "waits as a standby"
         self._say(f"{self._leader.host} pid {self._leader.pid}, which has led, {old}")
         return 0
 
@@ -146,7 +146,7 @@ class _Handover:
         self._zk.sync(path)
         found = self._zk.get(path)
         holder = decode(path, found[0], Holder) if found else None
-        return None if holder is None or holder_is_gone(holder, self._me) else holder
+        return None if holder is None or holder_has_ended(holder, self._me) else holder
 
     def _epochs(self) -> dict[str, int]:
         found = {}
@@ -158,20 +158,20 @@ class _Handover:
         return found
 
     def _ask(self, incarnation: str) -> None:
-        wish = self._wish
+        options = self._options
         request = HandoverRequest(
             secrets.token_hex(8),
             self._chosen.id,
             incarnation,
             self._epochs(),
             REHEARSE,
-            0 if wish.without_rehearsal else wish.last,
-            wish.stop_old,
+            0 if options.without_rehearsal else options.last,
+            options.stop_old,
             self._me,
         )
         if not self._handovers.ask(request):
             other = self._handovers.request()
-            if other is not None and not holder_is_gone(other.by, self._me):
+            if other is not None and not holder_has_ended(other.by, self._me):
                 raise CoordinationError(
                     f"another hand-over of {self._name} is under way",
                     found=f"a command on {other.by.host}, pid {other.by.pid}",
@@ -183,8 +183,8 @@ class _Handover:
             if not self._handovers.ask(request):
                 raise CoordinationError(f"another hand-over of {self._name} has begun just now", action="wait for it")
         self._request = request
-        rehearses = f"rehearses the last {wish.last} transactions of {self._name}"
-        self._say(f"{self._chosen.text} {'looks whether its code fits' if wish.without_rehearsal else rehearses}")
+        rehearses = f"rehearses the last {options.last} transactions of {self._name}"
+        self._say(f"{self._chosen.text} {'looks whether its code fits' if options.without_rehearsal else rehearses}")
 
     def _lead(self) -> None:
         assert self._request is not None
@@ -192,13 +192,13 @@ class _Handover:
         if not self._handovers.change(self._request):
             raise self._lost("the request is gone: the ZooKeeper session was lost, or another command took it back")
 
-    def _judge(self, answer: HandoverAnswer) -> int:
+    def _exit_code_of(self, answer: HandoverAnswer) -> int:
         """The exit code; 0: it may take over."""
         for line in answer.lines:
             self._say(line)
-        accepts, leads = self._wish.accept_changes, f"{self._leader.host} pid {self._leader.pid} stays leader"
+        accepts, leads = self._options.accept_changes, f"{self._leader.host} pid {self._leader.pid} stays leader"
         if answer.outcome == EQUAL:
-            if not self._wish.without_rehearsal:
+            if not self._options.without_rehearsal:
                 self._say("equal: the same rows as were committed")
             return 0
         if answer.outcome == DIFFERENT and accepts and answer.all_compared:
@@ -213,7 +213,9 @@ class _Handover:
             )
             return EXIT_NOT_COMPARED
         if answer.outcome == FAILED:
-            what = "it is not known whether the code fits" if self._wish.without_rehearsal else "the rehearsal failed"
+            what = (
+                "it is not known whether the code fits" if self._options.without_rehearsal else "the rehearsal failed"
+            )
             self._say(f"not handed over: {what}; {leads}")
             return EXIT_ATTEMPT_CAP
         self._say(f"not handed over: the code does not fit the topology; {leads}")
@@ -228,27 +230,29 @@ class _Handover:
             CoordinationError: it cannot any more, or the time is over.
         """
         assert self._request is not None
-        deadline = time.monotonic() + self._wish.timeout_secs
+        deadline = time.monotonic() + self._options.timeout_secs
         while True:
             answer = self._handovers.answered(self._request.id)
             if answer is not None and wanted(answer):
                 return answer
             # Looked at last: what has happened before an answer is no reason to give up.
-            trouble = self._trouble()
+            obstacle = self._obstacle()
             answer = self._handovers.answered(self._request.id)
             if answer is not None and wanted(answer):
                 return answer
-            if trouble:
-                raise self._lost(trouble)
+            if obstacle:
+                raise self._lost(obstacle)
             if time.monotonic() > deadline:
-                raise self._lost(f"{self._chosen.text} has not answered within {self._wish.timeout_secs:g} s ({what})")
+                raise self._lost(
+                    f"{self._chosen.text} has not answered within {self._options.timeout_secs:g} s ({what})"
+                )
             time.sleep(_POLL_SECS)
 
-    def _trouble(self) -> str:
+    def _obstacle(self) -> str:
         """Why no answer can come; "" where it can."""
         assert self._request is not None
         chosen = self._handovers.contender(self._chosen.id)
-        if chosen is None or holder_is_gone(chosen.holder, self._me):
+        if chosen is None or holder_has_ended(chosen.holder, self._me):
             return f"the standby {self._chosen.text} has died"
         found = self._handovers.request()
         if found is None or found.id != self._request.id:
@@ -275,7 +279,7 @@ class _Handover:
 
 
 def _same(one: Holder, other: Holder) -> bool:
-    return holder_is_here(one, other) and one.started == other.started
+    return holder_is_this_process(one, other) and one.started == other.started
 
 
 def choose(name: str, leader: Holder, contenders: Sequence[Contender], to: str | None) -> Contender:

@@ -53,9 +53,9 @@ def history(
     lines: list[str] = []
     for each, of_group in found.items():
         if as_json:
-            told = [(one.row, one.taken_back) for one in of_group.earlier]
-            told += [(row, False) for row in of_group.rows.values()]
-            lines += [json.dumps({"group": each, **row, "taken_back": gone}, default=_json) for row, gone in told]
+            detail = [(one.row, one.taken_back) for one in of_group.earlier]
+            detail += [(row, False) for row in of_group.rows.values()]
+            lines += [json.dumps({"group": each, **row, "taken_back": gone}, default=_json) for row, gone in detail]
             lost = dict(of_group.unreadable_earlier)
             lost |= {(of_group.incarnation, one): text for one, text in sorted(of_group.unreadable.items())}
             lines += [
@@ -98,8 +98,8 @@ def _not_kept(warehouse: Place, name: str, txid: int, groups: list[str]) -> Tran
 
 def _of_group(name: str, group: str, found: Transactions, txid: int | None) -> Iterator[str]:
     yield f"{name}, batch group {group}:"
-    if found.trouble:
-        yield f"  (from manifests, since the table of transactions cannot be read: {found.trouble})"
+    if found.problem:
+        yield f"  (from manifests, since the table of transactions cannot be read: {found.problem})"
     if not _says(found):
         yield "  no transaction is kept"
     earlier = [(_place(one.row["incarnation"], one.row["txid"]), _earlier_lines(one, txid)) for one in found.earlier]
@@ -151,8 +151,8 @@ def _line(row: dict[str, Any]) -> str:
     more += ["skipped"] if row["skipped"] is not None else []
     more += [f"code {row['code_id']}"] if row["code_id"] else []
     when = row["published_at"] or row["decided_at"]
-    told = "; ".join([f"{row['rows']:,} rows: {tables}", *more])
-    return f"{row['txid']}  attempt {row['attempt_id']}  {_time(when)}  {told}"
+    detail = "; ".join([f"{row['rows']:,} rows: {tables}", *more])
+    return f"{row['txid']}  attempt {row['attempt_id']}  {_time(when)}  {detail}"
 
 
 def _details(row: dict[str, Any]) -> Iterator[str]:

@@ -98,7 +98,7 @@ def migrate(
             expected="a query without, such as a foreachBatch with a MERGE",
             action="--without-state leaves it out: what the query knew of earlier rows is not known here",
         )
-    done, told = _last_done(found, doubt or InDoubt())
+    done, addition = _last_done(found, doubt or InDoubt())
     sources = found.ends(done) if done >= 0 else found.begins()
     streams = _streams_of(topology, sources, done)
     with own_zookeeper(config, warehouse, topology.name, "migrate", force) as zk:
@@ -117,7 +117,7 @@ def migrate(
             # Last: a start that comes before it meets groups of another incarnation, and begins nowhere.
             registration.ensure(identity, fences=lease.fences.values(), incarnation=incarnation)
     begins = f"after batch {done}" if done >= 0 else "at the start of batch 0"
-    lines = [f"{topology.name}: transaction 1 begins {begins} of {checkpoint}{told}"]
+    lines = [f"{topology.name}: transaction 1 begins {begins} of {checkpoint}{addition}"]
     lines += [f"  stream {tx_id}: {_shown(source)}" for tx_id, source in streams.items()]
     others = [tx_id for tx_id in identity["streams"] if tx_id not in streams]
     lines += [f"  stream {tx_id} is not in the checkpoint: it begins as its spout says" for tx_id in others]
@@ -224,7 +224,7 @@ def _position(topology: TridentTopology, tx_id: str, source: SourceOffset, wareh
     storage.make_folder(folder, warehouse)
     own: Path | Place = Path(folder) if folder.is_local else folder
     context = SpoutContext(None, topology.name, tx_id, own, incarnation)
-    position: Json = topology.graph.sources[tx_id].spout.position_behind(source, context)
+    position: Json = topology.graph.sources[tx_id].spout.position_after(source, context)
     return position
 
 

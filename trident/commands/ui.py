@@ -17,18 +17,18 @@ from trident.coordinators.errors import NotLeading, TridentError
 from trident.drpc.http import HttpServer
 from trident.drpc.requests import Answer
 from trident.maintenance.inventory import warehouse_of
-from trident.messages.dead_letters import DeadLetter, LetterBox
+from trident.messages.dead_letters import DeadLetter, DeadLetterReader
 from trident.planning.requests import DrpcPlan
 from trident.running.status import condition, read_status, waiting_standbys
 from trident.states.core.descriptor import list_descriptors
 from trident.states.core.place import Place
 from trident.states.delta.manifest import groups_with_manifests
-from trident.states.history.recorded import LedBefore, Transactions, last_transactions
+from trident.states.history.recorded import PastLeaderships, Transactions, last_transactions
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.pinning import load_state
-from trident.states.outside.outbox import RefusedBox
+from trident.states.outside.outbox import RefusedRequestReader
 from trident.watching.live_feed import past_records
-from trident.watching.live_page import LIVE_SECS, LivePage, Recent, StateSizes, key_of_texts, often_secs, shown_value
+from trident.watching.live_page import LIVE_SECS, LivePage, Recent, StateSizes, key_of_texts, refresh_secs, shown_value
 
 _PAST_SECS, _SELDOM_SECS = 5.0, 30.0
 # Of each batch group: the page shows the last hundred, and failures of earlier ones.
@@ -41,14 +41,14 @@ def serve(
     name: str,
     config: TridentConfig | None,
     port: int,
-    told: Callable[[str], None],
+    print_url: Callable[[str], None],
     stop: threading.Event,
 ) -> None:
     """Answers at a loopback address until it is stopped; with the setting ``http_token`` only who presents it.
 
     Args:
         port: 0 takes a free one.
-        told: is given the page's address.
+        print_url: is given the page's address.
 
     Raises:
         TopologyError: the warehouse knows no such topology.
@@ -58,7 +58,7 @@ def serve(
     source = WarehouseSource(warehouse_of(config, name), name)
     server = HttpServer(f"127.0.0.1:{port}", config.http_token, _NoFunctions(name), LivePage(source).routes())
     try:
-        told(f"http://{server.address}/")
+        print_url(f"http://{server.address}/")
         stop.wait()
     finally:
         source.ended.set()
@@ -87,16 +87,16 @@ class WarehouseSource:
     def __init__(self, warehouse: Place, topology: str) -> None:
         self.ended = threading.Event()
         self._warehouse, self._topology = warehouse, topology
-        self.often_secs = often_secs(warehouse)
+        self.refresh_secs = refresh_secs(warehouse)
         self.live_secs = LIVE_SECS if warehouse.is_local else _STORE_LIVE_SECS
-        self._letters, self._refused = LetterBox(warehouse, topology), RefusedBox(warehouse, topology)
+        self._letters, self._refused = DeadLetterReader(warehouse, topology), RefusedRequestReader(warehouse, topology)
         self._sizes = StateSizes(warehouse, topology)
         self._keys = KeyReader(warehouse)
-        past_secs = max(_PAST_SECS, self.often_secs)
+        past_secs = max(_PAST_SECS, self.refresh_secs)
         self._transactions: dict[str, Callable[[], Transactions]] = {}  # batch group → looks at its last ones
         self._rows = Recent(self._read_rows, past_secs)
         self._past = Recent(lambda: past_records(self._rows()), past_secs)
-        led_before = LedBefore(warehouse, topology)
+        led_before = PastLeaderships(warehouse, topology)
         self._before = Recent(lambda: led_before(self._groups()), max(_SELDOM_SECS, past_secs))
 
     def _groups(self) -> list[str]:
@@ -107,11 +107,11 @@ class WarehouseSource:
         """Batch group → the last rows of its table of transactions, the oldest first."""
         found = {}
         for group in self._groups():
-            look = self._transactions.get(group)
-            if look is None:
-                look = last_transactions(self._warehouse, self._topology, group, _PAST_TXIDS)
-                self._transactions[group] = look
-            found[group] = list(look().rows.values())
+            read = self._transactions.get(group)
+            if read is None:
+                read = last_transactions(self._warehouse, self._topology, group, _PAST_TXIDS)
+                self._transactions[group] = read
+            found[group] = list(read().rows.values())
         return found
 
     def live(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class WarehouseSource:
         return {"topology": self._topology, "groups": groups, "note": note}
 
     def states(self) -> list[dict[str, Any]]:
-        return self._sizes.look()
+        return self._sizes.records()
 
     def take_overs(self) -> dict[str, Any]:
         standbys = waiting_standbys(self._warehouse, self._topology, time.time())
@@ -164,7 +164,7 @@ class WarehouseSource:
         described = load_state(self._warehouse, state)
         types = {field.name: field for field in described.schema.fields}
         key = key_of_texts(state, [types[name] for name in described.keys], texts)
-        found = self._keys.get(state, self._keys.asked(state, [key]))[0]
+        found = self._keys.get(state, self._keys.requested(state, [key]))[0]
         return {"state": state, "key": list(texts), "found": found is not None, "value": shown_value(found)}
 
     def letters(self, last: int) -> tuple[list[DeadLetter], int | None, list[dict[str, Any]]]:

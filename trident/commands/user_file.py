@@ -82,7 +82,7 @@ def _run(path: Path) -> types.ModuleType:
     except Terminated:
         raise
     except (Exception, SystemExit) as error:
-        if _wanted_a_session(error):
+        if _needs_session(error):
             raise TopologyError(
                 f"{_where(path, error)}: a Column of pyspark.sql.functions is made in Spark, and no Spark session is "
                 "there while the file is read",
@@ -91,12 +91,12 @@ def _run(path: Path) -> types.ModuleType:
                 "trident.configure_spark(SparkSession.builder).getOrCreate()",
             ) from error
         raise TopologyError(f"{_where(path, error)}: {type(error).__name__}: {error}") from error
-    _pickle_by_value(_neighbours(path.parent, before))
+    _pickle_by_value(_modules_of_folder(path.parent, before))
     return module
 
 
-def _wanted_a_session(error: BaseException) -> bool:
-    """Tells whether PySpark was asked for what only a session can give: it raises an empty AssertionError, or this."""
+def _needs_session(error: BaseException) -> bool:
+    """Tells whether the file called what needs a Spark session: PySpark raises an empty AssertionError, or this."""
     if SparkContext._active_spark_context is not None:
         return False
     if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error):
@@ -113,7 +113,7 @@ def _where(path: Path, error: BaseException) -> str:
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 
-def _neighbours(folder: Path, before: set[str]) -> list[types.ModuleType]:
+def _modules_of_folder(folder: Path, before: set[str]) -> list[types.ModuleType]:
     """The modules that the file imported from its own folder."""
     neighbours = []
     for name in sorted(set(sys.modules) - before):

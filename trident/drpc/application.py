@@ -95,7 +95,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (DrpcError, 503),
 )
 # Everybody is told these in full: nothing in them comes from the user's code or data.
-_TOLD = (UnknownFunction, WrongArguments, NotLeading, DrpcTimeout)
+_CALLER_ERRORS = (UnknownFunction, WrongArguments, NotLeading, DrpcTimeout)
 
 
 class Answers(Protocol):
@@ -204,7 +204,7 @@ class Application:
 
     def _failed(self, error: Exception, function: str | None) -> Response:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
-        if isinstance(error, _TOLD):
+        if isinstance(error, _CALLER_ERRORS):
             log.debug("request answered with %d", status, exc_info=error)
             return _error(status, str(error))
         error_id = uuid.uuid4().hex[:8]

@@ -94,8 +94,8 @@ class DrpcFront:
 
     # --- what the query tells -----------------------------------------------------------------
 
-    def waits(self) -> None:
-        """Another process leads."""
+    def became_standby(self) -> None:
+        """Another process leads; this one is its standby."""
         self._become(_Role.STANDBY, None)
 
     def leads(self, requests: DrpcRequests) -> None:

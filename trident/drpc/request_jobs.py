@@ -29,7 +29,7 @@ from trident.spark.rows import RowsSlot, arrow_rows
 from trident.states.core import spark_jobs
 from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.keyed.copies import StateCopies
-from trident.states.keyed.state_copy import LogIsPast
+from trident.states.keyed.state_copy import LogIsAhead
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.failures import STALE, LeftToSpark, find_report
 from trident.workers.requests import (
@@ -39,10 +39,10 @@ from trident.workers.requests import (
     LATER,
     MOVED,
     Answers,
-    Asked,
     Outcome,
+    RequestBatch,
     RequestId,
-    read_told,
+    read_answers,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class StatesAsOf:
         """The copies of the states of a function as of these transactions; None where one of them has none.
 
         Raises:
-            LogIsPast: a state's log has a later transaction already, which is about to advance.
+            LogIsAhead: a state's log has a later transaction already, which is about to advance.
         """
         found: dict[str, CopyAsOf] = {}
         for group, txid in as_of.items():
@@ -108,7 +108,7 @@ class StatesAsOf:
                 known = self._known.get((group, states))
                 if known is None or known[0] != txid:
                     copies = self._copies(group)
-                    made = None if copies is None else copies.as_of_or_past(states, txid)
+                    made = None if copies is None else copies.as_of_unless_ahead(states, txid)
                     if made is None:
                         return None
                     known = self._known[group, states] = (txid, made)
@@ -144,7 +144,7 @@ class StatesAsOf:
                 copies.damaged(report["state"], used[report["state"]], report["error"])
 
 
-class AnswersHere:
+class InProcessAnswers:
     """Answers the requests of functions all of whose steps are the framework's own.
 
     Args:
@@ -168,7 +168,7 @@ class AnswersHere:
             as_of = self._states.pinned(plan)
             try:
                 copies = self._states.get(plan, as_of)
-            except LogIsPast:
+            except LogIsAhead:
                 if not self._states.moved(plan, as_of, deadline):
                     return None
                 continue
@@ -278,12 +278,12 @@ class Found:
     as_of: dict[str, int]
 
 
-class Moved(Exception):
+class PinnedStateMoved(Exception):
     """A state cannot be read as of the transaction that was pinned: one more try, or each request by Spark alone."""
 
 
-class Together:
-    """The requests to one function.
+class RequestBatcher:
+    """Batches the requests to one function into jobs.
 
     Args:
         run: answers the requests of a job; None: there are no local copies, each is to go alone.
@@ -321,8 +321,8 @@ class Together:
             self._waiting.append(waiting)
         self._begin()
 
-    def look(self, waiting: Waiting) -> None:
-        """A caller waits for long: its job may be one that another request keeps from ending."""
+    def check_progress(self, waiting: Waiting) -> None:
+        """Called where a caller waits for long: another request may keep its job from ending."""
         with self._lock:
             job = waiting.job
             if job is not None:
@@ -429,9 +429,9 @@ class Together:
             return
         try:
             found = self._run_job(self._plan, job)
-        except Moved:
+        except PinnedStateMoved:
             if not self._was_given_up(job):
-                self._moved(job.waiting)
+                self._retry(job.waiting)
         except Exception as error:
             self._failed(job, error)
         else:
@@ -439,7 +439,7 @@ class Together:
             if found is not None:
                 self._settle(job, found, elsewhere)
             elif not elsewhere:
-                self._go_alone(job.waiting)
+                self._run_alone(job.waiting)
 
     def _was_given_up(self, job: Job) -> bool:
         """Tells whether a job that has ended was given up; from here on it is not."""
@@ -458,7 +458,7 @@ class Together:
                 log.info("a job of %d requests failed: each is tried alone", len(job.waiting), exc_info=error)
                 self._again(job.waiting)
         if not several:
-            self._go_alone(job.waiting)
+            self._run_alone(job.waiting)
 
     def _settle(self, job: Job, found: Found, elsewhere: bool) -> None:
         """Gives the requests their answers.
@@ -478,23 +478,23 @@ class Together:
                 at += outcome.rows
                 settle(one.answer, (rows, found.as_of))
             elif outcome.kind == FAILED:
-                told = self._fails(self._plan, outcome.error, one.request_id)
-                if told is None:
+                caller_error = self._fails(self._plan, outcome.error, one.request_id)
+                if caller_error is None:
                     alone.append(one)
                 else:
-                    fail(one.answer, told)
+                    fail(one.answer, caller_error)
             else:
                 {LATER: later, MOVED: moved, ALONE: alone}[outcome.kind].append(one)
         if elsewhere:
             return
-        self._moved(moved)
-        self._go_alone(alone)
+        self._retry(moved)
+        self._run_alone(alone)
         self._put_back(later)
 
-    def _moved(self, waiting: Sequence[Waiting]) -> None:
+    def _retry(self, waiting: Sequence[Waiting]) -> None:
         for one in waiting:
             one.tries += 1
-        self._go_alone([one for one in waiting if one.tries >= _TRIES])
+        self._run_alone([one for one in waiting if one.tries >= _TRIES])
         self._put_back([one for one in waiting if one.tries < _TRIES])
 
     def _put_back(self, waiting: Sequence[Waiting]) -> None:
@@ -504,7 +504,7 @@ class Together:
                 one.job = None
             self._waiting.extendleft(reversed(waiting))
 
-    def _go_alone(self, waiting: Sequence[Waiting]) -> None:
+    def _run_alone(self, waiting: Sequence[Waiting]) -> None:
         for one in waiting:
             with self._lock:
                 one.job = None
@@ -536,8 +536,8 @@ def fail(answer: Future[Any], error: BaseException) -> None:
         pass
 
 
-_ASKED = StructType([StructField("asked", BinaryType(), False)])
-_TOLD = StructType([StructField(name, StringType(), False) for name in ("outcomes", "rows")])
+_REQUESTED = StructType([StructField("asked", BinaryType(), False)])
+_ANSWERED = StructType([StructField(name, StringType(), False) for name in ("outcomes", "rows")])
 _PROPERTY = "trident.requests"
 _NONE = BatchInfo(RequestId(""))
 
@@ -554,7 +554,7 @@ class SharedJobs:
         spark: "SparkSession",
         topology: str,
         states: StatesAsOf,
-        here: AnswersHere,
+        here: InProcessAnswers,
         info: Callable[[Mapping[str, int]], BatchInfo],
     ) -> None:
         self._spark, self._topology, self._states, self._here, self._info = spark, topology, states, here, info
@@ -576,10 +576,10 @@ class SharedJobs:
         if plan.copied_states:
             try:
                 found = self._states.for_tasks(plan, as_of)
-            except LogIsPast as error:
+            except LogIsAhead as error:
                 if not self._states.moved(plan, as_of, max(one.deadline for one in job.waiting)):
                     return None
-                raise Moved from error
+                raise PinnedStateMoved from error
             if found is None:
                 return None
             copies = found
@@ -590,7 +590,7 @@ class SharedJobs:
         ids = [one.request_id for one in job.waiting]
         rows = arrow_rows([one.values for one in job.waiting], plan.arguments)
         info = self._info({name: as_of[group] for name, (_, group) in plan.states.items()})
-        outcomes, table = jobs.run(Asked(ids, rows, info, copies))
+        outcomes, table = jobs.run(RequestBatch(ids, rows, info, copies))
         for outcome in outcomes:
             if outcome.kind == MOVED:
                 self._states.could_not_use(plan, copies, RuntimeError(outcome.error))
@@ -606,25 +606,25 @@ class RequestJobs:
         serializer: Any = CloudPickleSerializer()
         pickled = serializer.dumps(plan.together)
         frames: Any = SessionFrames(spark)
-        self._pass = frames.map_in_arrow(Answers(pickled, plan.function, RESULT), _ASKED.names, _TOLD, False)
+        self._pass = frames.map_in_arrow(Answers(pickled, plan.function, RESULT), _REQUESTED.names, _ANSWERED, False)
         self._kept = KeptPlan(spark, kept_plan_class(spark.sparkContext), f"function {plan.function}")
 
-    def run(self, asked: Asked) -> tuple[list[Outcome], pa.Table | None]:
+    def run(self, batch: RequestBatch) -> tuple[list[Outcome], pa.Table | None]:
         """The outcome of each request, and the rows of those that were answered, in one job of the thread's group.
 
         Raises:
             Exception: Spark's, where the job failed: none of the requests is answered.
         """
-        table = pa.table([pa.array([asked.pickled()], pa.binary())], names=_ASKED.names)
-        slot = RowsSlot(self._spark, table, _ASKED)
+        table = pa.table([pa.array([batch.pickled()], pa.binary())], names=_REQUESTED.names)
+        slot = RowsSlot(self._spark, table, _REQUESTED)
         try:
             (answer,) = self._kept.rows(
                 {_PROPERTY: slot.rows}, lambda kept: nullcontext(self._frame(slot.over(kept, _PROPERTY).coalesce(1)))
             )
-            return read_told(answer["outcomes"], answer["rows"])
+            return read_answers(answer["outcomes"], answer["rows"])
         except NotKept:
             ((outcomes, rows),) = self._frame(slot.frame().coalesce(1)).collect()
-            return read_told(outcomes, rows)
+            return read_answers(outcomes, rows)
 
-    def _frame(self, asked: "DataFrame") -> "DataFrame":
-        return self._pass(asked, Batch(_NONE))
+    def _frame(self, batch: "DataFrame") -> "DataFrame":
+        return self._pass(batch, Batch(_NONE))

@@ -26,10 +26,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from trident.coordinators.errors import ConfigError, DrpcError, DrpcTimeout, NotLeading, UnknownFunction
 from trident.drpc.request_jobs import (
     SLOW_SECS,
-    AnswersHere,
+    InProcessAnswers,
+    RequestBatcher,
     SharedJobs,
     StatesAsOf,
-    Together,
     Waiting,
     fail,
     is_long,
@@ -51,7 +51,7 @@ from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.signatures import users_error
 from trident.workers.failures import UserCodeFailed, find_report
 from trident.workers.requests import RequestId
-from trident.workers.states import NewerThanAsked
+from trident.workers.states import NewerThanRequested
 
 log = logging.getLogger("trident.drpc")
 TIMEOUT_SECS = 30.0
@@ -114,13 +114,13 @@ class DrpcRequests:
         self._config = {"topology": topology, "spark_master": self._context.master}
         self._states = StatesAsOf(copies, advanced, is_local_master(self._context.master))
         as_bytes = (spark.conf.get("spark.sql.execution.pyspark.binaryAsBytes", "true") or "").lower() == "true"
-        self._here = AnswersHere(self._states, as_bytes)
+        self._here = InProcessAnswers(self._states, as_bytes)
         self._threads = ThreadPoolExecutor(_AT_ONCE, f"trident-{topology}-drpc")
         self._job_threads = ThreadPoolExecutor(_JOBS_AT_ONCE, f"trident-{topology}-drpc-jobs")
         self._shared_jobs = SharedJobs(
             spark, topology, self._states, self._here, lambda as_of: self._info(RequestId(""), as_of)
         )
-        self._together: dict[str, Together] = {}
+        self._together: dict[str, RequestBatcher] = {}
         self._running: dict[str, Future[Answer]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -168,7 +168,7 @@ class DrpcRequests:
             if alone is not None:
                 self._cancel(request.request_id, alone)
 
-    def _wait(self, waiting: Waiting, together: Together | None) -> None:
+    def _wait(self, waiting: Waiting, together: RequestBatcher | None) -> None:
         """Waits until a request is answered, or its time is over."""
         while (left := waiting.deadline - time.monotonic()) > 0:
             try:
@@ -178,7 +178,7 @@ class DrpcRequests:
                 return
             except FutureTimeout:
                 if together is not None:
-                    together.look(waiting)
+                    together.check_progress(waiting)
 
     def close(self) -> None:
         """Ends what runs; those who wait are told that this process does not lead any more."""
@@ -194,12 +194,12 @@ class DrpcRequests:
 
     # --- requests that share jobs --------------------------------------------------------------
 
-    def _of_function(self, plan: DrpcPlan) -> Together:
+    def _of_function(self, plan: DrpcPlan) -> RequestBatcher:
         with self._lock:
             if self._closed:
                 raise not_leading(self._topology)
             if plan.function not in self._together:
-                self._together[plan.function] = Together(
+                self._together[plan.function] = RequestBatcher(
                     plan, self._shared_jobs, self._alone, _failure, self._cancel_group, self._job_threads.submit
                 )
             return self._together[plan.function]
@@ -234,11 +234,13 @@ class DrpcRequests:
         self._context.setJobGroup(_job_group(request.request_id), f"{self._topology} {plan.function} {request}")
         self._context.setLocalProperty("spark.scheduler.pool", spark_jobs.REQUESTS)
         schema = plan.arguments
-        asked = to_dataframe(self._spark, [values], schema).coalesce(1)
+        argument_rows = to_dataframe(self._spark, [values], schema).coalesce(1)
         for last in [False] * (_PINS - 1) + [True]:
             pin = self._pin(plan, deadline)
             try:
-                return Answer(self._rows(plan, asked, request, pin), plan.function, request.request_id, pin.as_of)
+                return Answer(
+                    self._rows(plan, argument_rows, request, pin), plan.function, request.request_id, pin.as_of
+                )
             except (_Newer, SnapshotUnavailable) as newer:
                 if isinstance(newer, SnapshotUnavailable) and not self._is_old(pin):
                     raise
@@ -255,7 +257,7 @@ class DrpcRequests:
     def _info(self, request: RequestId, as_of: Mapping[str, int] | None = None) -> BatchInfo:
         return BatchInfo(request, self._incarnation, self._epoch, self._config, as_of)
 
-    def _rows(self, plan: DrpcPlan, asked: "DataFrame", request: RequestId, pin: _Pin) -> list[Row]:
+    def _rows(self, plan: DrpcPlan, argument_rows: "DataFrame", request: RequestId, pin: _Pin) -> list[Row]:
         as_of = {name: pin.as_of[group] for name, (_, group) in plan.states.items()}
         info = self._info(request, as_of)
 
@@ -263,7 +265,7 @@ class DrpcRequests:
             return self._frames(binding, keys, as_of[binding.name], pin.memory.get(binding.name))
 
         try:
-            with plan.build(asked, info, stored) as built:
+            with plan.build(argument_rows, info, stored) as built:
                 return built[RESULT].collect()
         except Exception as error:
             translated = _translated(error, plan.function, request)
@@ -355,7 +357,7 @@ def _translated(error: Exception, function: str, request: RequestId) -> Exceptio
     report = find_report(error)
     if report is None:
         return error
-    if report["error"].startswith(f"{NewerThanAsked.__name__}:"):
+    if report["error"].startswith(f"{NewerThanRequested.__name__}:"):
         return _Newer(report["error"].partition(": ")[2])
     where = f"request {request} of function {function!r}"
     return users_error(report, where, action="correct the function or the arguments")

@@ -116,10 +116,10 @@ def _argument(function: str, name: str, kind: DataType, value: Any) -> Any:
     try:
         return converted(value, kind)
     except (ValueError, TypeError, KeyError, OverflowError, OSError, InvalidOperation) as problem:
-        told = f": {problem}" if isinstance(problem, _Unfit) else ""
+        detail = f": {problem}" if isinstance(problem, _Unfit) else ""
         raise WrongArguments(
             f"argument {name!r} of function {function!r} has another type",
-            found=f"{type(value).__name__} {repr(value)[:100]}{told}",
+            found=f"{type(value).__name__} {repr(value)[:100]}{detail}",
             expected=kind.simpleString(),
         ) from None
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trident.coordinators.positions import Misplaced
+from trident.coordinators.positions import PositionMismatch
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.states.core.control import ControlRecord
 from trident.states.delta.kernel_files import LiveFile
@@ -211,7 +211,7 @@ class GroupFacts:
         manifests: by attempt.
         leftovers: txid → the greatest attempt id that was ever seen of it: in manifests and staged folders.
         pins: tx_id → txid → metadata, as ZooKeeper has them.
-        misplaced: positions in ZooKeeper that are not those of the record.
+        position_mismatches: positions in ZooKeeper that are not those of the record.
         ledgers: of FileSpouts, that are not as they were written.
         outside: the states outside of the warehouse of which ZooKeeper has a mark, and outboxes without one.
 
@@ -229,7 +229,7 @@ class GroupFacts:
     manifests: tuple[ManifestFacts, ...] = ()
     leftovers: Mapping[int, int] = field(default_factory=dict)
     pins: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
-    misplaced: tuple[Misplaced, ...] = ()
+    position_mismatches: tuple[PositionMismatch, ...] = ()
     ledgers: tuple[LedgerDamage, ...] = ()
     outside: tuple[OutsideFacts, ...] = ()
 
@@ -245,7 +245,7 @@ class GroupFacts:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class NonDeltaState:
     """A state whose rows are not in Delta tables, and outlive the process.
 
     Attributes:
@@ -265,7 +265,7 @@ class TopologyFacts:
         groups: the one that a rollback takes back comes first.
         state_identities: of the states, from their descriptors.
         epoch: the greatest that was seen in tables, status and ZooKeeper.
-        elsewhere: by name.
+        non_delta_states: by name.
     """
 
     name: str
@@ -274,7 +274,7 @@ class TopologyFacts:
     groups: tuple[GroupFacts, ...]
     state_identities: Mapping[str, Any] = field(default_factory=dict)
     epoch: int = 0
-    elsewhere: Mapping[str, Elsewhere] = field(default_factory=dict)
+    non_delta_states: Mapping[str, NonDeltaState] = field(default_factory=dict)
 
 
 def identity_of(spouts: Mapping[str, Mapping[str, Mapping[str, Any]]], states: Mapping[str, Any]) -> dict[str, Any]:

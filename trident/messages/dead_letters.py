@@ -43,7 +43,7 @@ from trident.states.publishing.dead_letters import ENDS, LETTERS, side_tables
 
 log = logging.getLogger("trident.messages")
 _FOLDER = "replays"
-_LOOK_SECS = 0.5
+_POLL_SECS = 0.5
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,18 @@ class ReplayRequests:
     def __init__(self, state_folder: Place) -> None:
         self._folder = state_folder / _FOLDER
         self._left: dict[str, set[str]] = {}  # request → keys of messages that are not settled
-        self._looked_at = -_LOOK_SECS
+        self._polled_at = -_POLL_SECS
 
-    def look_again(self) -> None:
-        """The next poll looks for requests, however short ago the last one did."""
-        self._looked_at = -_LOOK_SECS
+    def poll_at_once(self) -> None:
+        """The next poll reads the requests, however recent the last one was."""
+        self._polled_at = -_POLL_SECS
 
     def unfinished(self) -> list[str]:
         """The names of the requests that there are."""
         return sorted(_requests_in(self._folder))
 
     @staticmethod
-    def asked(state_folder: Place) -> list[str]:
+    def pending_ids(state_folder: Place) -> list[str]:
         """The ids, as JSON, of the messages of requests that are not finished."""
         found = []
         for path in (state_folder / _FOLDER / f"{name}.json" for name in _requests_in(state_folder / _FOLDER)):
@@ -122,9 +122,9 @@ class ReplayRequests:
     def poll(self) -> Iterator[tuple[str, Given]]:
         """(request, message) of requests that were not seen yet."""
         now = time.monotonic()
-        if now - self._looked_at < _LOOK_SECS:
+        if now - self._polled_at < _POLL_SECS:
             return
-        self._looked_at = now
+        self._polled_at = now
         for name in self.unfinished():
             if name not in self._left:
                 yield from [(name, message) for message in self._read(name)]
@@ -197,7 +197,7 @@ class ReplayEnd(NamedTuple):
         return letter.first_start != self.first_start or self.txid > letter.row["txid"]
 
 
-ASKED = ReplayEnd("", math.inf, None, "asked for")
+UNFINISHED = ReplayEnd("", math.inf, None, "asked for")
 
 
 def first_start_of(file: LiveFile) -> str | None:
@@ -280,7 +280,7 @@ def _first(text: str | None) -> str:
 _Rows = dict[tuple[str, str], list[dict[str, Any]]]
 
 
-class LetterBox:
+class DeadLetterReader:
     """The dead letters of one topology. Keep one for as long as it may be asked; may be used by several threads.
 
     Of repeated calls for the newest ones each file is read once.
@@ -376,7 +376,7 @@ class LetterBox:
         for path in self._paths(MESSAGES):
             stream = _stream_of(path, self._topology)
             # Before the ends: a request that ends meanwhile is among these, and would else be among neither.
-            asked = ReplayRequests.asked(self._stream_folder(stream))
+            pending_ids = ReplayRequests.pending_ids(self._stream_folder(stream))
             table = self._tables.load(str(path))
             files = [file for file in self._tables.live_files(table) if _may_have_replays(file)]
             ends = [row for file in files for row in reading.rows(path, file, ENDS, _replays_of)]
@@ -384,8 +384,8 @@ class LetterBox:
             for row in sorted(ends, key=lambda row: row["txid"]):
                 end = ReplayEnd(first_start, row["txid"], row["settled_at"], row["outcome"])
                 found.setdefault((stream, row["message"].split(" ", 2)[2]), []).append(end)
-            for message in asked:
-                found.setdefault((stream, message), []).append(ASKED)
+            for message in pending_ids:
+                found.setdefault((stream, message), []).append(UNFINISHED)
         return found
 
     def _paths(self, kind: SideTableKind) -> list[Place]:
@@ -416,7 +416,7 @@ class _Reading:
     """Reads rows of files, but for those that an earlier call with the same arguments has read.
 
     Args:
-        last, messages: as for :meth:`LetterBox.letters`.
+        last, messages: as for :meth:`DeadLetterReader.letters`.
         known: what the earlier call has read.
 
     Attributes:
@@ -452,8 +452,8 @@ def _replays_of(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _stream_of(path: Place, topology: str) -> str:
     """The stream whose messages a table has."""
-    before, behind = MESSAGES.table_name(topology, "*").split("*")
-    return path.name[len(before) : -len(behind)]
+    before, suffix = MESSAGES.table_name(topology, "*").split("*")
+    return path.name[len(before) : -len(suffix)]
 
 
 def _given_up_by(file: LiveFile) -> datetime:

@@ -159,7 +159,7 @@ class MessageSpoutExecutor(SpoutExecutor):
             self._accept_all([given], request)
         self._requests.done()
         known, taken = self._recognised, self._taken
-        while (room := self._room()) > 0:
+        while (room := self._capacity()) > 0:
             more = (self._taken - taken) / _FAST_A_SEC if self._waits < self._share else 0.0
             if not self._ask(now + min(_POLL_SECS + more, _POLL_SECS_MAX), min(room, _AT_ONCE)):
                 break
@@ -194,7 +194,7 @@ class MessageSpoutExecutor(SpoutExecutor):
             self._is_free.notify_all()
             yield
 
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         """How many messages may be taken, once those have had the lock who wait for it."""
         if self._others:
             self._is_free.wait(_POLL_SECS_MAX)
@@ -302,7 +302,7 @@ class MessageSpoutExecutor(SpoutExecutor):
 
     def refresh(self) -> None:
         """The spout is asked each time; replay requests are looked for at once."""
-        self._requests.look_again()
+        self._requests.poll_at_once()
 
     def backlog(self) -> Backlog | None:
         """Not known unless the spout counts what it has not handed out: it may hand out so many and no more."""
@@ -333,7 +333,7 @@ class MessageSpoutExecutor(SpoutExecutor):
                 with self._replacing:  # the thread of an attempt before may be in `suspect`
                     batch.attempt = context.attempt
                     if context.shrink:
-                        less = self._less(batch.messages)
+                        less = self._smaller_batch(batch.messages)
                         batch.table = None  # first: a reader takes the messages, then the table
                         batch.messages = less
             return {"messages": len(batch.messages), "rows": int(batch.messages.counts.sum())}
@@ -367,8 +367,8 @@ class MessageSpoutExecutor(SpoutExecutor):
                     failures[one.root] = Failure("the spout", self._tx_id, str(error))
         return _suspected(batch, failures), None
 
-    def _less(self, batch: PendingMessages) -> PendingMessages:
-        """A batch took too long: a part of it is tried, and of a single message it is known that it is the reason."""
+    def _smaller_batch(self, batch: PendingMessages) -> PendingMessages:
+        """A part of a batch that took too long; a single message is known to be the reason."""
         suspects = batch.is_of(_suspects(batch))
         failed, others = batch.where(suspects), batch.where(~suspects)
         if len(others) == 1 and others.keys[0]:
@@ -491,10 +491,10 @@ class MessageSpoutExecutor(SpoutExecutor):
     def _acknowledge(self, settled: PendingMessages) -> None:
         """Calls ack for settled messages; later for those that cannot be acknowledged now: a broker is away."""
         if requested := [root for root, past in settled.past.items() if past.request]:
-            asked = settled.is_of(requested)
-            for one in settled.where(asked):
+            is_requested = settled.is_of(requested)
+            for one in settled.where(is_requested):
                 self._requests.settle(one.request, one.key)
-            settled = settled.where(~asked)
+            settled = settled.where(~is_requested)
         self._unacknowledged += settled.ids
         ack_many = getattr(self._spout, "ack_many", None)
         try:

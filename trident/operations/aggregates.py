@@ -430,7 +430,7 @@ class CollectOp(Operation):
     """All values of one column as one row with one list, also when there is none; and all anchors, where there are."""
 
     shuffles = True
-    gives_rows_for_none = True
+    gives_rows_for_empty_batch = True
 
     column: str
 

@@ -146,15 +146,15 @@ def _chain(parent: Node, keys: tuple[str, ...], links: tuple[Aggregation, ...], 
     about: dict[str, Any] = {"parents": (parent,), "schema": schema, "operation": name, "keys": keys}
     kinds = {link.kind for link in links}
     inputs = tuple(dict.fromkeys(name for link in links for name in link.inputs))
-    asked: dict[str, Any] = {"keys": keys, "inputs": inputs, "location": links[0].location}
+    arguments: dict[str, Any] = {"keys": keys, "inputs": inputs, "location": links[0].location}
     if kinds == {"native"} and not per_partition:
         return NativeChainNode(**about, members=links)
     if kinds <= {"native", "combiner"} and not per_partition:
         parts = StructType([StructField(f"f{place}", field.dataType, True) for place, field in enumerate(outputs)])
         made = (StructField(CHAIN, parts, True),)
-        whole = Aggregation(aggregator=CombinerChain(links, inputs), kind="combiner", outputs=made, **asked)
+        whole = Aggregation(aggregator=CombinerChain(links, inputs), kind="combiner", outputs=made, **arguments)
         return CombinerChainNode(**about, whole=whole)
-    whole = Aggregation(aggregator=AnyChain(links, inputs), kind="aggregator", outputs=outputs, many=True, **asked)
+    whole = Aggregation(aggregator=AnyChain(links, inputs), kind="aggregator", outputs=outputs, many=True, **arguments)
     return _partition_aggregate(parent, whole, name) if per_partition else AnyChainNode(**about, whole=whole)
 
 

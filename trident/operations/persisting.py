@@ -31,7 +31,7 @@ from trident.operations.aggregates import AggregateNode, aggregator_class, read_
 from trident.operations.state_nodes import NewValuesNode, PersistNode
 from trident.planning.nodes import Names, Node, field_names, picked, require_fields
 from trident.planning.operation import Fields, Operation, SegmentBuilder
-from trident.planning.session_frames import SessionFrames, Transform, column, column_list, in_turn
+from trident.planning.session_frames import SessionFrames, Transform, column, column_list, composed
 from trident.states.core.binding import LAST, SEQUENCED, StateBinding, StateKind
 from trident.states.core.kinds import kind_of_state
 from trident.states.core.names import backquoted, check_name, folded
@@ -298,8 +298,8 @@ class LastOp(Operation):
         if self.order_by and self.sequenced:
             order = F.struct(_never_null(self.order_by), place)
             # A deleted key's row stays in the table: without its values.
-            told = (self.order_by, self.delete_when)
-            kept = [F.when(~gone, column(name)).alias(name) for name in self.values if name not in told]
+            used_fields = (self.order_by, self.delete_when)
+            kept = [F.when(~gone, column(name)).alias(name) for name in self.values if name not in used_fields]
             if not self.history:
                 kept.append(column(self.order_by))
             elif self.delete_when:
@@ -310,7 +310,7 @@ class LastOp(Operation):
         placed = frames.select([*keys, row.alias(_ROW), order.alias(_PLACE)])
         last = frames.aggregate(self.keys, F.max_by(_ROW, _PLACE).alias(_ROW))
         values = [F.col(f"{_ROW}.{backquoted(name)}").alias(name) for name in self.values]
-        return in_turn(placed, last, frames.select([*keys, *values, F.col(f"{_ROW}.{DELETED_COLUMN}")]))
+        return composed(placed, last, frames.select([*keys, *values, F.col(f"{_ROW}.{DELETED_COLUMN}")]))
 
     def describe(self) -> str:
         by = f", by {self.order_by} over all transactions" if self.sequenced else ""

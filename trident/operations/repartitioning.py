@@ -130,7 +130,7 @@ class PlaceOp(Operation):
     marked: bool = False
 
     @property
-    def gives_rows_for_none(self) -> bool:
+    def gives_rows_for_empty_batch(self) -> bool:
         return self.marked
 
     def transform(self, frames: SessionFrames) -> Transform:
@@ -180,7 +180,7 @@ class AtLeastOneOp(Operation):
         count: how many; None: not said, so one.
     """
 
-    gives_rows_for_none = True
+    gives_rows_for_empty_batch = True
 
     count: int | None = None
 
@@ -266,8 +266,8 @@ def named(parent: Node, name: str) -> Node:
     return _pass(parent, f"name({name})")
 
 
-def unmoved(parent: Node, operation: str) -> Node:
-    """Leaves the rows where they are."""
+def unchanged(parent: Node, operation: str) -> Node:
+    """Leaves the rows in their partitions."""
     return _pass(parent, operation)
 
 

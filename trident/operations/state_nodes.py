@@ -53,7 +53,7 @@ _STORED_PREFIX = "__trident_stored_"
 # The values of so few rows are sent to every task; of more, rows and values are moved to each other, and may spill.
 _FEW_ROWS = 50_000
 # The keys of so many rows, in so many bytes of files, are sent to every task; for more the state is moved.
-_ASKED_ROWS_MAX, _ASKED_BYTES_MAX = 1_000_000, 32 << 20
+_BROADCAST_ROWS_MAX, _BROADCAST_BYTES_MAX = 1_000_000, 32 << 20
 # The same where Spark does not know the bytes.
 _UNKNOWN_ROWS_MAX = 250_000
 _SENT, _MOVED = "broadcast", "merge"
@@ -97,11 +97,11 @@ class JoinStateOp(Operation):
             if self.materialise:
                 # The keys that are asked and the rows beside which the answers are put must be the same.
                 frame, rows = batch.once(frame)
-            moves, asked = bool(keys) and rows > _FEW_ROWS, None
+            moves, lookup_keys = bool(keys) and rows > _FEW_ROWS, None
             if keys:
-                asked = frame.select(*[column(name).alias(key) for name, key in keys]).distinct()
-                asked = asked.hint(_MOVED if moves and _are_many(asked, rows) else _SENT)
-            stored = batch.stored(self.binding, asked)
+                lookup_keys = frame.select(*[column(name).alias(key) for name, key in keys]).distinct()
+                lookup_keys = lookup_keys.hint(_MOVED if moves and _are_many(lookup_keys, rows) else _SENT)
+            stored = batch.stored(self.binding, lookup_keys)
             columns = [column(key).alias(f"__trident_k{n}") for n, (_, key) in enumerate(keys)]
             columns += [column(name).alias(new) for name, new in self.columns]
             if self.found:
@@ -137,11 +137,13 @@ class JoinStateOp(Operation):
         return f"look up {', '.join(self.inputs) or 'everything'} in {self.binding.name}{place}"
 
 
-def _are_many(asked: "DataFrame", rows: int) -> bool:
+def _are_many(lookup_keys: "DataFrame", rows: int) -> bool:
     """Tells whether keys are too many, or too large, to be sent to every task."""
-    size = bytes_read(asked)
+    size = bytes_read(lookup_keys)
     # Spark says of a frame of unknown size that it is huge beyond any disk.
-    return rows > (_ASKED_ROWS_MAX if size < 1 << 50 else _UNKNOWN_ROWS_MAX) or _ASKED_BYTES_MAX < size < 1 << 50
+    return (
+        rows > (_BROADCAST_ROWS_MAX if size < 1 << 50 else _UNKNOWN_ROWS_MAX) or _BROADCAST_BYTES_MAX < size < 1 << 50
+    )
 
 
 def join_stored(builder: SegmentBuilder, binding: StateBinding) -> tuple[str, ...]:
@@ -317,14 +319,14 @@ class PersistNode(Node):
         if self._updates_map:
             self._update_map(builder)
         elif self.mode is not None:
-            self._go_on_from_stored(builder)
+            self._continue_from_stored(builder)
         elif self.aggregation is not None:
             lower_aggregation(builder, self.aggregation, self, tuple(self.schema.fields), persists=True)
         elif self.binding.state_kind.updated_when_published:
             builder.into_partitions(self.binding.keys, getattr(self.binding.state, "partitions", 1))
         # an append changes nothing here: the segment ends with the columns of the log
 
-    def _go_on_from_stored(self, builder: SegmentBuilder) -> None:
+    def _continue_from_stored(self, builder: SegmentBuilder) -> None:
         assert self.aggregation is not None and self.mode is not None
         inputs = self.aggregation.inputs
         if not self.binding.keys:

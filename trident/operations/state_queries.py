@@ -48,7 +48,7 @@ class StateQueryNode(OutputsNode):
         return () if self.writer is None else (self.writer,)
 
     @property
-    def asks(self) -> "StateBinding | None":
+    def queried_state(self) -> "StateBinding | None":
         return None if self.writer is None else self.writer.binding
 
     @property
@@ -71,20 +71,20 @@ class StateQueryNode(OutputsNode):
         return (live - set(self.outputs)) | set(self.inputs)
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
-        binding = self.asks
+        binding = self.queried_state
         if binding is None:
-            self._ask_on_workers(builder, live)
+            self._look_up_on_workers(builder, live)
             return
         # A field that a project dropped may be made again, so it must be gone.
         builder.narrow(builder.narrowed(self.reads(self.parents[0], live)))
         if binding.state_kind.users_code:
             # The row goes where its key is, so that one partition of the state answers.
             builder.into_partitions(self.inputs, getattr(binding.state, "partitions", 1))
-            self._ask_on_workers(builder, live, PARTITION)
+            self._look_up_on_workers(builder, live, PARTITION)
         else:
-            self._ask_by_spark(builder, live, binding)
+            self._look_up_by_spark(builder, live, binding)
 
-    def _ask_by_spark(self, builder: SegmentBuilder, live: frozenset[str], binding: StateBinding) -> None:
+    def _look_up_by_spark(self, builder: SegmentBuilder, live: frozenset[str], binding: StateBinding) -> None:
         every = isinstance(self.query, TupleCollectionGet)
         stored = (*binding.keys, *binding.value_fields) if every else binding.value_fields
         columns = tuple(zip(stored, self.outputs))
@@ -93,11 +93,11 @@ class StateQueryNode(OutputsNode):
         kept = tuple(field for field in self.schema.fields if field.name in live or field.name in self.outputs)
         builder.push(SelectOp(kept, names_of(kept)))
 
-    def _ask_on_workers(self, builder: SegmentBuilder, live: frozenset[str], place: str = "") -> None:
+    def _look_up_on_workers(self, builder: SegmentBuilder, live: frozenset[str], place: str = "") -> None:
         earlier = tuple(field for field in self.schema.fields if field.name in live and field.name not in self.outputs)
         keep, label, types = names_of(earlier), Label(self.operation, self.location), arrow_types(self._made)
         # The aggregator has no part in it, and that of an upsert would load the planner on the workers.
-        state = self.state if self.asks is None else replace(self.asks, aggregator=None)
+        state = self.state if self.queried_state is None else replace(self.queried_state, aggregator=None)
         step = QueryRows(label, state, self.query, self.inputs, self.outputs, types, self.many, keep, place)
         takes = (*keep, *self.inputs, *filter(None, (place,)))
         builder.push_python(step, (*earlier, *self._made), takes, batch_id=True)

@@ -108,7 +108,7 @@ class TimedSpec:
 # Rows in so few bytes are worth one Spark partition.
 _SMALL_BYTES = 4 << 20
 # Keys of rows in this many bytes are sent to every task; of more both sides are moved.
-_ASKED_BYTES_MAX = 64 << 20
+_BROADCAST_BYTES_MAX = 64 << 20
 _ASKED = "__trident_asked"
 
 
@@ -155,7 +155,7 @@ class NewRowsOp(MultiInputOp):
     clock: Any
 
     @property
-    def gives_rows_for_none(self) -> bool:
+    def gives_rows_for_empty_batch(self) -> bool:
         return not self.spec.event  # the transaction's time
 
     @property
@@ -250,7 +250,7 @@ class _Gather:
         self._marks = frames.prepared_select(marks)
         new = {KIND, ORDER, AT, *ROWS, *op.keys}
         self._new = frames.prepared_select([column(name) if name in new else none[name] for name in ends])
-        self._asked = frames.prepared_select([*column_list(op.keys), F.lit(True).alias(_ASKED)])
+        self._lookup_keys = frames.prepared_select([*column_list(op.keys), F.lit(True).alias(_ASKED)])
 
     def __call__(self, new: Any, batch: Batch) -> Any:
         op = self._op
@@ -277,8 +277,8 @@ class _Gather:
 
     def _wanted(self, stored: Any, new: Any, now: int | None, size: int) -> Any:
         """The entries of the rows' keys, and those that are due; each once."""
-        asked = self._asked(new).distinct()
-        asked = (F.broadcast(asked) if size <= _ASKED_BYTES_MAX else asked).alias("asked")
+        asked = self._lookup_keys(new).distinct()
+        asked = (F.broadcast(asked) if size <= _BROADCAST_BYTES_MAX else asked).alias("asked")
         same = [F.col(f"stored.{key}").eqNullSafe(F.col(f"asked.{key}")) for key in map(backquoted, self._op.keys)]
         entries = stored.where(f"{PART} = 0").alias("stored")
         joined = entries.join(asked, reduce(lambda a, b: a & b, same), "left")
@@ -462,8 +462,8 @@ def rows_of(node: TimedNode) -> TimedRowsNode:
     return TimedRowsNode(parents=(node,), schema=node.given, side=None, operation=f"rows({node.binding.name})")
 
 
-def late_rows_behind(given: Node, side: int) -> TimedRowsNode:
-    """The rows of a side that came too late for the operation that gave the rows of a node.
+def late_rows_of(given: Node, side: int) -> TimedRowsNode:
+    """The rows of a side that were too late for the operation of a node.
 
     Raises:
         TopologyError: no row is late for it.

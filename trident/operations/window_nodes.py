@@ -226,8 +226,8 @@ class _Windows:
         return placed.withColumn(_PLACE, F.expr(f"{_PLACE} + map({', '.join(ahead)})[{of}]")), before
 
     def _turn(self, stored: "DataFrame", frame: "DataFrame", rows: int | None) -> _Turn:
-        asked = self._of_all(stored.where("_seq = -1")).unionAll(self._of_new(frame))
-        parts = {row.part: row for row in asked.collect()}
+        watermarks = self._of_all(stored.where("_seq = -1")).unionAll(self._of_new(frame))
+        parts = {row.part: row for row in watermarks.collect()}
         count = parts[1].rows if rows is None else rows
         before, first, late = (parts[0].mark, parts[0].rows, parts[0].late) if 0 in parts else (None, 0, 0)
         spec = self._op.spec
@@ -296,7 +296,7 @@ class WindowNode(PersistNode):
     @property
     def kept(self) -> KeptParts | str:
         """The parts that are kept; or why rows are."""
-        found = _parts_behind(self)
+        found = _parts_after(self)
         return found if isinstance(found, str) else why_no_parts(found) or found
 
     @property
@@ -345,7 +345,7 @@ class PanesNode(Node):
 
     @property
     def _kept(self) -> KeptParts | str:
-        (window,) = _behind(self.graph, self)
+        (window,) = _children(self.graph, self)
         assert isinstance(window, WindowNode)
         return window.kept
 
@@ -411,14 +411,14 @@ class WindowRowsNode(Node):
         elif kept.rows:
             builder.push(of_fired(kept, fields, ()))
         else:
-            (node,) = _behind(window.graph, self)
+            (node,) = _children(window.graph, self)
             builder.push(of_fired(kept, tuple(node.schema.fields), _outputs_of(node, window)))
 
 
 # --- what is kept ------------------------------------------------------------------------
 
 
-def _behind(graph: TopologyGraph, node: Node) -> list[Node]:
+def _children(graph: TopologyGraph, node: Node) -> list[Node]:
     return [one for one in graph.nodes if node in one.parents]
 
 
@@ -445,23 +445,23 @@ def rows_once_more(graph: TopologyGraph, node: Node) -> Node:
     """
     if not isinstance(node, WindowRowsNode) or not node.fired or isinstance(node.window.spec, SessionSpec):
         return node
-    behind = _behind(graph, node)
-    if not behind or not all(map(_aggregations_of, behind)):
+    after_window = _children(graph, node)
+    if not after_window or not all(map(_aggregations_of, after_window)):
         return node
     more = replace(node)
     graph.add(more)
     return more
 
 
-def _parts_behind(window: WindowNode) -> KeptParts | str:
-    """The parts that the operations behind a window ask for; or why they ask for rows."""
+def _parts_after(window: WindowNode) -> KeptParts | str:
+    """The parts that the operations after a window need; or why they need rows."""
     spec, name, fields = window.spec, window.binding.name, window.parents[0].schema
     session = spec if isinstance(spec, SessionSpec) else None
     if isinstance(spec, WindowSpec) and spec.unit is not Unit.EVENT_TIME:
         return f"windows of {spec.unit.value} keep rows"
     if session is None and name in window.graph.kept_rows:
         return "an earlier version has stored rows"
-    users = [node for node in _behind(window.graph, window) if isinstance(node, WindowRowsNode)]
+    users = [node for node in _children(window.graph, window) if isinstance(node, WindowRowsNode)]
     raws = tuple(fields.fields) if any(not node.fired for node in users) else ()
     own_keys = () if session is None else tuple(fields[key] for key in session.keys)
     rows = KeptParts(spec, own_keys, (), tuple(fields.fields), raws)
@@ -469,10 +469,10 @@ def _parts_behind(window: WindowNode) -> KeptParts | str:
     def because(reason: str) -> KeptParts | str:
         return reason if session is None else rows
 
-    behind = [_behind(window.graph, node) or [node] for node in users if node.fired]
-    if any(len(found) > 1 for found in behind):
+    after_window = [_children(window.graph, node) or [node] for node in users if node.fired]
+    if any(len(found) > 1 for found in after_window):
         return because("one grouping has several uses")
-    ends = [end for found in behind for end in found]
+    ends = [end for found in after_window for end in found]
     found = [_aggregations_of(end) for end in ends]
     if not ends or not all(found):
         what = next((end.operation for end, one in zip(ends, found) if not one), "no operation")

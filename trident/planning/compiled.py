@@ -200,7 +200,7 @@ class CompiledGroup:
             together = single and self._stays_single(segment.anchors[0], alone)
             if ops and isinstance(ops[0], MultiInputOp):
                 join, ops, together = ops[0].join(self._frames), ops[1:], False
-            kept, alone[segment.target] = laid_out(ops, together)
+            kept, alone[segment.target] = pruned_operations(ops, together)
             compiled.append(_Compiled(segment, join, list(self._transforms(kept))))
         return compiled
 
@@ -227,8 +227,8 @@ class CompiledGroup:
         return self._frames.map_in_arrow(chain, sorted(ops[0].takes), StructType(list(fields)), per_batch)
 
 
-def laid_out(ops: Sequence[Operation], together: bool) -> tuple[list[Operation], bool]:
-    """The operations without those that need not be done.
+def pruned_operations(ops: Sequence[Operation], together: bool) -> tuple[list[Operation], bool]:
+    """The operations without those that have no effect.
 
     Args:
         together: whether all rows certainly are in one Spark partition.

@@ -43,7 +43,7 @@ def _answered(request: DrpcPlan) -> str:
         return "each is answered in the leader's process"
     if request.together is not None:
         return "those that wait are answered together, each for itself in one Spark job"
-    return f"each takes Spark jobs of its own: {request.why_alone}"
+    return f"each takes Spark jobs of its own: {request.reason_alone}"
 
 
 def _group(group: GroupPlan) -> _Described:
@@ -86,8 +86,8 @@ class _Described:
         yield from _indented(self._segments(self.lowered.segments))
         if self.lowered.late_segments:
             turn = "in the transaction's turn, as of the transaction before:"
-            asked = "as of one advanced transaction of each group:"
-            begin = turn if self.of_batches else asked
+            as_of_text = "as of one advanced transaction of each group:"
+            begin = turn if self.of_batches else as_of_text
             yield f"  {begin[:-1]} ({self.by}):" if self.by else f"  {begin}"
             yield from _indented(_indented(self._segments(self.lowered.late_segments)))
 
@@ -208,7 +208,7 @@ def _edges(node: Node, ids: dict[Node, str]) -> list[dict[str, Any]]:
 
 
 # Node.drawn_as → (colour, shape)
-_LOOK = {
+_COLOURS_AND_SHAPES = {
     "spout": ("#cfe8cf", "cds"),
     "Python": ("#fff2b3", "box"),
     "Spark": ("#d6e6f7", "box"),
@@ -288,7 +288,7 @@ def _digraph(graph: TopologyGraph) -> Any:
 def _draw_nodes(box: Any, ids: dict[Node, str]) -> None:
     for node, own in ids.items():
         kind = node.drawn_as
-        colour, shape = _LOOK[kind]
+        colour, shape = _COLOURS_AND_SHAPES[kind]
         box.node(own, label=_escaped(node.operation), fillcolor=colour, shape=shape, tooltip=_escaped(kind))
     for node, own in ids.items():
         for parent in node.parents:

@@ -329,7 +329,7 @@ def states_read(nodes: Iterable[Node]) -> dict[str, ReadState]:
     found: dict[str, ReadState] = {}
     for node in nodes:
         if node.late:
-            read = node.asks or node.writes or next((one.writes for one in node.parents if one.writes), None)
+            read = node.queried_state or node.writes or next((one.writes for one in node.parents if one.writes), None)
             if read is not None:
                 found.setdefault(read.name, ReadState(read, node))
     return found

@@ -104,9 +104,9 @@ class Lowered:
         return any(op.needs_order for op in self._late_ops)
 
     @property
-    def late_gives_rows_for_none(self) -> bool:
+    def late_gives_rows_for_empty_batch(self) -> bool:
         """Tells whether something late emits rows for an empty batch, as an aggregate over the batch does."""
-        return any(op.gives_rows_for_none for op in self._late_ops)
+        return any(op.gives_rows_for_empty_batch for op in self._late_ops)
 
     @property
     def depends_on_partitions(self) -> bool:

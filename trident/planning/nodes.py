@@ -188,8 +188,8 @@ class Node:
         return None
 
     @property
-    def asks(self) -> StateBinding | None:
-        """The state of the topology that it looks rows up in."""
+    def queried_state(self) -> StateBinding | None:
+        """The state of the topology in which it looks up rows."""
         return None
 
     @property

@@ -18,7 +18,7 @@ from trident.planning.session_frames import Join, SessionFrames, Transform, colu
 from trident.states.publishing.user_tasks import PARTITION
 from trident.udf.expressions import Expression
 from trident.workers.anchors import ANCHORS
-from trident.workers.arrow_plan import AsTheyAre, Columns, KeepTrue, WithConstant, WithMarker
+from trident.workers.arrow_plan import Columns, KeepTrue, Unchanged, WithConstant, WithMarker
 from trident.workers.chain import Step, WithoutMarker
 from trident.workers.tracking import TrackedStep
 
@@ -75,7 +75,7 @@ class Operation:
         return False
 
     @property
-    def gives_rows_for_none(self) -> bool:
+    def gives_rows_for_empty_batch(self) -> bool:
         """Tells whether it emits rows for an empty batch."""
         return False
 
@@ -159,7 +159,7 @@ class GroupingOp(Operation):
     keys: tuple[str, ...]
 
     @property
-    def gives_rows_for_none(self) -> bool:
+    def gives_rows_for_empty_batch(self) -> bool:
         return not self.keys
 
     @property
@@ -278,7 +278,7 @@ class ByKeyOp(Operation):
 
     @property
     def on_arrow(self) -> PyOp | None:
-        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
+        return arrow_op(self.fields, Unchanged(), names_of(self.fields))
 
     def describe(self) -> str:
         return f"repartition by {', '.join(self.keys)}"
@@ -289,7 +289,7 @@ class OnePartitionOp(Operation):
     """All rows in one Spark partition, with a marker row so that it exists for an empty batch too."""
 
     gathers_rows = True
-    gives_rows_for_none = True
+    gives_rows_for_empty_batch = True
 
     def transform(self, frames: SessionFrames) -> Transform:
         """Spark gives an empty batch no partition at all, and then no worker would run."""
@@ -364,7 +364,7 @@ class CoalesceOp(Operation):
 
     @property
     def on_arrow(self) -> PyOp | None:
-        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
+        return arrow_op(self.fields, Unchanged(), names_of(self.fields))
 
     def describe(self) -> str:
         return f"into at most {self.count} partitions"
@@ -381,7 +381,7 @@ class GatherOp(Operation):
 
     @property
     def on_arrow(self) -> PyOp | None:
-        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
+        return arrow_op(self.fields, Unchanged(), names_of(self.fields))
 
     def describe(self) -> str:
         return "into one partition"

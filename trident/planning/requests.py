@@ -58,11 +58,11 @@ class DrpcPlan(LoweredPlan):
 
     @cached_property
     def together(self) -> ArrowPlan | None:
-        """The plan by which a task answers several requests; None where each goes another way, for ``why_alone``."""
-        return None if self.in_driver is not None or self.why_alone else self._arrow
+        """The plan by which a task answers several requests; None where each goes another way, for ``reason_alone``."""
+        return None if self.in_driver is not None or self.reason_alone else self._arrow
 
     @cached_property
-    def why_alone(self) -> str:
+    def reason_alone(self) -> str:
         """Why a request cannot share its Spark job with others; "": it can."""
         for field in self.arguments:
             if not isinstance(field.dataType, PLAIN):
@@ -166,12 +166,12 @@ def _plan(graph: TopologyGraph, source: DrpcNode, groups: dict[str, str]) -> Drp
             action="merge or join them, or leave the others out",
         )
     result = result_of(ends[0])
-    asked = [node.asks for node in nodes if node.asks is not None]
+    queried = [node.queried_state for node in nodes if node.queried_state is not None]
     return DrpcPlan(
         function=source.function,
         arguments=source.schema,
         result=result.schema,
         nodes=nodes,
-        states={binding.name: (binding, groups[binding.name]) for binding in asked},
+        states={binding.name: (binding, groups[binding.name]) for binding in queried},
         lowered=lower([*nodes, result], [result]),
     )

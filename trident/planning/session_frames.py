@@ -110,7 +110,7 @@ class SessionFrames:
         return _to_seq(self.context, columns, _to_java_column)
 
 
-def in_turn(*transforms: Transform) -> Transform:
+def composed(*transforms: Transform) -> Transform:
     """One transform behind the other."""
     return lambda frame, batch: reduce(lambda made, transform: transform(made, batch), transforms, frame)
 

@@ -24,13 +24,13 @@ from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TableError, TopologyError
 from trident.coordinators.leadership import Lease
 from trident.coordinators.registration import refuse_unfinished
-from trident.coordinators.repairing import RepairStore, leap_epochs
+from trident.coordinators.repairing import RepairStore, raise_epochs
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.maintenance.applying import carry_out, engine_for
 from trident.maintenance.facts import GroupFacts, TableFacts, TopologyFacts
 from trident.repair.diagnose import diagnose
-from trident.repair.inspection import look, write_ledger
-from trident.repair.rebuild import EPOCH_LEAP
+from trident.repair.inspection import inspect_topology, write_ledger
+from trident.repair.rebuild import EPOCH_INCREMENT
 from trident.repair.steps import (
     AbandonDecision,
     Choices,
@@ -44,7 +44,7 @@ from trident.repair.steps import (
     WriteLedger,
     WriteRecord,
 )
-from trident.running.zookeeper import leading, open_zookeeper, refuse_leader_elsewhere
+from trident.running.zookeeper import leading, open_zookeeper, refuse_other_leader
 from trident.settings import ENVIRONMENT_PREFIX
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.place import Place
@@ -100,28 +100,28 @@ def repair(
     with closing(open_zookeeper(config, warehouse)) as zk:
         refuse_unfinished(zk, name)
         engine = engine_for(f"repair {name}", config, warehouse, spark)
-        facts = look(zk, engine, warehouse, name)
+        facts = inspect_topology(zk, engine, warehouse, name)
         _check_choices(facts, choices)
         findings = diagnose(facts, choices)
         if not apply or not any(finding.chosen for finding in findings):
             return Repaired(facts, findings, [], findings)
-        refuse_leader_elsewhere(zk, config, warehouse, name, "repair")
+        refuse_other_leader(zk, config, warehouse, name, "repair")
         with leading(zk, name, [group.name for group in facts.groups]) as lease:
             # Again, now that no other process writes.
             refuse_unfinished(zk, name)
-            facts = now = look(zk, engine, warehouse, name)
+            facts = now = inspect_topology(zk, engine, warehouse, name)
             findings = steps_of = diagnose(facts, choices)
             done = []
             while restores := [step for step in _steps(steps_of) if isinstance(step, Restore)]:
                 # First: what ZooKeeper is to say of a table depends on the version that its RESTORE makes.
                 done += _Repair(zk, engine, lease, warehouse, now).run(restores)
-                now = look(zk, engine, warehouse, name)
+                now = inspect_topology(zk, engine, warehouse, name)
                 steps_of = diagnose(now, choices)
             steps = list(_steps(steps_of))
             if any(isinstance(step, WriteRecord) for step in steps):
-                leap_epochs(zk, lease, now.epoch + EPOCH_LEAP)
+                raise_epochs(zk, lease, now.epoch + EPOCH_INCREMENT)
             done += _Repair(zk, engine, lease, warehouse, now).run(steps)
-        return Repaired(facts, findings, done, diagnose(look(zk, engine, warehouse, name), choices))
+        return Repaired(facts, findings, done, diagnose(inspect_topology(zk, engine, warehouse, name), choices))
 
 
 def _check_choices(facts: TopologyFacts, choices: Choices) -> None:

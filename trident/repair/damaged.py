@@ -37,22 +37,22 @@ _STUCK_SHOWN = 20
 
 def lost_positions(group: GroupFacts, choices: Choices) -> list[Finding]:
     """Tells whether each stream is where the record says, and how it gets there again."""
-    if not group.misplaced or group.record is None:
+    if not group.position_mismatches or group.record is None:
         return []
     text = (
         "ZooKeeper lacks positions of streams, or has older ones: begun from here, rows would be counted again, or be "
-        f"missing; found: {'; '.join(map(str, group.misplaced))}"
+        f"missing; found: {'; '.join(map(str, group.position_mismatches))}"
     )
     pins: dict[str, dict[int, Any]] = {}
     opaque: dict[str, dict[str, Any]] = {}
     anew: set[int] = set()
-    for tx_id in sorted({one.tx_id for one in group.misplaced if one.txid}):
+    for tx_id in sorted({one.tx_id for one in group.position_mismatches if one.txid}):
         proved = _pins_of(group, tx_id)
         if isinstance(proved, Refused):
             return [choices.finding("positions lost", group.name, text, proved)]
         pins[tx_id], begun = proved
         anew |= begun
-    for one in group.misplaced:
+    for one in group.position_mismatches:
         if not one.txid:
             values = {} if one.expected == "" else next(_partitions(group, one.tx_id, one.expected), None)
             if values is None:

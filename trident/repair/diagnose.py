@@ -44,7 +44,7 @@ def diagnose(facts: TopologyFacts, choices: Choices = _NONE) -> list[Finding]:
 
 
 def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -> list[Finding]:
-    strangers = [finding for table in group.tables for finding in _strangers(facts, group, table)]
+    strangers = [finding for table in group.tables for finding in _foreign_tables(facts, group, table)]
     if strangers:
         return strangers
     changed = [
@@ -69,7 +69,7 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
         *lost_positions(group, choices),
         *damaged_ledgers(group, choices),
     ]
-    return [*changed, *_went_back(group, choices), *outside_states(group, choices), *rest]
+    return [*changed, *_version_regressions(group, choices), *outside_states(group, choices), *rest]
 
 
 def _into_one_record(changed: list[Finding], differ: Finding) -> list[Finding]:
@@ -103,7 +103,7 @@ def _other_incarnation(facts: TopologyFacts, group: GroupFacts) -> bool:
 # --- tables that are not ours, or not there ----------------------------------------------------------
 
 
-def _strangers(facts: TopologyFacts, group: GroupFacts, table: TableFacts) -> list[Finding]:
+def _foreign_tables(facts: TopologyFacts, group: GroupFacts, table: TableFacts) -> list[Finding]:
     control = table.control
     if not table.exists or control is None or (control.topology, control.group) == (facts.name, group.name):
         return []
@@ -209,11 +209,11 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
             )
         return _rebuilt(facts, group, choices, "ZooKeeper wiped", text, lossy=False, blocked=blocked)
     ahead = [table for table in tables if _compare(table, decision) > 0]
-    behind = [table for table in tables if _compare(table, decision) < 0]
-    if not ahead and not behind:
+    lagging = [table for table in tables if _compare(table, decision) < 0]
+    if not ahead and not lagging:
         return None
-    said = "; ".join(_says(table) for table in [*ahead, *behind])
-    if ahead and behind:
+    said = "; ".join(_says(table) for table in [*ahead, *lagging])
+    if ahead and lagging:
         return Finding(
             "tables of different moments",
             group.name,
@@ -225,10 +225,10 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
         return _rebuilt(facts, group, choices, "ZooKeeper restored from an older copy", text, False, blocked)
     text = f"the tables are the older side, ZooKeeper is newer ({_zookeeper_says(record)}); found: {said}"
     # A table that has no part in the later transactions (a detached state's) is the same in every copy.
-    least_txid = min(_position(table) for table in behind)[0]
-    level = [table for table in tables if table not in behind and _position(table)[0] > least_txid]
+    least_txid = min(_position(table) for table in lagging)[0]
+    level = [table for table in tables if table not in lagging and _position(table)[0] > least_txid]
     if level:
-        least = min(behind, key=_position)
+        least = min(lagging, key=_position)
         return Finding(
             "one table restored from an older copy",
             group.name,
@@ -290,7 +290,7 @@ def _rebuilt(
 # --- what is left --------------------------------------------------------------------------------------------
 
 
-def _went_back(group: GroupFacts, choices: Choices) -> list[Finding]:
+def _version_regressions(group: GroupFacts, choices: Choices) -> list[Finding]:
     findings = []
     for table in group.tables:
         mark = table.mark

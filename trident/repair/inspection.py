@@ -54,7 +54,7 @@ from trident.states.core.place import Place
 from trident.states.core.tables import UPTO_COLUMN, StagedFile
 from trident.states.delta import history
 from trident.states.delta.delta_log import DeltaLog, TableCommit, TableMissing
-from trident.states.delta.history import asks_of_writers
+from trident.states.delta.history import writer_requirements
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.manifest import Manifest, ManifestStore, groups_with_manifests
 from trident.states.delta.staging import verify_staged
@@ -84,7 +84,7 @@ _PINNED = {"path", "size", "mtime_ns", "digest"}
 WRITE = faults.register("repair.ledger", "writing a ledger of files again")
 
 
-def look_at_ledger(folder: Place, incarnation: str, pins: Mapping[int, Any], spout: str) -> LedgerDamage | None:
+def inspect_ledger(folder: Place, incarnation: str, pins: Mapping[int, Any], spout: str) -> LedgerDamage | None:
     """Returns what is wrong with the ledger of a stream; None for other streams than a FileSpout's.
 
     Args:
@@ -191,8 +191,8 @@ def _line(book: LedgerBook, value: dict[str, Any]) -> bytes:
 # looked for in all that its log still has.
 
 
-def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Place, name: str) -> TopologyFacts:
-    """Everything that is known of a topology.
+def inspect_topology(zk: ZooKeeper, engine: KernelEngine, warehouse: Place, name: str) -> TopologyFacts:
+    """Collects the facts of a topology.
 
     Raises:
         TopologyError: nothing is.
@@ -213,7 +213,9 @@ def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Place, name: str) -> To
     groups = []
     for group in names:
         own = [one for one in descriptors if one.group == group]
-        groups.append(_Look(zk, engine, warehouse, name, group, own, incarnation, streams).facts(known.get(group)))
+        groups.append(
+            _GroupInspection(zk, engine, warehouse, name, group, own, incarnation, streams).facts(known.get(group))
+        )
     states_here = {one.name for one in descriptors}
     wanted = [state for state in (identity or {}).get("states", {}) if state not in states_here]
     others = tuple(_of_others(warehouse, name, wanted))
@@ -290,8 +292,8 @@ def own_manifests(found: list[tuple[Decision, Manifest]], incarnation: str) -> l
 
 
 @dataclass
-class _Look:
-    """At one batch group."""
+class _GroupInspection:
+    """Inspects one batch group."""
 
     zk: ZooKeeper
     engine: KernelEngine
@@ -329,7 +331,7 @@ class _Look:
             manifests,
             leftovers,
             pins,
-            tuple(store.misplaced),
+            tuple(store.position_mismatches),
             tuple(self._ledgers(pins)),
             tuple(self._outside(record)),
         )
@@ -338,7 +340,7 @@ class _Look:
         for tx_id, of_stream in pins.items() if self.incarnation else ():
             folder = self.warehouse / "_trident" / self.topology / "streams" / tx_id
             begun = first_id(self.incarnation or "")
-            damage = look_at_ledger(folder, begun, of_stream, self.streams.get(tx_id, ""))
+            damage = inspect_ledger(folder, begun, of_stream, self.streams.get(tx_id, ""))
             if damage is not None:
                 yield damage
 
@@ -418,7 +420,7 @@ class _Look:
             return None
         now = control.txid, control.attempt_id
         with suppress(TableError):  # cleaned up
-            for commit in DeltaLog(path).commits_down(version):
+            for commit in DeltaLog(path).commits_backwards(version):
                 value = commit.control.get(DOMAIN)
                 if isinstance(value, dict) and (value.get("txid"), value.get("attempt_id")) != now:
                     return decode_control(path, commit.domains[DOMAIN])
@@ -456,11 +458,11 @@ class _Look:
 
     def _not_written(self, path: Place, version: int) -> str:
         described = DeltaLog(path).described(version)
-        asks = [] if described is None else asks_of_writers(described.metadata)
+        requirements = [] if described is None else writer_requirements(described.metadata)
         reason = self.engine.why_not_written(self.engine.load_version(str(path), version))
         columns = [] if described is None else json.loads(described.metadata["schemaString"])["fields"]
-        asks += [f"the column {one['name']}, which is NOT NULL" for one in columns if not one["nullable"]]
-        return "; ".join(asks) or reason or ""
+        requirements += [f"the column {one['name']}, which is NOT NULL" for one in columns if not one["nullable"]]
+        return "; ".join(requirements) or reason or ""
 
     def _since(self, table: TableFacts, path: str, ours: history.IsOurs) -> tuple[int, int]:
         """The version behind which changes by others are looked for, and the one before which entries for it are gone.
@@ -475,7 +477,7 @@ class _Look:
             if now >= (mark.txid, mark.attempt_id):
                 return mark.version, 0
         log = DeltaLog(path)
-        if not any(ours(log.commit(version)) for version in log.unbroken(table.version)):
+        if not any(ours(log.commit(version)) for version in log.contiguous_versions(table.version)):
             return 0, 0  # our last commit is cleaned up: those after it cannot be known
         since, from_the_start = start_of(path, table.version, control.incarnation)
         return since, 0 if from_the_start else since + 1

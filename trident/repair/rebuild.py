@@ -47,7 +47,7 @@ def not_whole(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts, los
     """
     return (
         _missing_tables(group, found)
-        or next((text for _, text in _misfits(group)), "")
+        or next((text for _, text in _inconsistent_tables(group)), "")
         or (_own_states(facts, group, found) if lossy else "")
     )
 
@@ -68,7 +68,7 @@ def _missing_tables(group: GroupFacts, found: ManifestFacts) -> str:
     return ""
 
 
-def _misfits(group: GroupFacts) -> Iterator[tuple[TableFacts, str]]:
+def _inconsistent_tables(group: GroupFacts) -> Iterator[tuple[TableFacts, str]]:
     """Plain tables that do not go with their logs, with why."""
     logs = {table.state: table for table in group.tables if table.role == LOG and table.exists and table.control}
     for plain in group.tables:
@@ -117,13 +117,13 @@ def ahead_of_log(group: GroupFacts) -> list[Finding]:
             f"transaction {plain.merged}",
             refusal=text,
         )
-        for plain, text in _misfits(group)
+        for plain, text in _inconsistent_tables(group)
         if plain.exists and plain.merged >= plain.floor
     ]
 
 
 def _own_states(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> str:
-    own = {part.state for part in found.manifest.tables if part.state_kind.survives_elsewhere}
+    own = {part.state for part in found.manifest.tables if part.state_kind.is_external}
     # A state that was added after the copy is in no manifest of it, but ZooKeeper knows it.
     elsewhere = {
         part.state
@@ -133,7 +133,7 @@ def _own_states(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -
         for part in one.manifest.tables
     }
     known = (facts.identity or {}).get("states", {})
-    own |= {state for state, said in known.items() if _is_elsewhere(said) and state not in elsewhere}
+    own |= {state for state, said in known.items() if _is_external(said) and state not in elsewhere}
     if own:
         return (
             f"the states {', '.join(sorted(own))} are not tables of the warehouse, and may hold later transactions: "
@@ -142,11 +142,11 @@ def _own_states(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -
     return ""
 
 
-def _is_elsewhere(said: object) -> bool:
+def _is_external(said: object) -> bool:
     """Tells whether the identity of a state says that its values are neither in a table nor gone with the process."""
     how = said.get("aggregator") if isinstance(said, Mapping) else None
     kind = find_kind(str(how or "").split(" ")[0].split("/")[0])
-    return kind is not None and kind.survives_elsewhere
+    return kind is not None and kind.is_external
 
 
 def without_record(facts: TopologyFacts, group: GroupFacts) -> Finding | None:
@@ -171,7 +171,7 @@ def without_record(facts: TopologyFacts, group: GroupFacts) -> Finding | None:
 
 
 # Epochs go up by this when they are rebuilt: leaders that published nothing to a table have left no trace.
-EPOCH_LEAP = 1000
+EPOCH_INCREMENT = 1000
 _LEFTOVER_TXIDS_MAX = 100
 
 
@@ -205,7 +205,7 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     # Of the tables that have part in every transaction: the one before tells half published from restored.
     leaders = [t for t in tables if t.role != AUXILIARY and t.has(found.decision)]
     before = max((t.before for t in leaders if t.before), key=lambda one: (one.txid, one.attempt_id), default=None)
-    problem = _half_way(found, lagging, before)
+    problem = _incomplete_publish(found, lagging, before)
     if problem:
         return Refused(problem)
     pending = bool(lagging) or _may_be_unfinished(found)
@@ -217,7 +217,7 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     return _offer(facts, group, found, bool(pending), before, identity, lossy)
 
 
-def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRecord | None) -> str:
+def _incomplete_publish(found: ManifestFacts, lagging: list[TableFacts], before: ControlRecord | None) -> str:
     """Why tables that lack the last transaction cannot be given it; "" when they can."""
     for table in lagging:
         control = table.control
@@ -245,7 +245,7 @@ def _may_be_unfinished(found: ManifestFacts) -> bool | str:
     """Tells whether the last transaction, which all tables have, may not have reached users' states and queues."""
     # A memory map's rows go when the transaction has advanced, like those of users' states.
     own = [part for part in found.manifest.tables if not part.state_kind.has_table and part.files]
-    told = any(spout.get("commit_data") is not None for spout in found.manifest.spouts.values())
+    has_commit_data = any(spout.get("commit_data") is not None for spout in found.manifest.spouts.values())
     there = [part for part in own if not found.missing.get(part.state)]
     gone = [part for part in own if len(found.missing.get(part.state, ())) == len(part.files)]
     if own and len(gone) == len(own):
@@ -255,7 +255,7 @@ def _may_be_unfinished(found: ManifestFacts) -> bool | str:
             f"of the rows for {', '.join(part.state for part in own if part not in there)} some are gone, so that it "
             "is not known whether the last transaction was finished. Bring the files back from a back-up."
         )
-    return any(part.state_kind.survives_elsewhere for part in own) or told
+    return any(part.state_kind.is_external for part in own) or has_commit_data
 
 
 def _identity(facts: TopologyFacts, found: ManifestFacts) -> Mapping[str, Any] | Refused:

@@ -19,14 +19,14 @@ from trident.coordinators.stored_json import Unreadable
 from trident.operations.state_nodes import PersistNode
 from trident.operations.state_queries import StateQueryNode
 from trident.planning.nodes import SourceNode, TopologyGraph
-from trident.running.executor_look import DRIVERS, LIBRARIES, LIBRARIES_OF_COPIES, Found, ask
+from trident.running.executor_probe import DRIVERS, LIBRARIES, LIBRARIES_OF_COPIES, Found, probe_executors
 from trident.spark.cluster_files import send_framework, send_python, send_user_modules
 from trident.spark.session import spark_settings
 from trident.spark.stores import prepare_store
 from trident.states.core import storage
 from trident.states.core.addresses import check_hosts, is_bound, is_local_master
 from trident.states.core.place import Place
-from trident.states.core.storage import stores_told
+from trident.states.core.storage import explained_storage_errors
 from trident.udf.expressions import current_session
 
 # Refuses, before anything runs, parts of a topology that live on one host and so cannot serve a Spark cluster.
@@ -44,7 +44,7 @@ def check_topology(graph: TopologyGraph, config: "TridentConfig", master: str) -
     Args:
         config: its settings; the embedded ZooKeeper is one of them.
     """
-    for thing, what in _things(graph):
+    for thing, what in _spouts_and_states(graph):
         check_hosts(thing, what, master)
     if config.zookeeper == "embedded" and not is_local_master(master):
         raise TopologyError(
@@ -55,7 +55,7 @@ def check_topology(graph: TopologyGraph, config: "TridentConfig", master: str) -
         )
 
 
-def _things(graph: TopologyGraph) -> Iterator[tuple[Any, str]]:
+def _spouts_and_states(graph: TopologyGraph) -> Iterator[tuple[Any, str]]:
     for node in graph.nodes:
         if isinstance(node, SourceNode):
             queue = getattr(node.spout, "queue", None)
@@ -84,12 +84,12 @@ Sample = dict[str, "int | None"]
 
 def folders_of_tasks(graph: TopologyGraph, warehouse: Place) -> dict[str, str]:
     """Folder or file → its reader, for messages: those that spouts say by an attribute ``folders_of_tasks``, and by
-    ``folders_beside_a_store`` where the warehouse is in one."""
+    ``folders_with_remote_warehouse`` where the warehouse is in one."""
     found = {}
     for node in graph.nodes:
         if isinstance(node, SourceNode):
-            beside = () if warehouse.is_local else getattr(node.spout, "folders_beside_a_store", ())
-            for folder in (*getattr(node.spout, "folders_of_tasks", ()), *beside):
+            remote_folders = () if warehouse.is_local else getattr(node.spout, "folders_with_remote_warehouse", ())
+            for folder in (*getattr(node.spout, "folders_of_tasks", ()), *remote_folders):
                 if "://" not in folder:  # a URL is the same on every host
                     found[folder] = f"the {type(node.spout).__name__} of stream {node.tx_id!r}"
     return found
@@ -116,16 +116,16 @@ def sample(folders: Mapping[str, str]) -> Sample:
     return found
 
 
-def unseen(executors: Sequence[Found], looked: Sample, folders: Mapping[str, str]) -> Iterator[ClusterProblem]:
+def unseen(executors: Sequence[Found], probed: Sample, folders: Mapping[str, str]) -> Iterator[ClusterProblem]:
     """One problem for each executor and reader whose folder is another one there."""
     now = sample(folders) if any(one["unseen"] for one in executors) else {}
     for one in executors:
-        told = set()
+        reported = set()
         for path in one["unseen"]:
             folder = next(folder for folder in folders if path == folder or path.startswith(folder))
             # A file that was taken away or changed meanwhile says nothing.
-            if now.get(path, -1) == looked[path] and folder not in told:
-                told.add(folder)
+            if now.get(path, -1) == probed[path] and folder not in reported:
+                reported.add(folder)
                 yield ClusterProblem(
                     f"the executors on {one['host']} do not have what {folders[folder]} reads",
                     found=f"{path} is not there, or is another one",
@@ -148,8 +148,8 @@ _SEEN_SECS = 10.0
 
 
 @dataclass(frozen=True)
-class Looked:
-    """The answers of a cluster's executors, and the lacks that follow from them."""
+class ClusterProbe:
+    """The answers of a cluster's executors, and the problems that follow from them."""
 
     executors: list[Found]
     problems: list[ClusterProblem]
@@ -182,16 +182,16 @@ def prepare_cluster(
     if is_local_master(spark.sparkContext.master):
         return
 
-    def look() -> Looked:
-        with stores_told():
-            return look_at_cluster(spark, warehouse, python_archive, folders)
+    def probe() -> ClusterProbe:
+        with explained_storage_errors():
+            return probe_cluster(spark, warehouse, python_archive, folders)
 
     if warehouse is None or warehouse.is_local:
-        looked = look()
+        probed = probe()
     else:
         try:
-            looked = look()
-            again = not looked.sees_warehouse
+            probed = probe()
+            again = not probed.sees_warehouse
         except StoreProblem as error:
             log.warning("%s", error)
             again = True
@@ -200,14 +200,14 @@ def prepare_cluster(
                 "the store of %s failed while the executors were checked: they are checked once more", warehouse
             )
             prepare_store(warehouse, spark, {}, single_writer)
-            looked = look()
-    if looked.problems:
-        first, *more = looked.problems
+            probed = probe()
+    if probed.problems:
+        first, *more = probed.problems
         if more:
             log.error("the cluster lacks more than one thing: %s", "; ".join(str(one) for one in more))
         raise first
     for name in LIBRARIES_OF_COPIES:
-        hosts = sorted({one["host"] for one in looked.executors if name in one["missing"]})
+        hosts = sorted({one["host"] for one in probed.executors if name in one["missing"]})
         if hosts:
             log.warning(
                 "the executors on %s have no %s: batches that look up states with functions of yours read the tables "
@@ -217,13 +217,13 @@ def prepare_cluster(
             )
 
 
-def look_at_cluster(
+def probe_cluster(
     spark: "SparkSession",
     warehouse: Place | None,
     python_archive: str | None = None,
     folders: Mapping[str, str] = MappingProxyType({}),
-) -> Looked:
-    """Sends what executors need, and tells what each of them has and lacks; see :func:`prepare_cluster`.
+) -> ClusterProbe:
+    """Sends what executors need, and reports what each of them has and lacks; see :func:`prepare_cluster`.
 
     Raises:
         ClusterProblem: Python does not run on one of them.
@@ -245,14 +245,14 @@ def look_at_cluster(
             "modules": modules,
             "libraries": (*LIBRARIES, *LIBRARIES_OF_COPIES),
         }
-        executors: list[Found] = [*ask(spark, task)]
+        executors: list[Found] = [*probe_executors(spark, task)]
         problems = [problem for one in executors for problem in _problems(one, framework)]
         apart: list[ClusterProblem] = []
         if folder is not None:
             apart = [*_unshared(executors, folder, nonce, warehouse)]
             problems += apart
         problems += unseen(executors, sources, folders)
-        return Looked(executors, problems, modules, not apart)
+        return ClusterProbe(executors, problems, modules, not apart)
     finally:
         if folder is not None:
             storage.try_delete(folder)  # a few bytes in a hidden folder

@@ -223,29 +223,29 @@ def _line_with(text: str, words: Sequence[str]) -> str:
 # Checks that a running topology's warehouse is still where it was when the topology started.
 
 
-_LOOK_SECS = 0.5
-_LOOK_AT_STORE_SECS = 10.0  # each look costs requests
+_CHECK_SECS = 0.5
+_CHECK_STORE_SECS = 10.0  # each look costs requests
 
 
-class WarehousePlace:
-    """Looks for the topology's own folder in the warehouse, which is there from the start."""
+class WarehouseProbe:
+    """Checks that the topology's own folder is in the warehouse, as it is from the start."""
 
     def __init__(self, warehouse: Place, topology: str) -> None:
         self._warehouse, self._topology = warehouse, topology
         self._folder = warehouse / "_trident"
-        self._look_secs = _LOOK_SECS if warehouse.is_local else _LOOK_AT_STORE_SECS
-        self._looked_at = -self._look_secs
+        self._check_secs = _CHECK_SECS if warehouse.is_local else _CHECK_STORE_SECS
+        self._checked_at = -self._check_secs
         self._missed = False
 
-    def is_gone(self, sure: bool = False) -> bool:
+    def is_missing(self, sure: bool = False) -> bool:
         """Tells whether it is gone: seen twice, half a second apart, or at once when ``sure`` asks for it.
 
         A file system that does not answer is not one that is gone.
         """
         now = time.monotonic()
-        if not sure and now - self._looked_at < self._look_secs:
+        if not sure and now - self._checked_at < self._check_secs:
             return False
-        self._looked_at = now
+        self._checked_at = now
         missed_before, self._missed = self._missed, not self._is_there()
         return self._missed and (sure or missed_before)
 

@@ -100,19 +100,21 @@ def _called(frame: FrameType | None) -> FrameType | None:
 
 log = logging.getLogger("trident.query")
 # A topology, as its processes meet: by its name, in one ZooKeeper, under one root.
-Meeting = tuple[str, str, str]
+LeadershipScope = tuple[str, str, str]
 _lock = threading.Lock()
-_queries: dict[Meeting, list[QueryBase]] = {}
+_queries: dict[LeadershipScope, list[QueryBase]] = {}
 
 
-def place_of(name: str, config: TridentConfig, warehouse: Place) -> Meeting:
+def scope_of(name: str, config: TridentConfig, warehouse: Place) -> LeadershipScope:
     """Where a topology of this name contends for leadership."""
     zookeeper = str(warehouse) if config.zookeeper == "embedded" else config.zookeeper
     return name, zookeeper, config.zookeeper_root
 
 
-def make_room(place: Meeting, *, replace: bool, standby: bool, check: Callable[[QueryBase], None]) -> None:
-    """Sees to it that a start does not wait, without a word, for a query of this very process.
+def replace_running_query(
+    place: LeadershipScope, *, replace: bool, standby: bool, check: Callable[[QueryBase], None]
+) -> None:
+    """Stops a query of this process that a start would wait for without a word, or refuses the start.
 
     Args:
         replace: stops the one that runs, and says so.
@@ -139,13 +141,13 @@ def make_room(place: Meeting, *, replace: bool, standby: bool, check: Callable[[
         query.stop()
 
 
-def running_at(place: Meeting) -> list[QueryBase]:
+def running_at(place: LeadershipScope) -> list[QueryBase]:
     """The queries of a topology that have not ended."""
     with _lock:
         return [query for query in _queries.get(place, ()) if query.is_active]
 
 
-def add(place: Meeting, query: QueryBase) -> None:
+def add(place: LeadershipScope, query: QueryBase) -> None:
     """A query runs, until it ends."""
     with _lock:
         # Those that have ended are forgotten, wherever they ran: each holds its topology and its tables' plans.
@@ -214,11 +216,11 @@ def prepare() -> None:
             tracebacks.install()
             _previous_hook, sys.excepthook = sys.excepthook, _on_uncaught
             atexit.register(_at_exit)
-    _spare_the_batches()
+    _replace_sigint_handler()
 
 
-def _spare_the_batches() -> None:
-    """Takes the place of PySpark's handler of SIGINT, which it sets with each session that the main thread makes."""
+def _replace_sigint_handler() -> None:
+    """Replaces PySpark's handler of SIGINT, which it sets with each session that the main thread makes."""
     global _pysparks_handler
     if not _is_main():
         return

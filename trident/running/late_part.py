@@ -37,7 +37,7 @@ from trident.states.delta.staging import StagingTarget, collected, file_target, 
 from trident.states.keyed.copies import HostCopies, StateCopies
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.failures import LARGE, SPARKS, STALE, find_report
-from trident.workers.late_pass import LATE, LateAtOncePass, LateBatch, LatePass
+from trident.workers.late_pass import LATE, FusedLatePass, LateBatch, LatePass
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -232,21 +232,21 @@ class OneJob:
 
     Args:
         late: of one boundary.
-        for_none: whether it does something for a batch without rows.
+        for_empty_batch: whether it does something for a batch without rows.
     """
 
     def __init__(
-        self, spark: "SparkSession", plan: "GroupPlan", late: LatePass, for_none: bool, staging: Staging
+        self, spark: "SparkSession", plan: "GroupPlan", late: LatePass, for_empty_batch: bool, staging: Staging
     ) -> None:
         self._plan, self._staging = plan, staging
         (self._boundary,) = late.boundaries
         # Spark may give a batch no partition (a filter that is always false): then no worker would run.
         fields = (*staging.boundaries[0].fields, MARKER_FIELD)
-        self._there = OnePartitionOp(fields).transform(SessionFrames(spark)) if for_none else None
+        self._there = OnePartitionOp(fields).transform(SessionFrames(spark)) if for_empty_batch else None
         # A state's own rows are staged by the worker that goes on with them.
         own = next((one for one in staging.early if one.name == self._boundary), None)
         state = None if own is None else (file_target(own, staging.codec), own.txid_column)
-        self._pass = LateAtOncePass(late, _BYTES_MAX, MARKER if for_none else "", state)
+        self._pass = FusedLatePass(late, _BYTES_MAX, MARKER if for_empty_batch else "", state)
         self._others = [one for one in staging.early if one is not own]
         targets = [*staging.early, *staging.late]
         self._plans = KeptPlans(spark, plan.name, targets, why_not_kept(plan), self._reports)
@@ -392,9 +392,9 @@ class LatePart:
         advanced = self._advanced
         if isinstance(self._copies, StateCopies) and self._followed < advanced:
             self._followed = advanced
-            self._follower.submit(self._copies.bring_on, self._states, advanced)
+            self._follower.submit(self._copies.catch_up, self._states, advanced)
 
-    def stage_at_once(
+    def stage_fused(
         self, attempt: TransactionAttempt, slots: Mapping[str, Slot], info: BatchInfo, watch: JobWatch
     ) -> Files | None:
         """Stages the rows of a whole batch with one Spark job, where its transaction is the one that commits next.
@@ -441,13 +441,13 @@ class LatePart:
         if copies is None:
             return None if owner is None else owner.as_of(self._states, txid)
         self._followed = txid
-        self._follower.submit(self._follow_soon, txid)
+        self._follower.submit(self._follow_delayed, txid)
         return copies
 
-    def _follow_soon(self, txid: int) -> None:
+    def _follow_delayed(self, txid: int) -> None:
         time.sleep(_JOB_SECS)
         assert isinstance(self._copies, StateCopies)
-        self._copies.bring_on(self._states, txid)
+        self._copies.catch_up(self._states, txid)
 
     def stage(
         self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, begin_jobs: Callable[[], None]
@@ -518,7 +518,7 @@ class LatePart:
 
 def _works_on_nothing(plan: "GroupPlan") -> bool:
     """Tells whether the late part does something for a batch without rows, such as windows that are due."""
-    if plan.lowered.late_gives_rows_for_none:
+    if plan.lowered.late_gives_rows_for_empty_batch:
         return True
     if any(getattr(binding.aggregator, "unit", None) is Unit.PROCESSING_TIME for binding in plan.bindings):
         return True

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import NotLeading, TridentError
-from trident.messages.dead_letters import DeadLetter, LetterBox
+from trident.messages.dead_letters import DeadLetter, DeadLetterReader
 from trident.planning.explain import plan_graph
 from trident.planning.groups import GroupPlan
 from trident.planning.nodes import TopologyGraph
@@ -17,10 +17,10 @@ from trident.running.reading import get_running
 from trident.running.status import waiting_standbys
 from trident.states.core.binding import StateBinding
 from trident.states.core.place import Place
-from trident.states.history.recorded import LedBefore, last_transactions
-from trident.states.outside.outbox import RefusedBox
+from trident.states.history.recorded import PastLeaderships, last_transactions
+from trident.states.outside.outbox import RefusedRequestReader
 from trident.watching.live_feed import TRANSACTIONS, LiveFeed, before, past_records
-from trident.watching.live_page import LIVE_SECS, LivePage, Recent, StateSizes, key_of_texts, often_secs, shown_value
+from trident.watching.live_page import LIVE_SECS, LivePage, Recent, StateSizes, key_of_texts, refresh_secs, shown_value
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -58,10 +58,13 @@ class RunningSource:
     ) -> None:
         self._reporter, self._feed, self._graph, self._plans, self._warehouse = reporter, feed, graph, plans, warehouse
         self._name, self.ended = graph.name, feed.ended
-        self.often_secs = often_secs(warehouse)
-        self._letters, self._refused = LetterBox(warehouse, self._name), RefusedBox(warehouse, self._name)
+        self.refresh_secs = refresh_secs(warehouse)
+        self._letters, self._refused = (
+            DeadLetterReader(warehouse, self._name),
+            RefusedRequestReader(warehouse, self._name),
+        )
         self._sizes = StateSizes(warehouse, self._name)
-        groups, led_before = [plan.name for plan in plans], LedBefore(warehouse, self._name)
+        groups, led_before = [plan.name for plan in plans], PastLeaderships(warehouse, self._name)
         self._before = Recent(lambda: led_before(groups), _SELDOM_SECS)
         self._kept = {group: last_transactions(warehouse, self._name, group, TRANSACTIONS) for group in groups}
         self._past = Recent(self._read_past, _SELDOM_SECS)
@@ -106,9 +109,9 @@ class RunningSource:
 
     def _read_past(self) -> list[dict[str, Any]]:
         rows = {}
-        for group, look in self._kept.items():
+        for group, read in self._kept.items():
             try:
-                rows[group] = list(look().rows.values())
+                rows[group] = list(read().rows.values())
             except (OSError, TridentError) as error:
                 log.debug("the kept transactions of %s/%s are not shown: %s", self._name, group, error)
         return list(past_records(rows)["transactions"])
@@ -117,7 +120,7 @@ class RunningSource:
         return plan_graph(self._graph, self._plans)
 
     def states(self) -> list[dict[str, Any]]:
-        found = {one["name"]: one for one in self._sizes.look(self._advanced())}
+        found = {one["name"]: one for one in self._sizes.records(self._advanced())}
         for plan in self._plans:
             for binding in plan.bindings:
                 kind = binding.state_kind

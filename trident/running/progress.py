@@ -158,26 +158,26 @@ class ProgressLog:
             for totals in (self._totals, of_group):
                 totals.add(group, record["batch_id"], 0 if recovered else rows)
             self._take(record["in_flight"], record["backlog"])
-            self._tell(lambda display: display.refresh(self._totals))
+            self._show(lambda display: display.refresh(self._totals))
         return dict(record)
 
     def activity(self, in_flight: int, backlog: Mapping[str, int] | None = None) -> None:
         """Tells the display what is in flight and waiting, between transactions."""
         with self._lock:
             self._take(in_flight, backlog)
-            self._tell(lambda display: display.refresh(self._totals))
+            self._show(lambda display: display.refresh(self._totals))
 
     def event(self, text: str) -> None:
         """Shows one message at once, such as "standby: waiting for host:pid"."""
         with self._lock:
-            self._tell(lambda display: display.event(text))
+            self._show(lambda display: display.event(text))
 
     def close(self, last: str = "") -> None:
         """Ends the display with the totals, and a last message; records stay readable. May be called twice."""
         with self._lock:
-            self._tell(lambda display: display.close(self._totals))
+            self._show(lambda display: display.close(self._totals))
             if last:
-                self._tell(lambda display: display.event(last))
+                self._show(lambda display: display.event(last))
             self._closed = True
 
     @property
@@ -202,7 +202,7 @@ class ProgressLog:
         if backlog is not None:
             self._totals.backlog = {unit: count for unit, count in backlog.items() if count is not None}
 
-    def _tell(self, call: Callable[[Display], None]) -> None:
+    def _show(self, call: Callable[[Display], None]) -> None:
         if self._display is None or self._closed:
             return
         try:

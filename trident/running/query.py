@@ -132,7 +132,7 @@ class TopologyQuery(QueryBase):
         self._thread.start()
         # Each of its own: a spout's backlog may hang, and so may the disk with the status; a stop ends all the same.
         works = {
-            "status": self._reporter.pulse_status,
+            "status": self._reporter.refresh_status,
             "backlog": self._reporter.ask_backlogs,
             "stop": ending.time_the_stop,
         }

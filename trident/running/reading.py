@@ -18,7 +18,7 @@ from trident.spark.stores import configure_by_session
 from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.core.names import checked_txid
 from trident.states.core.place import Place, warehouse_place
-from trident.states.core.storage import stores_told
+from trident.states.core.storage import explained_storage_errors
 from trident.states.keyed.key_reads import KeyReader, NotByKey, Values, held_values
 from trident.states.keyed.reading import own_snapshot, read_state, values_by_spark
 
@@ -103,10 +103,10 @@ def get(
     txid = None if txid is None else checked_txid(txid)
     reader = _reader(str(TridentConfig(warehouse=os.fspath(warehouse)).warehouse_place()))
 
-    def values(asked: list[Any]) -> list[Values | None]:
-        return reader.get(state, reader.asked(state, asked), txid, aggregator)
+    def values(requested: list[Any]) -> list[Values | None]:
+        return reader.get(state, reader.requested(state, requested), txid, aggregator)
 
-    with stores_told():
+    with explained_storage_errors():
         return _one_or_all(values, keys)
 
 
@@ -134,22 +134,22 @@ def get_running(
     """
     plan, binding = _binding(plans, state)
 
-    def values(asked: list[Any]) -> list[Values | None]:
+    def values(requested: list[Any]) -> list[Values | None]:
         if isinstance(binding.state_kind, TablelessKind) or not binding.state_kind.has_log:
-            return by_spark(asked)
+            return by_spark(requested)
         reader = _reader(str(site.warehouse))
         try:
-            told = reader.asked(state, asked)
+            lookup_keys = reader.requested(state, requested)
             copies = site.copies(plan.name)
             if copies is not None and plan.name in advanced:
-                found = held_values(copies, state, told, advanced[plan.name])
+                found = held_values(copies, state, lookup_keys, advanced[plan.name])
                 if found is not None:
                     return found
-            return reader.get(state, told, aggregator=binding.aggregator, advanced_txid=advanced.get(plan.name))
+            return reader.get(state, lookup_keys, aggregator=binding.aggregator, advanced_txid=advanced.get(plan.name))
         except NotByKey:
-            return by_spark(asked)
+            return by_spark(requested)
 
-    def by_spark(asked: list[Any]) -> list[Values | None]:
+    def by_spark(requested: list[Any]) -> list[Values | None]:
         if not binding.state_kind.values_by_key:
             raise TableError(
                 f"state {state} has no keys to be read by",
@@ -158,7 +158,7 @@ def get_running(
                 action=f"read its rows with query.snapshot({state!r})",
             )
         frame = read_running(site, plans, advanced, incarnation, state, None)
-        return values_by_spark(frame, state, binding.keys, asked)
+        return values_by_spark(frame, state, binding.keys, requested)
 
     return _one_or_all(values, keys)
 

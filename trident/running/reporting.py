@@ -113,11 +113,11 @@ class Reporter:
 
     def starts(self) -> None:
         """The query is made, and its thread begins."""
-        self._tell(Started)
+        self._notify(Started)
 
     def ends(self) -> None:
         """The last events; nothing runs any more."""
-        self._tell(Terminated, error=self.supervisor.error)
+        self._notify(Terminated, error=self.supervisor.error)
 
     def close_display(self) -> None:
         """The last line of a run; an error is told by who raises it."""
@@ -127,9 +127,9 @@ class Reporter:
         log.info(text)
         self.progress.close(text)
 
-    def _tell(self, kind: type[Event], **facts: Any) -> None:
+    def _notify(self, kind: type[Event], **facts: Any) -> None:
         progress = self.progress
-        self.watchers.tell(kind(topology=progress.name, incarnation=progress.id, run_id=progress.run_id, **facts))
+        self.watchers.notify(kind(topology=progress.name, incarnation=progress.id, run_id=progress.run_id, **facts))
 
     # --- the listener's calls ---------------------------------------------------------------------
 
@@ -143,12 +143,12 @@ class Reporter:
         else:
             log.warning("%s: %s", self.progress.name, text)
 
-    def waits(self, holder: Holder) -> None:
+    def became_standby(self, holder: Holder) -> None:
         self._leads_last = False
-        self._tell(Waits, host=holder.host, pid=holder.pid)
-        self.front.waits()
+        self._notify(Waits, host=holder.host, pid=holder.pid)
+        self.front.became_standby()
         self._writer.forget()
-        self._note.waits()
+        self._note.became_standby()
         if self._keeps_warm and self._warm_up is None:
             site = self.site
             self._warm_up = WarmUp(
@@ -172,9 +172,9 @@ class Reporter:
         """Until this process is warm, where it is to be; tells whether it is."""
         return not self._keeps_warm or self._is_warm.wait(secs)
 
-    def waits_no_more(self) -> None:
+    def left_standby(self) -> None:
         self.rehearsals.stop()
-        self._note.waits_no_more()
+        self._note.left_standby()
         if self._copies is not None:
             self._copies.stop()
             self._copies = None
@@ -182,13 +182,13 @@ class Reporter:
             self._warm_up.stop()
             self._warm_up = None
 
-    def asked(self, request: HandoverRequest) -> None:
-        self.rehearsals.asked(request)
+    def handover_requested(self, request: HandoverRequest) -> None:
+        self.rehearsals.handover_requested(request)
 
     def leads(self, term: Term) -> None:
         self.progress.id = term.incarnation
         self._leads_last = True
-        self._tell(TookOver, epoch=term.epoch)
+        self._notify(TookOver, epoch=term.epoch)
 
     def recovery_waits(self, cause: str) -> None:
         """Until there are groups again the status has the cause, and nothing else to say of them."""
@@ -218,10 +218,10 @@ class Reporter:
 
     def closes(self) -> None:
         self._final_groups = self._group_statuses() or self._final_groups
-        self._tell(LostLead)
+        self._notify(LostLead)
 
     def began(self, group: str, attempt: TransactionAttempt) -> None:
-        self._tell(Began, group=group, txid=attempt.txid, attempt_id=attempt.attempt_id)
+        self._notify(Began, group=group, txid=attempt.txid, attempt_id=attempt.attempt_id)
 
     def advanced(self, group: str, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None:
         if not self._has_advanced:
@@ -239,7 +239,7 @@ class Reporter:
             },
             info["recovered"],
         )
-        self._tell(
+        self._notify(
             Advanced,
             group=group,
             txid=attempt.txid,
@@ -254,10 +254,10 @@ class Reporter:
         self.errors[group] = (f"attempt {attempt}: {error}", time.time())  # the driver has logged it
         attempt_id = attempt.attempt_id if attempt.attempt_id >= 0 else None
         part = "ready" if attempt_id is None else "processing"
-        self._tell(Failed, group=group, txid=attempt.txid, attempt_id=attempt_id, part=part, error=error)
+        self._notify(Failed, group=group, txid=attempt.txid, attempt_id=attempt_id, part=part, error=error)
 
     def retries(self, group: str, attempt: TransactionAttempt, part: str, error: BaseException) -> None:
-        self._tell(Failed, group=group, txid=attempt.txid, attempt_id=attempt.attempt_id, part=part, error=error)
+        self._notify(Failed, group=group, txid=attempt.txid, attempt_id=attempt.attempt_id, part=part, error=error)
 
     # --- other things that go wrong ----------------------------------------------------------------
 
@@ -270,14 +270,14 @@ class Reporter:
             self._quiet_until[group, state] = now + _QUIET_SECS
             self.event(text)
 
-    def server_trouble(self, text: str) -> None:
+    def server_problem(self, text: str) -> None:
         """The embedded ZooKeeper server does not answer."""
         self.errors.update({plan.name: (text, time.time()) for plan in self._plans})
         self.event(text)
 
     # --- status -----------------------------------------------------------------------------------
 
-    def pulse_status(self) -> None:
+    def refresh_status(self) -> None:
         """A thread: status and display once in a while, off every critical path; it may hang where the disk does."""
         while not self.supervisor.ended.wait(_POLL_SECS):
             try:
@@ -429,11 +429,11 @@ class RunningTopology:
     def merges(self) -> Mapping[str, Mapping[str, MergeFacts]]:
         found: dict[str, dict[str, MergeFacts]] = {}
         for group in list(self._reporter.supervisor.groups):
-            upkeep = group.parts.upkeep
-            if isinstance(upkeep, BackgroundCompactor):
+            background_merger = group.parts.background_merger
+            if isinstance(background_merger, BackgroundCompactor):
                 found[group.name] = {
                     state: MergeFacts(upto, totals.count, totals.seconds, totals.failures)
-                    for state, (upto, totals) in upkeep.merged.items()
+                    for state, (upto, totals) in background_merger.merged.items()
                 }
         return found
 

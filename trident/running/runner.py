@@ -109,9 +109,9 @@ class SparkBatchRunner:
         self._boundaries = [
             StagingTarget(name, folder / "boundaries" / name, durable=False) for name in plan.lowered.staged_boundaries
         ]
-        beside = set(plan.message_tables.values())
+        auxiliary = set(plan.message_tables.values())
         self._early = [
-            target for target in targets if target.name not in plan.late_states and target.name not in beside
+            target for target in targets if target.name not in plan.late_states and target.name not in auxiliary
         ] + self._boundaries
         self._tracked: TrackedBatches | None = None
         if plan.message_tables:
@@ -131,7 +131,7 @@ class SparkBatchRunner:
         self._context = spark.sparkContext
         self._spouts = plan.spouts
         self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
-        self._repeats = gives_again(self._spouts.values())
+        self._repeats = replays_rows(self._spouts.values())
         self._copies, self._late = copies, None
         if plan.is_late:
             roots = {target.name: target.root for target in self._early}
@@ -246,7 +246,7 @@ class SparkBatchRunner:
             are_slots = len(slots) == len(given)
             if self._late is not None:
                 if are_slots:
-                    whole = self._late.stage_at_once(attempt, slots, self._info(attempt), self._watched(attempt))
+                    whole = self._late.stage_fused(attempt, slots, self._info(attempt), self._watched(attempt))
                     if whole is not None:
                         return whole
                 self._late.job_begins()
@@ -388,7 +388,7 @@ def _frame_of(one: "DataFrame | Slot") -> "DataFrame":
     return one if isinstance(one, DataFrame) else one.frame().coalesce(1)
 
 
-def gives_again(spouts: Iterable[Any]) -> bool:
+def replays_rows(spouts: Iterable[Any]) -> bool:
     """Tells whether a row that has failed is in the next attempt too.
 
     A transactional source gives the same batch, an opaque one goes on from where the last commit left it. Others may

@@ -17,7 +17,7 @@ from trident.coordinators.ports import GroupParts, StoredGroup, Term
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.messages.executor import MessageSpoutExecutor
 from trident.planning.groups import GroupPlan, code_id
-from trident.running.failures import FailureExplainer, WarehousePlace, session_end, written_folders
+from trident.running.failures import FailureExplainer, WarehouseProbe, session_end, written_folders
 from trident.running.runner import SparkBatchRunner
 from trident.running.view import recorder
 from trident.spark.jobs import executor_cores
@@ -72,7 +72,7 @@ class SparkSite:
 
     Args:
         compaction_failed: told of a group, a state and why merging the state failed.
-        asked: group → its states that requests ask in their local copies.
+        queried_states: group → its states that requests ask in their local copies.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class SparkSite:
         config: TridentConfig,
         warehouse: Place,
         compaction_failed: Callable[[str, str, BaseException], None],
-        asked: Mapping[str, Collection[str]],
+        queried_states: Mapping[str, Collection[str]],
     ) -> None:
-        self._asked = asked
+        self._asked = queried_states
         self.topology, self.plans = topology, {plan.name: plan for plan in plans}
         self.spark, self.config, self.warehouse = spark, config, warehouse
         self.compaction_failed = compaction_failed
@@ -97,13 +97,13 @@ class SparkSite:
         self.host_copies: dict[str, HostCopies] = {}
         self.views: dict[str, ViewRecorder] = {}  # of the groups that have keyed states, once they are open
         self.outside = {plan.name: OutsideProgress(_outside_states(plan)) for plan in plans}
-        self._place = WarehousePlace(warehouse, topology)
+        self._place = WarehouseProbe(warehouse, topology)
         self._explain_storage = FailureExplainer(written_folders(spark, warehouse))
 
     def opening(self, group: str, term: Term, epoch: int, check_fence: Callable[[], None]) -> SparkOpening:
         return SparkOpening(self, self.plans[group], term, epoch, check_fence)
 
-    def check_first_life(self) -> None:
+    def check_first_incarnation(self) -> None:
         check_no_prior_incarnation(self.engine, self.warehouse, self.topology)
 
     def copies(self, group: str) -> StateCopies | None:
@@ -117,10 +117,10 @@ class SparkSite:
                 self._copies[group] = self._new_copies(self.plans[group], self._asked.get(group, ()))
             return self._copies[group]
 
-    def _new_copies(self, plan: GroupPlan, asked: Collection[str] = ()) -> StateCopies | None:
+    def _new_copies(self, plan: GroupPlan, queried_states: Collection[str] = ()) -> StateCopies | None:
         one_host = is_local_master(self.spark.sparkContext.master)
         # On a cluster a task has the copies of its own host: see _host_copies.
-        boot, states, base = boot_id(), {*(plan.copied_states if one_host else ()), *asked}, None
+        boot, states, base = boot_id(), {*(plan.copied_states if one_host else ()), *queried_states}, None
         if not states or not self.config.local_copies or boot == UNKNOWN:
             return None
         if not one_host or not self.warehouse.is_local:
@@ -129,8 +129,8 @@ class SparkSite:
                 return None
         return StateCopies(self.warehouse, self.config.local_copy_bytes_max, host_name(), boot, states, base)
 
-    def lost_place(self, sure: bool) -> Exception | None:
-        return self._place.halted() if self._place.is_gone(sure) else None
+    def warehouse_lost(self, sure: bool) -> Exception | None:
+        return self._place.halted() if self._place.is_missing(sure) else None
 
     def session_end(self) -> Exception | None:
         return session_end(self.spark)
@@ -190,7 +190,7 @@ class SparkOpening:
             site.config.keep_plans,
             self._host_copies(),
         )
-        return GroupParts(spouts, runner, self._upkeep(runner.advanced))
+        return GroupParts(spouts, runner, self._background_merger(runner.advanced))
 
     def _copies(self) -> StateCopies | None:
         """Those that followed while this process waited, as far as the states are the same."""
@@ -244,10 +244,10 @@ class SparkOpening:
         manifests = self.committer.manifests
         if not manifests.retention.txids:
             return None
-        published = Published(self._of, manifests, self.committer.lately)
+        published = Published(self._of, manifests, self.committer.recent)
         return TransactionRecorder(TransactionsTable(self._site.engine, self._of), published, self._of.check_fence)
 
-    def _upkeep(self, tell: Callable[[int], None]) -> BackgroundCompactor:
+    def _background_merger(self, on_advanced: Callable[[int], None]) -> BackgroundCompactor:
         site, name = self._site, self._plan.name
         compactors = [
             Compactor(
@@ -263,37 +263,37 @@ class SparkOpening:
         ]
         views = recorder(site.engine, self._of, compactors, self._of.epoch)
         site.views[name] = views
-        return _Upkeep(
+        return _RecordingCompactor(
             compactors,
             partial(site.compaction_failed, name),
-            tell,
+            on_advanced,
             views.record if compactors else None,
             self._recorder(),
         )
 
 
-class _Upkeep(BackgroundCompactor):
+class _RecordingCompactor(BackgroundCompactor):
     """Merges a group's tables and records their views and its transactions; the runner hears of advances too."""
 
     def __init__(
         self,
         compactors: Sequence[Compactor],
         on_error: Callable[[str, BaseException], None],
-        tell: Callable[[int], None],
+        on_advanced: Callable[[int], None],
         record: Callable[[], object] | None,
         recorder: TransactionRecorder | None,
     ) -> None:
         super().__init__(compactors, on_error, record=record)
-        self._tell, self._recorder = tell, recorder
+        self._on_advanced, self._recorder = on_advanced, recorder
 
     def start(self, advanced: int = 0) -> None:
-        self._tell(advanced)
+        self._on_advanced(advanced)
         super().start(advanced)
         if self._recorder is not None:
             self._recorder.start(advanced)
 
     def advanced(self, txid: int) -> None:
-        self._tell(txid)
+        self._on_advanced(txid)
         super().advanced(txid)
         if self._recorder is not None:
             self._recorder.advanced(txid)

@@ -30,7 +30,7 @@ from trident.coordinators.handing_over import (
     HandoverAnswer,
     HandoverRequest,
     Handovers,
-    quietly,
+    best_effort,
 )
 from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.records import GroupRecord, decode
@@ -354,7 +354,7 @@ Rehearse = Callable[[str, Mapping[str, int], int, Callable[[], bool]], Rehearsed
 
 
 class Rehearsals:
-    """Answers requests; :meth:`asked` returns at once.
+    """Answers requests; :meth:`handover_requested` returns at once.
 
     Args:
         rehearse: runs kept transactions again, and compares.
@@ -377,7 +377,7 @@ class Rehearsals:
         self._answer_given: HandoverAnswer | None = None
         self._ends = threading.Event()
 
-    def asked(self, request: HandoverRequest) -> None:
+    def handover_requested(self, request: HandoverRequest) -> None:
         """May be told of a request again: it is rehearsed once, and answered until the answer is there."""
         if request.phase != REHEARSE:
             return
@@ -390,7 +390,7 @@ class Rehearsals:
             return
         given = self._answer_given
         if given is not None and given.request == request.id:
-            quietly(lambda: self._say_again(given))  # it went with the ZooKeeper session in which it was stored
+            best_effort(lambda: self._say_again(given))  # it went with the ZooKeeper session in which it was stored
 
     def _say_again(self, answer: HandoverAnswer) -> None:
         if self._handovers.answered(answer.request) is None:
@@ -420,7 +420,7 @@ class Rehearsals:
             return
         answer = HandoverAnswer(request.id, found.outcome, shortened(found.lines), found.all_compared)
         self._answer_given = answer
-        quietly(lambda: self._handovers.answer(answer))
+        best_effort(lambda: self._handovers.answer(answer))
 
     def _rehearsed(self, request: HandoverRequest, ends: threading.Event) -> Rehearsed:
         registration = Registration(self._zk, self._topology)

@@ -35,7 +35,7 @@ from trident.running.cluster_checks import (
 )
 from trident.running.ending import Ending
 from trident.running.failures import session_end
-from trident.running.interrupts import add, in_notebook, make_room, place_of
+from trident.running.interrupts import add, in_notebook, replace_running_query, scope_of
 from trident.running.page_source import page_routes
 from trident.running.process_defaults import Terminated, sigterm_ends
 from trident.running.progress import ProgressLog, make_display
@@ -44,14 +44,14 @@ from trident.running.reporting import Reporter, measure
 from trident.running.site import SparkSite
 from trident.running.standby import Rehearsals, Rehearse
 from trident.running.status import StandbyNote, StatusWriter, status_path
-from trident.running.zookeeper import EmbeddedKeeper, open_zookeeper, server_folder
+from trident.running.zookeeper import ServerWatchdog, open_zookeeper, server_folder
 from trident.spark import stores
 from trident.spark.cluster_files import renew_workers
 from trident.spark.session import check_kind, check_session, make_session, spark_settings
 from trident.spark.stores import drop_left_uploads
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.storage import stores_told
+from trident.states.core.storage import explained_storage_errors
 from trident.states.outside.port import OutsideState
 from trident.states.publishing.dead_letters import check_names_apart
 from trident.states.publishing.other_stores import check_store
@@ -70,7 +70,7 @@ class Startable(Built, Protocol):
     def _rehearsal(self, spark: SparkSession, warehouse: Place, config: TridentConfig) -> Rehearse: ...
 
 
-@stores_told()
+@explained_storage_errors()
 def start_topology(
     topology: Startable,
     spark: SparkSession | None = None,
@@ -111,16 +111,16 @@ def start_topology(
     config = as_config(config).replace(**settings)
     if config.log_format == "json":
         json_logs.install()
-    told = [*made_listeners(config.listener_classes), *checked_listeners(listeners)]
+    all_listeners = [*made_listeners(config.listener_classes), *checked_listeners(listeners)]
     warehouse = config.warehouse_place()
     stores.prepare_store(warehouse, spark, dict(config.spark_conf), config.single_writer)
     topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
     plans = plan(topology.graph, tracking=config.ackers > 0)
     check_topology(topology.graph, config, master_of(spark, config))
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
-    place = place_of(topology.name, config, warehouse)
+    place = scope_of(topology.name, config, warehouse)
     replaces = in_notebook() if replace is None else replace
-    make_room(place, replace=replaces, standby=standby, check=lambda query: _check_follows(topology, query))
+    replace_running_query(place, replace=replaces, standby=standby, check=lambda query: _check_follows(topology, query))
     if warehouse.is_local:
         storage.make_warehouse(warehouse)
     reporter = _make_reporter(topology.name, plans, config, warehouse, show_progress)
@@ -144,7 +144,7 @@ def start_topology(
         renew_workers(spark.sparkContext)
         prepare_cluster(spark, warehouse, config.python_archive, of_tasks, config.single_writer)
         _check_outside(spark, topology.name, plans, known=registration.read() is not None)
-        query = _make_query(topology, plans, spark, config, warehouse, zk, reporter, told)
+        query = _make_query(topology, plans, spark, config, warehouse, zk, reporter, all_listeners)
         undo.pop_all()
         add(place, query)
     return query
@@ -182,7 +182,7 @@ def _make_query(
     closing = [zk.close]
     if config.zookeeper == "embedded":
         folder = server_folder(warehouse)
-        closing.insert(0, EmbeddedKeeper(zk, folder, reporter.server_trouble, reporter.site.explain).close)
+        closing.insert(0, ServerWatchdog(zk, folder, reporter.server_problem, reporter.site.explain).close)
     query = TopologyQuery(plans, config, reporter, zk)
     groups = tuple(f"trident-{plan_.name}-" for plan_ in plans)
     ending = Ending(

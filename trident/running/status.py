@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from trident.coordinators import processes
 from trident.coordinators.errors import TridentError
-from trident.coordinators.leadership import current_holder, holder_is_gone
+from trident.coordinators.leadership import current_holder, holder_has_ended
 from trident.coordinators.records import Holder
 from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, parse_stored
 from trident.running.progress import describe_backlog
@@ -152,7 +152,7 @@ class TopologyStatus:
             # Another boot of this host, when the pid namespace is the same; else another container.
             same_namespace = self.boot_id.partition(" ")[2] == processes.boot_id().partition(" ")[2]
             return False if same_namespace else None
-        return not processes.is_gone(self.pid, self.process_started)
+        return not processes.has_ended(self.pid, self.process_started)
 
 
 # --- the file -----------------------------------------------------------------------------
@@ -356,8 +356,8 @@ def _group_lines(group: GroupStatus, now: float, until: float) -> list[str]:
             f"    {attempt.txid}:{attempt.attempt_id}  {attempt.phase:<10}  for {_age(until - attempt.since)}{failures}"
         )
     if group.view_txid is not None:
-        behind = max(group.current_txid - 1 - group.view_txid, 0)
-        lag = f"lags by {behind}" if behind else "up to date"
+        lag_txids = max(group.current_txid - 1 - group.view_txid, 0)
+        lag = f"lags by {lag_txids}" if lag_txids else "up to date"
         lines.append(f"  view     transaction {group.view_txid}, {lag} (the newest that all plain tables have)")
     lines += _copy_lines(group.copies)
     lines += [f"  {line}" for one in group.outside for line in _outside_lines(one, until)]
@@ -501,12 +501,12 @@ class StandbyNote:
         self._written_at = 0.0
         self._is_there = False
 
-    def waits(self) -> None:
+    def became_standby(self) -> None:
         """This process waits from here on. Returns at once: no take-over waits for a disk or a store."""
         if self._since is None:
             self._since, self._written_at = self._clock(), 0.0
 
-    def waits_no_more(self) -> None:
+    def left_standby(self) -> None:
         """This process leads, or ends. Returns at once."""
         self._since = None
 
@@ -565,7 +565,7 @@ def waiting_standbys(warehouse: Place, topology: str, now: float) -> list[dict[s
         if not _NOTE.fullmatch(name):
             continue
         note = _read(folder / name)
-        if note is not None and now < note.written_at + GONE_SECS and not holder_is_gone(note.holder, me):
+        if note is not None and now < note.written_at + GONE_SECS and not holder_has_ended(note.holder, me):
             found.append({"host": note.holder.host, "pid": note.holder.pid, "since": note.since})
     return sorted(found, key=lambda one: one["since"])
 

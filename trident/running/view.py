@@ -16,7 +16,7 @@ from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.core.storage import stores_told
+from trident.states.core.storage import explained_storage_errors
 from trident.states.delta.kernel import KernelEngine
 from trident.states.history.kept import published_as_of
 from trident.states.history.views import ViewRecorder, read_view
@@ -143,7 +143,7 @@ def view(warehouse: "str | os.PathLike[str]", topology: str, group: str | None =
     """
     check_name("topology", topology)
     place = TridentConfig(warehouse=os.fspath(warehouse)).warehouse_place()
-    with stores_told():
+    with explained_storage_errors():
         found = read_view(place, topology, group) if group is not None else None
         if found is None:
             states = _states(place, topology, group)

@@ -77,7 +77,7 @@ def _why_open(config: TridentConfig, zk: ZooKeeper) -> str:
             " zookeeper_acl at `auto`"
         )
     try:
-        root_is_open = zk.everybody_may(zk.path())
+        root_is_open = zk.is_world_writable(zk.path())
     except CoordinationError:
         return ""  # not even its ACL may be read
     if root_is_open:
@@ -147,8 +147,8 @@ _AWAY_SECS = 1.5
 _RETRY_SECS = 3.0
 
 
-class EmbeddedKeeper:
-    """A thread that sees to the server of one data folder while it is needed.
+class ServerWatchdog:
+    """A thread that keeps the server of one data folder running while it is needed.
 
     Any number of processes may have one: the server is started under a lock.
 
@@ -160,10 +160,10 @@ class EmbeddedKeeper:
         self,
         zk: ZooKeeper,
         folder: Place,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         explain: Callable[[BaseException], BaseException],
     ) -> None:
-        self._zk, self._folder, self._tell, self._explain = zk, folder, tell, explain
+        self._zk, self._folder, self._report, self._explain = zk, folder, report, explain
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trident-zookeeper", daemon=True)
         self._thread.start()
@@ -173,19 +173,19 @@ class EmbeddedKeeper:
         self._closed.set()
 
     def _run(self) -> None:
-        seen_at, told = time.monotonic(), ""
+        seen_at, reported = time.monotonic(), ""
         while not self._closed.wait(_POLL_SECS):
             if self._zk.connected:
-                seen_at, told = time.monotonic(), ""
+                seen_at, reported = time.monotonic(), ""
                 continue
             if time.monotonic() - seen_at < _AWAY_SECS:
                 continue
             if not storage.is_folder(self._folder):
                 # Renamed with its warehouse: made anew here it would be another, empty server.
                 said = f"the folder of the embedded ZooKeeper server is gone: {self._folder}"
-                if said != told:
-                    self._tell(said)
-                    told = said
+                if said != reported:
+                    self._report(said)
+                    reported = said
                 continue
             try:
                 self._zk.set_hosts(EmbeddedZooKeeper.ensure(self._folder))
@@ -193,9 +193,9 @@ class EmbeddedKeeper:
             except Exception as error:  # a full disk, no Java: it is tried again for as long as we run
                 said = f"the embedded ZooKeeper server cannot be started: {self._explain(error)}"
                 self._closed.wait(_RETRY_SECS)
-            if said != told:
-                self._tell(said)
-                told = said
+            if said != reported:
+                self._report(said)
+                reported = said
             seen_at = time.monotonic()
 
 
@@ -214,8 +214,8 @@ _FRESH_SECS = 10.0
 _TAKE_SECS = 5.0
 
 
-def leads_elsewhere(status: TopologyStatus, epoch: int, now: float, incarnation: str | None = None) -> str:
-    """The leader elsewhere, as text; "" when none is seen.
+def other_leader(status: TopologyStatus, epoch: int, now: float, incarnation: str | None = None) -> str:
+    """The leader on another host or ZooKeeper, as text; "" when none is seen.
 
     Args:
         epoch: the greatest that the named ZooKeeper knows: of that it has heard, and the lease decides.
@@ -227,7 +227,7 @@ def leads_elsewhere(status: TopologyStatus, epoch: int, now: float, incarnation:
         return ""
     who = f"{status.host} pid {status.pid}, epoch {status.epoch}"
     if (status.host, status.boot_id) == (processes.host_name(), processes.boot_id()):
-        return "" if processes.is_gone(status.pid, status.process_started) else who
+        return "" if processes.has_ended(status.pid, status.process_started) else who
     age = now - status.written_at
     return f"{who}, {age:.0f} s ago" if age < _FRESH_SECS else ""
 
@@ -265,7 +265,7 @@ def own_zookeeper(
         zk.close()
 
 
-def refuse_leader_elsewhere(zk: ZooKeeper, config: TridentConfig, warehouse: Place, name: str, command: str) -> None:
+def refuse_other_leader(zk: ZooKeeper, config: TridentConfig, warehouse: Place, name: str, command: str) -> None:
     """The half of the guard that holds for a command too that mends what ZooKeeper has forgotten.
 
     Raises:
@@ -336,7 +336,7 @@ class _Guard:
             status = read_status(self.warehouse, self.name)
         except TridentError:
             return  # there is none, or it cannot be read: it is a help only
-        leader = leads_elsewhere(status, known.epoch, time.time(), known.incarnation)
+        leader = other_leader(status, known.epoch, time.time(), known.incarnation)
         if leader:
             raise CoordinationError(
                 f"{self.name} seems to be led by way of another ZooKeeper than the one that was named "

@@ -272,7 +272,7 @@ class _Once:
             if self._done:
                 return
             self._done = True
-            if not has_room():
+            if not has_memory():
                 log.info("Spark's classes are not archived: the container has less than 1 GB of memory left")
                 storage.try_delete(self._job.classes)
                 return
@@ -288,7 +288,7 @@ class _Once:
             self._process.wait()
 
 
-def has_room() -> bool:
+def has_memory() -> bool:
     """Tells whether the cgroup of this process, if it has a limit, has memory for the JVM that makes an archive."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()

@@ -49,7 +49,7 @@ def main(text: str) -> int:
         the exit code: 0, there is an archive.
     """
     job = MakerJob(**json.loads(text))
-    _step_back()
+    _lower_priority()
     archive = Path(job.archive)
     folder = archive.parent
     try:
@@ -70,7 +70,7 @@ def main(text: str) -> int:
     return 0
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Has the kernel prefer every other process, also where memory is short."""
     os.nice(_LOWEST)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:

@@ -114,8 +114,8 @@ def _user_modules() -> dict[str, Path]:
     found: dict[str, Path] = {}
     script = _script_folder()
     if script is not None:
-        beside = (path for path in script.glob("*.py") if path.stem.isidentifier() and path.is_file())
-        found |= {path.stem: path for path in beside if path.stem not in _NOT_SENT}
+        siblings = (path for path in script.glob("*.py") if path.stem.isidentifier() and path.is_file())
+        found |= {path.stem: path for path in siblings if path.stem not in _NOT_SENT}
     for name, module in list(sys.modules.items()):
         if "." in name or not is_of_user(name):
             continue

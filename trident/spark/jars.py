@@ -39,8 +39,8 @@ _VARIABLE = "SPARK_LOCAL_IP"
 _LOOPBACK = "127.0.0.1"
 
 
-def own_host_problem() -> str | None:
-    """Says that this machine does not know the address of its own name, and what to do; None if it knows it."""
+def hostname_problem() -> str | None:
+    """The problem, with its remedy, where this machine cannot resolve its own host name; else None."""
     name = socket.gethostname()
     try:
         socket.gethostbyname(name)
@@ -53,13 +53,13 @@ def own_host_problem() -> str | None:
     return None
 
 
-def spare_own_host(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Has a JVM that is started with this environment take the loopback address where this machine's name has none.
+def use_loopback_if_unresolvable(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Makes a JVM with this environment use the loopback address where this machine's host name does not resolve.
 
     Small images have no line for it in /etc/hosts, and Spark would end with an UnknownHostException. Only for a JVM
     that no other machine talks to. An address that the user has set stays.
     """
-    if _VARIABLE not in environment and own_host_problem():
+    if _VARIABLE not in environment and hostname_problem():
         environment[_VARIABLE] = _LOOPBACK
 
 
@@ -153,7 +153,7 @@ def _resolve(name: str, packages: list[str], groups: Sequence[str], resolver: Ma
         )
         environment = without_secrets(os.environ)
         environment.pop("PYSPARK_SUBMIT_ARGS", None)
-        spare_own_host(environment)
+        use_loopback_if_unresolvable(environment)
         environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
         try:
             done = subprocess.run(

@@ -129,9 +129,9 @@ def add_jars(jars: Iterable[str]) -> None:
             loader.addURL(url)
 
 
-def warn_of_what_came_too_late(asked: Mapping[str, str], submitted: Mapping[str, str]) -> None:
-    """Warns of settings of the topology's that had to be there when ``spark-submit`` started the JVM."""
-    late = [key for key in _OF_THE_START if key in asked and asked[key] != submitted.get(key)]
+def warn_of_ignored_settings(given_settings: Mapping[str, str], submitted: Mapping[str, str]) -> None:
+    """Warns of settings of the topology that have no effect, since ``spark-submit`` had started the JVM."""
+    late = [key for key in _OF_THE_START if key in given_settings and given_settings[key] != submitted.get(key)]
     if late:
         warnings.warn(
             f"spark-submit has started Spark's JVM before it knew {', '.join(late)}: they do not count; give them to "
@@ -237,6 +237,6 @@ def _own_folder(base: str) -> str:
     own.mkdir(mode=0o700, exist_ok=True)
     for other in users.iterdir():
         of_host, pid, start = (*other.name.split("-", 2), "", "")[:3]
-        if of_host == host and pid.isdigit() and processes.is_gone(int(pid), start):
+        if of_host == host and pid.isdigit() and processes.has_ended(int(pid), start):
             shutil.rmtree(other, ignore_errors=True)
     return str(own)

@@ -19,8 +19,8 @@ _py4j: Any = py4j.java_gateway
 _py4j.logging = _py4j.logger
 
 
-def while_the_jvm_starts(imports: Callable[[], object]) -> None:
-    """Asks for a call of a function in the time in which PySpark waits for its JVM; where one runs already, for none.
+def run_during_jvm_start(imports: Callable[[], object]) -> None:
+    """Has a function called while PySpark waits for its JVM; it is not called where one runs already.
 
     Args:
         imports: only imports, so that it does not matter whether it is called.
@@ -29,7 +29,7 @@ def while_the_jvm_starts(imports: Callable[[], object]) -> None:
 
 
 @contextmanager
-def imports_meanwhile() -> Iterator[None]:
+def importing_during_jvm_start() -> Iterator[None]:
     """Within it, the thread that starts the JVM imports, where PySpark would sleep until the JVM answers.
 
     In that thread and no other: of two that import modules with circles, one may find a module half made. And behind

@@ -126,15 +126,15 @@ class FilesSlot(NamedRows):
     """Rows of whole files: the property lists these as [path, bytes, time of modification in ms].
 
     Attributes:
-        of: names the kind of files, and all that ``read`` and ``behind`` depend on.
+        of: names the kind of files, and all that ``read`` and ``build`` depend on.
         read: gives a frame of paths that has these files as its only source.
-        behind: makes the rows of what ``read`` gives.
+        build: makes the rows of what ``read`` gives.
     """
 
     of: Hashable
     files: Sequence[tuple[str, int, int]]
     read: Callable[[Sequence[str]], "DataFrame"]
-    behind: Callable[["DataFrame"], "DataFrame"]
+    build: Callable[["DataFrame"], "DataFrame"]
 
     @property
     def shape(self) -> Hashable:
@@ -151,10 +151,10 @@ class FilesSlot(NamedRows):
     def over(self, kept: Any, property: str) -> "DataFrame":
         read: Any = self.read([self.files[0][0]])
         slot = ClassicDataFrame(kept.files(read._jdf, property, read.schema.json()), read.sparkSession)
-        return self.behind(slot)
+        return self.build(slot)
 
     def frame(self) -> "DataFrame":
-        return self.behind(self.read([path for path, _, _ in self.files]))
+        return self.build(self.read([path for path, _, _ in self.files]))
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,14 @@ class TaskSlot(NamedRows):
 
     Attributes:
         sent: what the task is sent, as rows.
-        of: names all that ``behind`` depends on.
-        behind: makes the rows of a frame of what is sent.
+        of: names all that ``build`` depends on.
+        build: makes the rows of a frame of what is sent.
         whole: gives a frame of the rows without a kept plan.
     """
 
     sent: RowsSlot
     of: Hashable
-    behind: Callable[["DataFrame"], "DataFrame"]
+    build: Callable[["DataFrame"], "DataFrame"]
     whole: Callable[[], "DataFrame"]
 
     @property
@@ -182,7 +182,7 @@ class TaskSlot(NamedRows):
         return self.sent.rows
 
     def over(self, kept: Any, property: str) -> "DataFrame":
-        return self.behind(self.sent.over(kept, property))
+        return self.build(self.sent.over(kept, property))
 
     def frame(self) -> "DataFrame":
         return self.whole()

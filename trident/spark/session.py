@@ -31,7 +31,7 @@ from trident.coordinators.tracebacks import first_line
 from trident.spark import class_archive, stores
 from trident.spark import jars as kept_plans_jar
 from trident.spark.cluster_files import PYTHON_ARCHIVE, send_framework, send_python
-from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package, spare_own_host
+from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package, use_loopback_if_unresolvable
 from trident.spark.jvm import ENABLED as UNIX_SOCKETS
 from trident.spark.jvm import (
     add_jars,
@@ -42,9 +42,9 @@ from trident.spark.jvm import (
     log4j_file,
     socket_settings,
     submitted_settings,
-    warn_of_what_came_too_late,
+    warn_of_ignored_settings,
 )
-from trident.spark.jvm_start import imports_meanwhile
+from trident.spark.jvm_start import importing_during_jvm_start
 from trident.spark.stores import spark_defaults
 from trident.states.core.addresses import is_local_master
 from trident.states.core.place import Place
@@ -57,7 +57,7 @@ LOCAL_FS = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 # Below about 350 the JVM of Spark 4.2 does not start; a batch opens more.
 _DESCRIPTORS_MIN = 512
 _ADDED_TO = ("spark.driver.extraJavaOptions", "spark.driver.extraClassPath", "spark.jars", "spark.sql.extensions")
-_asked_for: dict[str, str] = {}
+_default_settings: dict[str, str] = {}
 _DEFAULT_MASTER = ("spark.master", "local[*]")
 _NO_JVM = "its driver's JVM is elsewhere, and commits need it at hand"
 
@@ -93,7 +93,7 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     check_spark_home()
     find_java()
     if local_cores(given.get("spark.master", "local[*]")) is not None:
-        spare_own_host()
+        use_loopback_if_unresolvable()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _let_workers_import()
     confs = session_confs(given)
@@ -256,11 +256,11 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
         SparkSessionProblem: this process has another session already, which
             lacks something (or ``config`` turned it off).
     """
-    asked = {**_asked_for, **{key: str(value) for key, value in (config or {}).items()}}
+    given_settings = {**_default_settings, **{key: str(value) for key, value in (config or {}).items()}}
     submitted = submitted_settings()
-    settings = {"spark.master": submitted.get("spark.master", "local[*]"), **asked}
+    settings = {"spark.master": submitted.get("spark.master", "local[*]"), **given_settings}
     _refuse_connect(settings)  # before the builder is told a master, which PySpark refuses in its own words
-    _leave_other_than(settings)
+    _stop_session_lacking(settings)
     made_before = SparkContext._active_spark_context is not None
     try:
         spark = _made(app_name, settings)
@@ -277,9 +277,9 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
     except Py4JError as error:
         raise _does_not_start(error) from error
     if submitted:
-        warn_of_what_came_too_late(asked, submitted)
+        warn_of_ignored_settings(given_settings, submitted)
     if made_before:
-        _warn_of_what_came_too_late(spark, asked)
+        _warn_of_ignored_settings(spark, given_settings)
     return check_session(spark)
 
 
@@ -300,27 +300,27 @@ def _made(app_name: str, settings: Mapping[str, str]) -> SparkSession:
         builder.config(key, value)
     configure_spark(builder)
     check_descriptors()
-    with _secrets_hidden(), imports_meanwhile():
+    with _secrets_hidden(), importing_during_jvm_start():
         return builder.getOrCreate()
 
 
-def ask_for(settings: Mapping[str, str]) -> None:
-    """Spark settings of every session that this process makes from here on, where the caller does not say others.
+def set_default_settings(settings: Mapping[str, str]) -> None:
+    """Sets default Spark settings for the sessions that this process makes from now on.
 
     ``trident run`` does so before it runs the user's file: an expression there may need a session at once.
     """
-    _asked_for.clear()
-    _asked_for.update(settings)
+    _default_settings.clear()
+    _default_settings.update(settings)
 
 
-def _warn_of_what_came_too_late(spark: SparkSession, asked: Mapping[str, str]) -> None:
+def _warn_of_ignored_settings(spark: SparkSession, given_settings: Mapping[str, str]) -> None:
     """A session that was made earlier in this process keeps what is fixed when the JVM starts."""
     has = dict(spark.sparkContext.getConf().getAll())
     # A session takes any name as its own setting, but only those of Spark SQL do anything there. Our part is added to
     # some; and a user who leaves the master at its default takes the session as it is.
     ignored = [
         key
-        for key, value in asked.items()
+        for key, value in given_settings.items()
         if value not in has.get(key, "") and not key.startswith("spark.sql.") and (key, value) != _DEFAULT_MASTER
     ]
     if ignored:
@@ -356,28 +356,28 @@ def check_descriptors() -> None:
     )
 
 
-def session_to_ask() -> SparkSession:
-    """A session made only to ask Spark of an expression, while a topology is written and no settings are known yet.
+def session_for_analysis() -> SparkSession:
+    """A session made only to analyse an expression, while a topology is written and no settings are known yet.
 
     The next :func:`make_session` takes it over if it has the settings wanted then, and else puts another in its place.
     """
-    global _to_ask
-    _to_ask = make_session("trident")
-    return _to_ask
+    global _for_analysis
+    _for_analysis = make_session("trident")
+    return _for_analysis
 
 
-_to_ask: SparkSession | None = None
+_for_analysis: SparkSession | None = None
 
 
-def _leave_other_than(settings: Mapping[str, str]) -> None:
-    """Stops the session that was made to ask, when it lacks a setting: a context keeps the master it has."""
-    global _to_ask
-    asked, _to_ask = _to_ask, None
-    if asked is None or asked.sparkContext._jsc is None:
+def _stop_session_lacking(settings: Mapping[str, str]) -> None:
+    """Stops the session that was made for analysis, if it lacks a setting: a context keeps its master."""
+    global _for_analysis
+    session, _for_analysis = _for_analysis, None
+    if session is None or session.sparkContext._jsc is None:
         return
-    conf = asked.sparkContext.getConf()
+    conf = session.sparkContext.getConf()
     if any(conf.get(key) != value for key, value in settings.items()):
-        asked.stop()
+        session.stop()
 
 
 @contextmanager

@@ -73,7 +73,7 @@ _HADOOP = "spark.hadoop."
 _SECRETS = ("access.key", "secret.key", "session.token")
 _S3A = ("endpoint", "endpoint.region", "path.style.access", "connection.ssl.enabled", *_SECRETS)
 _SAFE_MODE_SECS = 120.0
-_LOOK_SECS = 1.0
+_CHECK_SECS = 1.0
 _HDFS = ("dfs.", "hadoop.security.", "hadoop.rpc.", "fs.defaultFS", "fs.viewfs.")
 
 
@@ -142,7 +142,7 @@ def check_store(warehouse: Place, single_writer: bool, safe_mode_secs: float = 0
         StorageProblem: it does not; or, ``StoreProblem``, it cannot be written.
     """
     until = time.monotonic() + safe_mode_secs
-    told = False
+    was_logged = False
     while True:
         try:
             storage.make_warehouse(warehouse)
@@ -153,10 +153,10 @@ def check_store(warehouse: Place, single_writer: bool, safe_mode_secs: float = 0
                 raise _not_exclusive(warehouse, f"{error.strerror or error}", refused=True) from error
             if not is_safe_mode(error) or time.monotonic() >= until:
                 raise store_problem(error, warehouse) from error
-        if not told:
+        if not was_logged:
             log.warning("the name node of %s is in safe mode; waiting up to %.0f s", warehouse, safe_mode_secs)
-            told = True
-        time.sleep(_LOOK_SECS)
+            was_logged = True
+        time.sleep(_CHECK_SECS)
     if not exclusive and not single_writer:
         raise _not_exclusive(warehouse, "two of four writers that made one file at once both heard that they had")
 

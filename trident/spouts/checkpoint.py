@@ -62,8 +62,8 @@ class Imports(Protocol):
     def reads_source(self, source: SourceOffset) -> bool:
         """Tells whether the source is the spout's."""
 
-    def position_behind(self, source: SourceOffset, context: SpoutContext) -> Json:
-        """The metadata of an empty batch behind an offset of the source; the spout's next batch begins there.
+    def position_after(self, source: SourceOffset, context: SpoutContext) -> Json:
+        """The metadata of an empty batch after an offset of the source; the spout's next batch begins there.
 
         Raises:
             SourceError: the spout cannot go on from there.

@@ -291,7 +291,7 @@ class DataSourceCoordinator(RangedCoordinator[Offsets]):
         first = self._spout.offset(self._spout.call(self._reader.initialOffset), "initialOffset")
         return first, first
 
-    def look(self) -> None:
+    def poll(self) -> None:
         # An offset that was found stays: a simple reader has given the rows with it.
         if self._seen is not None and self._seen[0] == self._seen[1]:
             self._seen = None

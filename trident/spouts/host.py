@@ -18,7 +18,7 @@ from trident.spouts.contracts import Emitted, Json
 from trident.spouts.executors import BeginContext, SpoutExecutor
 from trident.states.core import storage
 from trident.states.core.group_context import GroupContext
-from trident.states.core.storage import stores_told
+from trident.states.core.storage import explained_storage_errors
 
 log = logging.getLogger("trident.query")
 # How long closing waits for a backlog that is being asked for: the spout is closed all the same.
@@ -298,7 +298,7 @@ def load_given(of: GroupContext) -> GivenBatches | None:
     """
     path = of.folder / _FILE
     try:
-        with stores_told():
+        with explained_storage_errors():
             found = as_record(parse_stored(storage.read(path)), GivenBatches, _SCHEMA)
     except FileNotFoundError:
         return None

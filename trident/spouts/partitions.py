@@ -166,7 +166,7 @@ class PartitionEmission:
         require_whole(what, str(self._root), emission.parts, "the batch is emitted again; check the disk")
         read = partial(_read, spark, schema)
         files = [(str(self._root / part.path), part.size, 0) for part in emission.parts]
-        slot = FilesSlot(("emitted", self.context.tx_id, schema.json()), files, read, _as_they_are)
+        slot = FilesSlot(("emitted", self.context.tx_id, schema.json()), files, read, _unchanged)
         if sum(part.size for part in emission.parts) <= _SMALL_BYTES:
             return Emitted(slot, partitions=1, rows=emission.rows)
         return Emitted(slot.frame(), rows=emission.rows)
@@ -185,7 +185,7 @@ def _read(spark: Any, schema: "StructType", paths: Sequence[str]) -> "DataFrame"
     return parquet_reader(spark, schema).parquet(*paths)
 
 
-def _as_they_are(rows: "DataFrame") -> "DataFrame":
+def _unchanged(rows: "DataFrame") -> "DataFrame":
     return rows
 
 

@@ -41,17 +41,17 @@ class RangedCoordinator(BatchCoordinator, Generic[Range]):
 
     # A source that does not answer is waited for; or a transaction begins all the same, fails by it, and counts.
     waits_for_source = False
-    # A look is followed by a pause of at least so many times its own length.
-    pause_per_look = 0
+    # A poll is followed by a pause of at least so many times its own length.
+    pause_per_poll = 0
 
     def __init__(self, sizes: "AdaptiveBatchSize | None" = None, poll_interval_secs: float = 0.0) -> None:
         self._adaptive, self._poll_interval_secs = sizes, poll_interval_secs
         self._planned: dict[int, Range] = {}
         self._begun_at: dict[int, float] = {}
         self._fresh: Range | None = None  # where the stream begins, until its first batch is pinned
-        self._next_look = 0.0
-        self._look_again = False  # asked for by refresh(), perhaps while a look was under way
-        self._look_failure: Exception | None = None  # of the newest look
+        self._next_poll = 0.0
+        self._poll_again = False  # requested by refresh(), perhaps while a poll was under way
+        self._poll_failure: Exception | None = None  # of the newest poll
         self._asking, self._lock = threading.RLock(), threading.RLock()
 
     # --- the source -------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ class RangedCoordinator(BatchCoordinator, Generic[Range]):
     def cut(self, empty: Range, txid: int) -> Range:
         """The range that begins at an empty one, as long as :meth:`next_size` says."""
 
-    def look(self) -> None:
-        """Looks at the source as it is now."""
+    def poll(self) -> None:
+        """Reads the source's present state."""
 
     def size(self, planned: Range) -> int:
         """About how long a range is, in the unit of the sizes."""
@@ -96,20 +96,20 @@ class RangedCoordinator(BatchCoordinator, Generic[Range]):
         """A range of about this size that begins where another one does and ends no later."""
         return found
 
-    # --- looks ------------------------------------------------------------------------------------
+    # --- polls ------------------------------------------------------------------------------------
 
     def resume(self, txid: int, metadata: Json) -> None:
         """Called, if at all, before the first question: the greatest txid that has metadata."""
         self._remember(txid, self.read(metadata))
 
     def refresh(self) -> None:
-        """The next question is answered from a new look at the source, however recent the last one was."""
-        self._look_again = True
+        """The next question is answered from a new poll of the source, however recent the last one was."""
+        self._poll_again = True
 
     def is_ready(self, txid: int) -> bool:
         with self._asking:
             try:
-                self._look()
+                self._poll()
                 with self._lock:
                     before, is_resumed = self._planned.get(txid - 1), bool(self._planned)
                 if before is None:
@@ -124,26 +124,26 @@ class RangedCoordinator(BatchCoordinator, Generic[Range]):
                     raise
                 return True  # it is raised again when the transaction begins, where it counts
 
-    def _look(self) -> None:
-        """Looks at the source, at most every poll_interval_secs.
+    def _poll(self) -> None:
+        """Polls the source, at most every poll_interval_secs.
 
         Raises:
-            SourceError: the newest look has failed. All threads that ask get it until the next look.
+            SourceError: the newest poll has failed. All callers get it until the next poll.
         """
         started = time.monotonic()
-        if started >= self._next_look or self._look_again:
-            self._look_again = False  # before the look: a refresh() during it asks for another
+        if started >= self._next_poll or self._poll_again:
+            self._poll_again = False  # before the poll: a refresh() during it requests another
             try:
-                self.look()
-                self._look_failure = None
+                self.poll()
+                self._poll_failure = None
             except Exception as error:
-                self._look_failure = error
+                self._poll_failure = error
             ended, pause = time.monotonic(), self._poll_interval_secs
-            if self._look_failure is not None and not self.waits_for_source:
-                pause = 0.0  # each attempt that a look can fail looks itself
-            self._next_look = ended + max(pause, self.pause_per_look * (ended - started)) if pause else ended
-        if self._look_failure is not None:
-            raise self._look_failure
+            if self._poll_failure is not None and not self.waits_for_source:
+                pause = 0.0  # each attempt that a failed poll can fail polls itself
+            self._next_poll = ended + max(pause, self.pause_per_poll * (ended - started)) if pause else ended
+        if self._poll_failure is not None:
+            raise self._poll_failure
 
     def _first(self) -> Range:
         if self._fresh is None:
@@ -163,10 +163,10 @@ class RangedCoordinator(BatchCoordinator, Generic[Range]):
             return curr_metadata
         with self._asking:
             begun_at = time.monotonic()
-            # Before the look: a source may be written to by it, and must not be where it is not the one it was.
+            # Before the poll: a source may be written to by it, and must not be where it is not the one it was.
             empty = None if prev_metadata is None else self.after(self.read(prev_metadata))
             try:
-                self._look()
+                self._poll()
             except SourceError as error:
                 if empty is None and self._fresh is not None:
                     empty = self.after(self._fresh)

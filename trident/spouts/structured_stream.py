@@ -179,8 +179,8 @@ OUTPUT_MODES = ("append", "update", "complete")
 # How long an attempt waits for Spark to give its batch again, after a restart.
 _OFFER_SECS = 10.0
 # How long readiness may take when all that is available is asked for.
-_LOOK_SECS = 5.0
-_TOLD_SECS = 1.0
+_AVAILABLE_SECS = 5.0
+_SUCCESS_SECS = 1.0
 
 
 class StructuredStreamSpout:
@@ -371,8 +371,8 @@ class StreamCoordinator:
         self._run, self._handover, self._window = run, run.handover, window
         self._pins: dict[int, Pin] = {}
         self._begun = False  # whether a transaction has begun in this process
-        self._asked = self._covered = 0  # looks for all that is available: asked for, finished
-        self._looking = False
+        self._polls_requested = self._polls_done = 0  # polls for all that is available
+        self._polling = False
 
     def resume(self, txid: int, metadata: Json) -> None:
         """Told, if at all, before the first question: the greatest txid that has metadata."""
@@ -383,22 +383,22 @@ class StreamCoordinator:
     def refresh(self) -> None:
         """The next answer waits until Spark has looked at its sources."""
         with self._handover.changed:
-            self._asked += 1
+            self._polls_requested += 1
 
     def is_ready(self, txid: int) -> bool:
         try:
             self._run.ensure()
         except SourceError:
             return True  # it is raised again when the transaction begins, where it counts
-        asked = self._asked
-        if self._covered < asked:
+        requested = self._polls_requested
+        if self._polls_done < requested:
             # The success of the last transaction may be on its way.
-            self._handover.wait(lambda: not self._in_flight(), _TOLD_SECS)
+            self._handover.wait(lambda: not self._in_flight(), _SUCCESS_SECS)
         if self._in_flight():
             return False
-        if self._covered < asked and not self._anything():
+        if self._polls_done < requested and not self._anything():
             # Not known in time: an empty transaction is better than "nothing is left".
-            if not self._wait_for_anything(asked, _LOOK_SECS):
+            if not self._wait_for_anything(requested, _AVAILABLE_SECS):
                 return True
         return self._anything()
 
@@ -412,27 +412,27 @@ class StreamCoordinator:
     def _last(self) -> Pin:
         return self._pins[max(self._pins)]
 
-    def _wait_for_anything(self, asked: int, secs: float) -> bool:
+    def _wait_for_anything(self, requested: int, secs: float) -> bool:
         """Until there is something, or Spark has looked and there is nothing; False: not known in time."""
-        self._look()
-        return self._handover.wait(lambda: self._anything() or self._covered >= asked, secs)
+        self._poll()
+        return self._handover.wait(lambda: self._anything() or self._polls_done >= requested, secs)
 
-    def _look(self) -> None:
-        """Has Spark look at its sources, in a thread: it waits for batches that this one must begin."""
+    def _poll(self) -> None:
+        """Has Spark poll its sources, in a thread: it waits for batches that this one must begin."""
         with self._handover.changed:
-            if self._looking:
+            if self._polling:
                 return
-            self._looking = True
+            self._polling = True
 
-        def look() -> None:
-            while self._looking:
-                target = self._asked
+        def poll() -> None:
+            while self._polling:
+                target = self._polls_requested
                 self._run.process_available()
                 with self._handover.changed:
-                    self._covered, self._looking = target, self._asked > target
+                    self._polls_done, self._polling = target, self._polls_requested > target
                     self._handover.changed.notify_all()
 
-        threading.Thread(target=look, name="trident-look-at-stream", daemon=True).start()
+        threading.Thread(target=poll, name="trident-poll-stream", daemon=True).start()
 
     # --- transactions -------------------------------------------------------------------------
 
@@ -451,7 +451,7 @@ class StreamCoordinator:
             return self._remember(txid, Pin.read(curr_metadata))
         if restarted:
             self.refresh()
-            self._wait_for_anything(self._asked, _OFFER_SECS)
+            self._wait_for_anything(self._polls_requested, _OFFER_SECS)
         offered = self._handover.offered() if self._handover.has_advanced(before) else None
         if offered is None:
             self._run.raise_failure()

@@ -22,7 +22,7 @@ from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.tracebacks import first_line
 from trident.spouts.files.tasks import SourceFailure
 from trident.states.core.typed_values import WrongValue, batches_of, in_one_line
-from trident.states.delta.parquet_files import FileTarget, spare_collections, write_partition
+from trident.states.delta.parquet_files import FileTarget, freeze_gc, write_partition
 from trident.workers.failures import Label, fail, may_pass
 
 # The tasks of Spark's Python workers that emit partitions: rows into files, metadata into reports.
@@ -95,7 +95,7 @@ class PartitionTask:
         finally:
             if emitter is not None:
                 emitter.close()
-            spare_collections()
+            freeze_gc()
 
     def _emit(self, emitter: Any, request: Request) -> Iterator[Mapping[str, Any]]:
         metadata = request.metadata

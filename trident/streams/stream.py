@@ -186,8 +186,8 @@ class _Ends(RowOperations):
         Raises:
             TopologyError: the state cannot be asked that.
         """
-        asked = queried_state(self._graph, state)
-        return self._ungrouped(state_query(self._node, asked, *shifted(inputs, query, outputs)))
+        queried = queried_state(self._graph, state)
+        return self._ungrouped(state_query(self._node, queried, *shifted(inputs, query, outputs)))
 
 
 class Stream(StreamOperations, _Ends):

@@ -184,28 +184,28 @@ class StreamOperations(RowOperations):
 
     # --- Spark partitions ------------------------------------------------------------------
 
-    def _moved(self, kind: str, operation: str, names: tuple[str, ...] = (), function: Any = None) -> "Self":
+    def _repartitioned(self, kind: str, operation: str, names: tuple[str, ...] = (), function: Any = None) -> "Self":
         return self._next(repartitioning.repartition(self._node, kind, operation, names, function))
 
     def shuffle(self) -> "Self":
         """Spreads the rows evenly over the Spark partitions."""
-        return self._moved("shuffle", "shuffle")
+        return self._repartitioned("shuffle", "shuffle")
 
     def local_or_shuffle(self) -> "Self":
         """As ``shuffle`` where that costs nothing: here the rows stay where they are."""
-        return self._next(repartitioning.unmoved(self._node, "local_or_shuffle()"))
+        return self._next(repartitioning.unchanged(self._node, "local_or_shuffle()"))
 
     def identity_partition(self) -> "Self":
         """The rows stay where they are."""
-        return self._next(repartitioning.unmoved(self._node, "identity_partition()"))
+        return self._next(repartitioning.unchanged(self._node, "identity_partition()"))
 
     def broadcast(self) -> "Self":
         """Every row in every Spark partition. Not Spark's hint of that name: the rows are multiplied."""
-        return self._moved("broadcast", "broadcast")
+        return self._repartitioned("broadcast", "broadcast")
 
     def partition_by(self, *fields: Names) -> "Self":
         """Rows with equal values in the fields come to one Spark partition; null is equal to null."""
-        return self._moved("partition_by", "partition_by", flat(fields, "partition_by"))
+        return self._repartitioned("partition_by", "partition_by", flat(fields, "partition_by"))
 
     def partition(self, inputs: Union[Names, Function], function: Union[Function, None] = None) -> "Self":
         """A function says which Spark partition each row comes to: ``partition("user", lambda user: user % 4)``.
@@ -215,11 +215,11 @@ class StreamOperations(RowOperations):
         """
         given: Any = inputs if function is None else function
         names = self.fields if function is None else field_names(inputs, "partition")
-        return self._moved("partition", "partition", names, given)
+        return self._repartitioned("partition", "partition", names, given)
 
     def global_(self) -> "Self":
         """All rows of the batch in one Spark partition."""
-        return self._moved("global", "global_")
+        return self._repartitioned("global", "global_")
 
     batch_global = global_
 
@@ -317,7 +317,7 @@ class StreamOperations(RowOperations):
         Raises:
             TopologyError: the stream is of another operation, or has no event time.
         """
-        return self._next(timed.late_rows_behind(self._node, side))
+        return self._next(timed.late_rows_of(self._node, side))
 
     def _timed(self, node: "timed.TimedNode") -> "Self":
         add_sink(self._graph, node)

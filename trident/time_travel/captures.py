@@ -31,7 +31,14 @@ from trident.states.core.tables import TXID_COLUMN
 from trident.states.core.typed_values import frozen, python_values
 from trident.time_travel.differences import Difference
 from trident.time_travel.replay import Replay, open_kept, require_readable
-from trident.time_travel.replay_inputs import Ground, KeptBatch, SourceRows, WarehouseGround, group_of, staged_table
+from trident.time_travel.replay_inputs import (
+    KeptBatch,
+    ReplayInputs,
+    SourceRows,
+    WarehouseInputs,
+    group_of,
+    staged_table,
+)
 from trident.udf.expressions import current_session
 
 SCHEMA = 1
@@ -90,7 +97,7 @@ class Capture:
             )
         require_readable(chosen)
         session = spark or current_session() or make_session(f"capture of {self.topology}")
-        return Replay(session, topology.name, chosen, CapturedGround(session, self))
+        return Replay(session, topology.name, chosen, CapturedInputs(session, self))
 
     def differences(self, topology: Built, spark: "SparkSession | None" = None) -> list[Difference]:
         """The rows that the code of a topology makes of the capture and that were not committed, and the other way.
@@ -101,8 +108,8 @@ class Capture:
             return replayed.differences()
 
 
-class CapturedGround(Ground):
-    """The rows around a captured transaction."""
+class CapturedInputs(ReplayInputs):
+    """The inputs of a captured transaction."""
 
     def __init__(self, spark: "SparkSession", capture: Capture) -> None:
         self._spark, self._capture = spark, capture
@@ -282,12 +289,12 @@ def capture(
         TridentError: as ``trident.replay``.
     """
     session, kept, config = open_kept(topology, warehouse, txid, group, spark, as_config(config))
-    ground = WarehouseGround(session, kept, config)
-    given = ground.sources(kept.plan)
+    given_inputs = WarehouseInputs(session, kept, config)
+    given = given_inputs.sources(kept.plan)
     try:
         inputs = {tx_id: rows.toArrow() for tx_id, rows in given.rows.items()}
         single = sorted(tx_id for tx_id, rows in given.rows.items() if is_single(rows))
-        states, whole = _states(session, topology.name, kept.plan, ground, given, state_rows)
+        states, whole = _states(session, topology.name, kept.plan, given_inputs, given, state_rows)
     finally:
         free(given.checkpoints)
     facts = {
@@ -296,36 +303,36 @@ def capture(
         "single": single,
         "whole": sorted(whole),
     }
-    return Capture(topology.name, kept.plan.name, ground.attempt, inputs, states, _expected(kept), facts)
+    return Capture(topology.name, kept.plan.name, given_inputs.attempt, inputs, states, _expected(kept), facts)
 
 
 def _states(
-    spark: "SparkSession", topology: str, plan: GroupPlan, ground: Ground, given: SourceRows, rows_max: int
+    spark: "SparkSession", topology: str, plan: GroupPlan, given_inputs: ReplayInputs, given: SourceRows, rows_max: int
 ) -> tuple[dict[str, pa.Table], set[str]]:
     """The rows of the states that a batch reads; and the names of those of which all rows are there."""
     states: dict[str, pa.Table] = {}
     large: dict[str, ReadState] = {}
     for name, read in states_read(plan.nodes).items():
-        rows = ground.stored(read.binding, None).limit(rows_max + 1).toArrow()
+        rows = given_inputs.stored(read.binding, None).limit(rows_max + 1).toArrow()
         if rows.num_rows > rows_max:
             large[name] = read
         else:
             states[name] = rows
     whole = set(states)
     if large:
-        recording = Recording(ground, given)
+        recording = Recording(given_inputs, given)
         with Replay(spark, topology, plan, recording):
             for name, read in large.items():
-                states[name] = recording.asked_of(read, rows_max)
+                states[name] = recording.requested_rows_of(read, rows_max)
     return states, whole
 
 
-class Recording(Ground):
+class Recording(ReplayInputs):
     """A ground that keeps what is looked up."""
 
-    def __init__(self, ground: Ground, given: SourceRows) -> None:
-        self._ground, self._given = ground, given
-        self.attempt, self.incarnation = ground.attempt, ground.incarnation
+    def __init__(self, given_inputs: ReplayInputs, given: SourceRows) -> None:
+        self._replay_inputs, self._given = given_inputs, given
+        self.attempt, self.incarnation = given_inputs.attempt, given_inputs.incarnation
         self._looked_up: dict[str, list[DataFrame]] = defaultdict(list)
         self._all: set[str] = set()
 
@@ -333,14 +340,14 @@ class Recording(Ground):
         return SourceRows(self._given.rows, self._given.tables, [])
 
     def stored(self, binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
-        found = self._ground.stored(binding, keys)
+        found = self._replay_inputs.stored(binding, keys)
         self._looked_up[binding.name].append(found)
         if keys is None or not binding.keys:
             self._all.add(binding.name)
         return found
 
-    def asked_of(self, read: ReadState, rows_max: int) -> pa.Table:
-        """The rows of a large state whose keys were asked, each once.
+    def requested_rows_of(self, read: ReadState, rows_max: int) -> pa.Table:
+        """The rows of a large state whose keys were requested, each once.
 
         Raises:
             TopologyError: all of its rows were.
@@ -353,7 +360,7 @@ class Recording(Ground):
                 action="allow more with --state-rows, or replay the transaction where its warehouse is",
             )
         tables = [frame.toArrow() for frame in self._looked_up[name]]
-        rows = pa.concat_tables(tables) if tables else self._ground.stored(read.binding, None).limit(0).toArrow()
+        rows = pa.concat_tables(tables) if tables else self._replay_inputs.stored(read.binding, None).limit(0).toArrow()
         seen: dict[Any, int] = {}
         columns = [python_values(rows.column(key)) for key in keys]
         for at, key in enumerate(zip(*columns)):
@@ -361,16 +368,16 @@ class Recording(Ground):
         return rows.take(list(seen.values())) if seen else rows.slice(0, 0)
 
     def before(self, binding: StateBinding) -> "DataFrame":
-        return self._ground.before(binding)
+        return self._replay_inputs.before(binding)
 
     def after(self, binding: StateBinding, rows: "DataFrame") -> "DataFrame":
-        return self._ground.after(binding, rows)
+        return self._replay_inputs.after(binding, rows)
 
     def committed(self, binding: StateBinding) -> pa.Table | None:
-        return self._ground.committed(binding)
+        return self._replay_inputs.committed(binding)
 
     def others(self, plan: GroupPlan) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        return self._ground.others(plan)
+        return self._replay_inputs.others(plan)
 
 
 def _expected(kept: KeptBatch) -> dict[str, pa.Table]:

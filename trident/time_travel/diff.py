@@ -100,7 +100,7 @@ class Side:
     def value(self, state: str, key: Values, txid: int) -> Values | None:
         """The value of a key as of a transaction; None where there is none, or it can no longer be read."""
         try:
-            return self._reader.get(state, self._reader.asked(state, [tuple(key.values())]), txid)[0]
+            return self._reader.get(state, self._reader.requested(state, [tuple(key.values())]), txid)[0]
         except (TridentError, ArithmeticError):
             return None
 
@@ -123,7 +123,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """The first transaction in which two topologies differ, and in what.
 
     Attributes:
@@ -143,28 +143,28 @@ class Parting:
     tables: tuple[str, ...] = ()
 
 
-def first_parting(
-    one: Side, other: Side, txids: Iterable[int], told: Callable[[int], None] = lambda txid: None
-) -> Parting | None:
+def first_divergence(
+    one: Side, other: Side, txids: Iterable[int], on_equal: Callable[[int], None] = lambda txid: None
+) -> Divergence | None:
     """The first of some transactions in which two topologies differ; None where none does.
 
     Args:
         txids: ascending.
-        told: is told of each transaction that was compared and does not differ.
+        on_equal: called with each transaction that was compared and does not differ.
 
     Raises:
         TransactionNotKept: a transaction is not kept on one side.
         TableError: rows of it are not there any more.
     """
     for txid in txids:
-        found = _parting(one, other, txid)
+        found = _divergence(one, other, txid)
         if found is not None:
             return found
-        told(txid)
+        on_equal(txid)
     return None
 
 
-def _parting(one: Side, other: Side, txid: int) -> Parting | None:
+def _divergence(one: Side, other: Side, txid: int) -> Divergence | None:
     manifests = one.manifest(txid), other.manifest(txid)
     if manifests == (None, None):
         return None
@@ -178,10 +178,10 @@ def _parting(one: Side, other: Side, txid: int) -> Parting | None:
             if differ := _differences(one, other, state, *rows):
                 found[state] = differ
     if not found:
-        return Parting(txid, streams) if streams else None
+        return Divergence(txid, streams) if streams else None
     table = next(iter(found))
     shown = tuple(_part(one, other, table, each, txid) for each in found[table][:_SHOWN])
-    return Parting(txid, streams, table, len(found[table]), shown, tuple(found))
+    return Divergence(txid, streams, table, len(found[table]), shown, tuple(found))
 
 
 def _is_shared(one: Side, other: Side, state: str) -> bool:
@@ -239,7 +239,7 @@ class Diff:
     behind: int
     only_one: tuple[str, ...]
     only_other: tuple[str, ...]
-    parting: Parting | None
+    parting: Divergence | None
 
 
 def diff(
@@ -285,7 +285,7 @@ def diff(
     one = _side(source, name, chosen, incarnation)
     two = _side(warehouse, other, chosen, incarnation_of(warehouse, other))
     first, last, behind = _bounds(one, two, record, chosen, span)
-    parting = first_parting(one, two, range(first, last + 1))
+    parting = first_divergence(one, two, range(first, last + 1))
     mine, theirs = ({state.name for state in list_descriptors(*side)} for side in ((source, name), (warehouse, other)))
     return Diff(
         name,

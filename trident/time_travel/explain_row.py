@@ -19,12 +19,12 @@ from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.group_context import GroupContext
 from trident.states.core.names import check_name
 from trident.states.core.place import Place
-from trident.states.core.storage import stores_told
+from trident.states.core.storage import explained_storage_errors
 from trident.states.delta.manifest import Manifest
 from trident.states.history.kept import KeptManifests, published_as_of
 from trident.states.history.row_origins import Origins, Writer, origins_of_key, origins_of_rows
 from trident.states.keyed.compaction import SnapshotUnavailable
-from trident.states.keyed.key_reads import asked_keys
+from trident.states.keyed.key_reads import requested_keys
 from trident.states.keyed.pinning import load_state
 
 
@@ -142,7 +142,7 @@ def explain_row(warehouse: "str | os.PathLike[str]", topology: str, table: str, 
     """
     check_name("topology", topology)
     place = TridentConfig(warehouse=os.fspath(warehouse)).warehouse_place()
-    with stores_told():
+    with explained_storage_errors():
         state = load_state(place, table)
         if state.topology != topology:
             raise TableError(
@@ -152,9 +152,9 @@ def explain_row(warehouse: "str | os.PathLike[str]", topology: str, table: str, 
             )
         found = _origins(place, state, row)
         writers = _Writers(place, state)
-        told = [writers.told(one, count) for one, count in found.rows.items()]
-        told.sort(key=lambda one: (same_start(one.incarnation, state.incarnation), one.txid))
-        return RowExplanation(topology, state.group, table, row, found.found, tuple(told), tuple(found.not_known))
+        origins = [writers.origin_of(one, count) for one, count in found.rows.items()]
+        origins.sort(key=lambda one: (same_start(one.incarnation, state.incarnation), one.txid))
+        return RowExplanation(topology, state.group, table, row, found.found, tuple(origins), tuple(found.not_known))
 
 
 def _origins(warehouse: Place, state: StateDescriptor, row: Any) -> Origins:
@@ -164,7 +164,7 @@ def _origins(warehouse: Place, state: StateDescriptor, row: Any) -> Origins:
             raise TableError(f"the keys of state {state.name} cannot be distinguished without Spark", found=reason)
         schema = arrow_schema(state.schema)
         return origins_of_key(
-            warehouse, state, asked_keys(state.name, schema, state.keys, [row], RowCodec(schema, state.keys))
+            warehouse, state, requested_keys(state.name, schema, state.keys, [row], RowCodec(schema, state.keys))
         )
     if not isinstance(row, Mapping):
         raise TableError(
@@ -182,7 +182,7 @@ class _Writers:
         self._warehouse, self._state = warehouse, state
         self._kept: dict[str, KeptManifests] = {}
 
-    def told(self, writer: Writer, rows: int) -> RowWriter:
+    def origin_of(self, writer: Writer, rows: int) -> RowWriter:
         control = self._published(writer)
         incarnation = writer.incarnation or (control or self._state).incarnation
         attempt = None if control is None else control.attempt_id

@@ -19,7 +19,7 @@ from trident.states.core import storage
 from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
-from trident.states.core.storage import stores_told
+from trident.states.core.storage import explained_storage_errors
 from trident.states.delta.manifest import Manifest
 
 # The record of a fork, in its own warehouse: of what it was made, at which versions, and whether it is whole.
@@ -87,7 +87,7 @@ class ForkRecord:
         """Delta's id of one of its tables, the same at each try."""
         return str(uuid.uuid5(uuid.UUID(self.incarnation), path))
 
-    def asked(self) -> tuple[object, ...]:
+    def requested(self) -> tuple[object, ...]:
         """Returns what the command says: two with the same are one fork."""
         points = tuple(sorted((group, part.at) for group, part in self.groups.items()))
         return self.warehouse, self.topology, self.name, points, self.until_kept
@@ -124,7 +124,7 @@ def load_fork(warehouse: Place, name: str) -> ForkRecord | None:
     """
     path = _path(warehouse, name)
     try:
-        with stores_told():
+        with explained_storage_errors():
             return as_record(parse_stored(storage.read(path)), ForkRecord, _SCHEMA)
     except FileNotFoundError:
         return None

@@ -340,8 +340,10 @@ class Forked:
                 f"{record.name} is {record.topology} as of transaction {part.at} of {group}, in {self.warehouse}"
             )
             if part.until > part.at:
-                behind = "and then stops" if record.until_kept else "and cuts its own after it"
-                lines.append(f"  it is given the batches of transactions {part.at + 1} to {part.until}, {behind}")
+                after_batches = "and then stops" if record.until_kept else "and cuts its own after it"
+                lines.append(
+                    f"  it is given the batches of transactions {part.at + 1} to {part.until}, {after_batches}"
+                )
             else:
                 lines.append("  no later transaction is kept: it cuts its own batches")
             if self.empty.get(group):
@@ -541,7 +543,7 @@ def _check_same(
 ) -> None:
     wanted = at if isinstance(at, Mapping) else dict.fromkeys(record.groups, at)
     points = tuple(sorted(wanted.items()))
-    if record.asked() != (str(source), name, record.name, points, until_kept):
+    if record.requested() != (str(source), name, record.name, points, until_kept):
         was = ", ".join(f"transaction {part.at} of {group}" for group, part in record.groups.items())
         raise ConfigError(
             f"the name {record.name} is taken in {warehouse}: it is another fork",

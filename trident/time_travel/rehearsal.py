@@ -25,11 +25,11 @@ from trident.states.core.place import Place
 from trident.states.history.kept import KeptManifests
 from trident.time_travel.differences import Difference
 from trident.time_travel.replay import Replay, require_readable
-from trident.time_travel.replay_inputs import KeptBatch, WarehouseGround, check_streams, read_kept
+from trident.time_travel.replay_inputs import KeptBatch, WarehouseInputs, check_streams, read_kept
 
 # Differences that are told of one state in one transaction, and characters of each: an answer is one znode.
 _SHOWN, _CHARS, _LINES = 5, 600, 120
-_LOOK_SECS = 0.1
+_CHECK_SECS = 0.1
 
 
 class Rehearsal:
@@ -55,14 +55,14 @@ class Rehearsal:
             last: how many of each group.
             ends: tells whether it is to end, since this process is about to lead.
         """
-        told = _Findings(ends)
+        findings = _Findings(ends)
         with self._cancelled_where(ends):
             for group, txid in advanced.items():
                 if group not in self._plans:
-                    told.left_out.append(f"batch group {group}: the code has none of this name")
+                    findings.left_out.append(f"batch group {group}: the code has none of this name")
                 elif txid:
-                    self._group(self._plans[group], incarnation, txid, last, told)
-        return told.rehearsed()
+                    self._group(self._plans[group], incarnation, txid, last, findings)
+        return findings.rehearsed()
 
     @contextmanager
     def _cancelled_where(self, ends: Callable[[], bool]) -> Iterator[None]:
@@ -70,15 +70,15 @@ class Rehearsal:
         context, done = self._spark.sparkContext, threading.Event()
         job_group = f"trident-{self._topology}-rehearsal-{uuid.uuid4().hex[:8]}"
 
-        def look() -> None:
-            while not done.wait(_LOOK_SECS):
+        def poll() -> None:
+            while not done.wait(_CHECK_SECS):
                 if ends():
                     with suppress(Exception):  # a session that is being stopped
                         cancel_group(context, job_group)
                     return
 
         context.setJobGroup(job_group, "a rehearsal for a hand-over")
-        threading.Thread(target=look, name="trident-rehearsal-end", daemon=True).start()
+        threading.Thread(target=poll, name="trident-rehearsal-end", daemon=True).start()
         try:
             yield
         finally:
@@ -86,70 +86,70 @@ class Rehearsal:
             with suppress(Exception):
                 context._jsc.clearJobGroup()
 
-    def _group(self, of: GroupPlan, incarnation: str, upto: int, last: int, told: "_Findings") -> None:
+    def _group(self, of: GroupPlan, incarnation: str, upto: int, last: int, findings: "_Findings") -> None:
         if not of.bindings:
-            told.outside[of.name] = f"batch group {of.name}: it has no state"
+            findings.outside[of.name] = f"batch group {of.name}: it has no state"
             return
         context = GroupContext(self._warehouse, self._topology, of.name, incarnation)
         kept = KeptManifests(context, upto=upto).txids()
         if not kept:
-            told.left_out.append(
+            findings.left_out.append(
                 f"batch group {of.name}: none of its transactions is kept (history_retention_txids says how many are)"
             )
         try:
             require_readable(of)
         except TopologyError as error:
-            told.left_out.append(f"batch group {of.name}: {error.message}")
+            findings.left_out.append(f"batch group {of.name}: {error.message}")
             return
         for txid in kept[-last:]:
-            if told.ends():
-                told.left_out.append(f"transaction {txid} of batch group {of.name}: the standby leads by now")
+            if findings.ends():
+                findings.left_out.append(f"transaction {txid} of batch group {of.name}: the standby leads by now")
                 return
-            self._transaction(of, context, txid, told)
+            self._transaction(of, context, txid, findings)
 
-    def _transaction(self, of: GroupPlan, context: GroupContext, txid: int, told: "_Findings") -> None:
+    def _transaction(self, of: GroupPlan, context: GroupContext, txid: int, findings: "_Findings") -> None:
         name = f"transaction {txid} of batch group {of.name}"
         try:
             manifest = read_kept(context, txid)
             if any(not spout.get("kind") for spout in manifest.spouts.values()):
-                told.outside[name] = f"{name}: it was skipped, and no code has made it"
+                findings.outside[name] = f"{name}: it was skipped, and no code has made it"
                 return
             check_streams(manifest, of)
-            ground = WarehouseGround(self._spark, KeptBatch(self._warehouse, of, manifest), self._config)
-            with Replay(self._spark, self._topology, of, ground) as replay:
-                self._compare(name, txid, replay, of, ground, told)
+            given_inputs = WarehouseInputs(self._spark, KeptBatch(self._warehouse, of, manifest), self._config)
+            with Replay(self._spark, self._topology, of, given_inputs) as replay:
+                self._compare(name, txid, replay, of, given_inputs, findings)
         except (SourceError, TransactionNotKept, TopologyError, TableError) as error:
-            told.left_out.append(f"{name}: {error}")
+            findings.left_out.append(f"{name}: {error}")
         except Exception as error:  # of a user's function, or of Spark: the code would fail so as the leader
-            if told.ends():
-                told.left_out.append(f"{name}: the standby leads by now")
+            if findings.ends():
+                findings.left_out.append(f"{name}: the standby leads by now")
                 return
-            told.failures.append(f"{name} fails with the new code: {type(error).__name__}: {error}"[:_CHARS])
+            findings.failures.append(f"{name} fails with the new code: {type(error).__name__}: {error}"[:_CHARS])
 
     def _compare(
-        self, name: str, txid: int, replay: Replay, of: GroupPlan, ground: WarehouseGround, told: "_Findings"
+        self, name: str, txid: int, replay: Replay, of: GroupPlan, given_inputs: WarehouseInputs, findings: "_Findings"
     ) -> None:
         compared = False
         for state, replayed in replay.states.items():
             binding = next(one for one in of.bindings if one.name == state)
             if not binding.state_kind.is_described:
-                told.outside.setdefault(state, f"state {state} ({binding.kind}): its rows are not in the warehouse")
+                findings.outside.setdefault(state, f"state {state} ({binding.kind}): its rows are not in the warehouse")
                 continue
             try:
                 found = replayed.differences()
             except TableError as error:
-                told.left_out.append(f"{name}, state {state}: {error.message}")
+                findings.left_out.append(f"{name}, state {state}: {error.message}")
                 continue
             compared = True
-            told.differ(of.name, txid, state, found)
+            findings.differ(of.name, txid, state, found)
         for binding in of.bindings:
             if binding.name not in replay.states:
                 text = f"state {binding.name} ({binding.kind}): its spout does not give its rows again"
-                told.outside.setdefault(binding.name, text)
-        for state, rows in ground.others(of).items():
-            told.differ(of.name, txid, state, [Difference(state, {}, row, None) for row in rows])
+                findings.outside.setdefault(binding.name, text)
+        for state, rows in given_inputs.others(of).items():
+            findings.differ(of.name, txid, state, [Difference(state, {}, row, None) for row in rows])
         if compared:
-            told.compared.setdefault(of.name, []).append(txid)
+            findings.compared.setdefault(of.name, []).append(txid)
 
 
 class _Findings:

@@ -24,7 +24,7 @@ from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.streams.stream import Stream
 from trident.time_travel.differences import Difference, differences
-from trident.time_travel.replay_inputs import Ground, KeptBatch, SourceRows, WarehouseGround, find_kept
+from trident.time_travel.replay_inputs import KeptBatch, ReplayInputs, SourceRows, WarehouseInputs, find_kept
 from trident.udf.expressions import current_session
 from trident.udf.signatures import translate_failure
 
@@ -100,7 +100,7 @@ def replay(
         UserFunctionError, FailedException: a function of the topology raised.
     """
     session, kept, config = open_kept(topology, warehouse, txid, group, spark, as_config(config))
-    return Replay(session, topology.name, kept.plan, WarehouseGround(session, kept, config))
+    return Replay(session, topology.name, kept.plan, WarehouseInputs(session, kept, config))
 
 
 def open_kept(
@@ -160,19 +160,19 @@ class Replay:
         states: name → what the transaction does to each state.
     """
 
-    def __init__(self, spark: "SparkSession", topology: str, plan: GroupPlan, ground: Ground) -> None:
-        self.topology, self.group, self.attempt = topology, plan.name, ground.attempt
-        self._plan, self._ground = plan, ground
+    def __init__(self, spark: "SparkSession", topology: str, plan: GroupPlan, given_inputs: ReplayInputs) -> None:
+        self.topology, self.group, self.attempt = topology, plan.name, given_inputs.attempt
+        self._plan, self._replay_inputs = plan, given_inputs
         facts = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
-        self._info = BatchInfo(ground.attempt, ground.incarnation, config=facts)
+        self._info = BatchInfo(given_inputs.attempt, given_inputs.incarnation, config=facts)
         self._kept: list[DataFrame] = []
         try:
-            given: SourceRows = ground.sources(plan)
+            given: SourceRows = given_inputs.sources(plan)
             self._kept += given.checkpoints
             self.inputs: Mapping[str, DataFrame] = given.rows
             rows = {**self._build(plan), **given.tables}
             self.states: Mapping[str, ReplayedState] = {
-                binding.name: ReplayedState(binding, ground, self._once(rows[binding.name]))
+                binding.name: ReplayedState(binding, given_inputs, self._once(rows[binding.name]))
                 for binding in plan.bindings
                 if binding.name in rows
             }
@@ -211,7 +211,7 @@ class Replay:
             TableError: committed rows are no longer there; the message says of which state.
         """
         found = [one for state in self.states.values() for one in state.differences()]
-        for name, rows in self._ground.others(self._plan).items():
+        for name, rows in self._replay_inputs.others(self._plan).items():
             found += [Difference(name, {}, row, None) for row in rows]
         return found
 
@@ -243,7 +243,7 @@ class Replay:
     def _build(self, plan: GroupPlan) -> Mapping[str, "DataFrame"]:
         sources = {tx_id: self.inputs[tx_id] for tx_id in plan.spouts}
         try:
-            built = build_whole(plan, sources, self._info, self._ground.stored)
+            built = build_whole(plan, sources, self._info, self._replay_inputs.stored)
         except Exception as error:
             raise_explained(error, self.attempt)
         self._kept += built.checkpoints
@@ -273,9 +273,9 @@ class ReplayedState:
             keyed state a row for each key that changes, ``_deleted`` where the state keeps whole values.
     """
 
-    def __init__(self, binding: StateBinding, ground: Ground, rows: "DataFrame") -> None:
+    def __init__(self, binding: StateBinding, given_inputs: ReplayInputs, rows: "DataFrame") -> None:
         self.name, self.rows = binding.name, rows
-        self._binding, self._ground = binding, ground
+        self._binding, self._replay_inputs = binding, given_inputs
 
     @cached_property
     def before(self) -> "DataFrame":
@@ -284,7 +284,7 @@ class ReplayedState:
         Raises:
             TableError: it is not kept as of that transaction; or it has no table in the warehouse.
         """
-        return self._ground.before(self._binding)
+        return self._replay_inputs.before(self._binding)
 
     @cached_property
     def after(self) -> "DataFrame":
@@ -293,7 +293,7 @@ class ReplayedState:
         Raises:
             TableError: as ``before``.
         """
-        return self._ground.after(self._binding, self.rows)
+        return self._replay_inputs.after(self._binding, self.rows)
 
     def differences(self) -> list[Difference]:
         """The rows that the replay and the committed transaction do not share, for this state.
@@ -305,7 +305,9 @@ class ReplayedState:
         hidden = [table.txid_column] if table is not None and table.txid_column else []
         columns = () if table is None else tuple(table.partition_columns)
         keys = self._binding.keys
-        return differences(self.name, keys, self._ground.committed(self._binding), self.rows.toArrow(), hidden, columns)
+        return differences(
+            self.name, keys, self._replay_inputs.committed(self._binding), self.rows.toArrow(), hidden, columns
+        )
 
     def __repr__(self) -> str:
         return f"<ReplayedState {self.name}>"

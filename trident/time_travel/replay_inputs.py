@@ -103,12 +103,12 @@ def read_kept(of: GroupContext, txid: int) -> Manifest:
             kept = KeptManifests(replace(of, incarnation=earlier), upto=txid)
             if txid in kept.txids():
                 decision, manifest = kept.decided(txid)
-                if _stays(of, manifest, decision):
+                if _tables_have(of, manifest, decision):
                     return manifest
         raise
 
 
-def _stays(of: GroupContext, manifest: Manifest, decision: Decision) -> bool:
+def _tables_have(of: GroupContext, manifest: Manifest, decision: Decision) -> bool:
     """Tells whether the tables, as they are now, have the transaction of a manifest from before a rollback."""
     for path in sorted({table.path for table in manifest.tables if table.state_kind.has_table}):
         try:
@@ -381,8 +381,8 @@ def _kept(rows: "DataFrame", kept: list["DataFrame"]) -> "DataFrame":
 _SPOUT_SETTINGS = ("max_spout_pending", "ackers")
 
 
-class Ground(ABC):
-    """The rows around one transaction."""
+class ReplayInputs(ABC):
+    """The inputs and stored rows of one transaction, for its replay."""
 
     attempt: TransactionAttempt
     incarnation: str
@@ -412,8 +412,8 @@ class Ground(ABC):
         """State → the rows that were committed to it, of states that the plan has not."""
 
 
-class WarehouseGround(Ground):
-    """The rows around a kept transaction, from its sources and from the warehouse."""
+class WarehouseInputs(ReplayInputs):
+    """The inputs of a kept transaction, from its sources and from the warehouse."""
 
     def __init__(self, spark: "SparkSession", kept: KeptBatch, config: TridentConfig) -> None:
         self._spark, self._kept, self._config = spark, kept, config

@@ -33,8 +33,8 @@ from trident.maintenance.facts import (
     AUXILIARY,
     LOG,
     PLAIN,
-    Elsewhere,
     GroupFacts,
+    NonDeltaState,
     TableAt,
     TableFacts,
     TopologyFacts,
@@ -61,7 +61,7 @@ from trident.time_travel.rollback_plan import (
     Plan,
     TableMove,
     control_after,
-    last_that_stays,
+    last_kept_transaction,
     merged_after,
     move_of,
     moved_files,
@@ -72,8 +72,8 @@ from trident.time_travel.rollback_plan import (
 # Looks at a topology for a rollback: ZooKeeper, the logs of its tables, manifests. Reads only; no Spark, no JVM.
 
 
-def look(zk: ZooKeeper, warehouse: Place, name: str, group: str | None, txid: int) -> TopologyFacts:
-    """Finds out all that a rollback of a batch group to a transaction has to know.
+def inspect_topology(zk: ZooKeeper, warehouse: Place, name: str, group: str | None, txid: int) -> TopologyFacts:
+    """Collects the facts that a rollback of a batch group to a transaction needs.
 
     Args:
         group: None: the only one.
@@ -90,18 +90,18 @@ def look(zk: ZooKeeper, warehouse: Place, name: str, group: str | None, txid: in
     facts = []
     for each in groups:
         own = [table for table in tables if table.group == each]
-        looking = _Look(zk, warehouse, name, each, own, identity["groups"][each])
+        looking = _GroupInspection(zk, warehouse, name, each, own, identity["groups"][each])
         facts.append(looking.facts(txid if each == chosen else None))
     wanted = sorted(identity["states"].keys() - {state.name for state in states})
-    elsewhere = _elsewhere(warehouse, name, incarnation, groups, wanted)
-    return TopologyFacts(name, incarnation, identity, tuple(facts), elsewhere=elsewhere)
+    non_delta_states = _non_delta_states(warehouse, name, incarnation, groups, wanted)
+    return TopologyFacts(name, incarnation, identity, tuple(facts), non_delta_states=non_delta_states)
 
 
-def _elsewhere(
+def _non_delta_states(
     warehouse: Place, name: str, incarnation: str, groups: Iterable[str], wanted: Sequence[str]
-) -> dict[str, Elsewhere]:
+) -> dict[str, NonDeltaState]:
     """The states without a descriptor; those of a process go with it."""
-    found = {state: Elsewhere("of a kind that no manifest names") for state in wanted}
+    found = {state: NonDeltaState("of a kind that no manifest names") for state in wanted}
     for group in groups if wanted else ():
         # Every transaction names all states of its group. After a rollback the newest has not the greatest number.
         store = ManifestStore(warehouse, name, group)
@@ -110,13 +110,13 @@ def _elsewhere(
             if table.state in found and stored_kind(table.kind, table.state).in_process:
                 del found[table.state]
             elif table.state in found:
-                found[table.state] = Elsewhere(table.kind, group)
+                found[table.state] = NonDeltaState(table.kind, group)
     return found
 
 
 @dataclass
-class _Look:
-    """At one batch group."""
+class _GroupInspection:
+    """Inspects one batch group."""
 
     zk: ZooKeeper
     warehouse: Place
@@ -139,7 +139,7 @@ class _Look:
         facts = GroupFacts(self.group, record, decision, tables)
         if txid is None:
             return facts
-        last = last_that_stays(tables)
+        last = last_kept_transaction(tables)
         facts = replace(facts, begun=self._begun(tables, last.txid if last else 0))
         if last is None:
             return facts
@@ -399,7 +399,7 @@ class TableCommits:
 
     def _version_of(self, path: str, newest: int) -> int:
         """The version that the rollback has made; others may have come behind it."""
-        for commit in DeltaLog(path).commits_down(newest):
+        for commit in DeltaLog(path).commits_backwards(newest):
             found = commit.control.get(DOMAIN)
             if isinstance(found, Mapping) and found.get("incarnation") == self._intent.incarnation:
                 return commit.version
@@ -458,7 +458,7 @@ def roll_back(
         _check_same(name, unfinished, txid, group)
         planned = None
         if unfinished is None:
-            planned = plan(look(zk, warehouse, name, group, txid), txid, choices)
+            planned = plan(inspect_topology(zk, warehouse, name, group, txid), txid, choices)
             if apply:
                 _refuse(name, planned)
         if not apply or (planned is not None and planned.is_there):
@@ -468,7 +468,7 @@ def roll_back(
             unfinished, planned = unfinished_rollback(zk, name), None
             _check_same(name, unfinished, txid, group)
             if unfinished is None:
-                planned = plan(look(zk, warehouse, name, group, txid), txid, choices)
+                planned = plan(inspect_topology(zk, warehouse, name, group, txid), txid, choices)
                 _refuse(name, planned)
                 if planned.is_there:
                     return RolledBack(planned)
@@ -494,7 +494,7 @@ def _check_same(name: str, unfinished: UnfinishedRollback | None, txid: int, gro
 def _refuse(name: str, planned: Plan) -> None:
     if planned.refusals:
         raise TopologyError(
-            f"{name} is not taken back to transaction {planned.asked}; nothing was changed",
+            f"{name} is not taken back to transaction {planned.target_txid}; nothing was changed",
             found="; ".join(refusal.text for refusal in planned.refusals),
             action="; ".join(dict.fromkeys(refusal.action for refusal in planned.refusals)),
         )
@@ -598,16 +598,16 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
     if plan.is_there:
         return
     if plan.refusals:
-        yield f"It cannot be taken back to transaction {plan.asked}:"
+        yield f"It cannot be taken back to transaction {plan.target_txid}:"
         for refusal in plan.refusals:
             yield f"  - {refusal.text}"
             yield f"    {refusal.action}"
         return
     assert plan.last is not None, "a plan that is not refused has it"
-    if plan.last.txid < plan.asked:
+    if plan.last.txid < plan.target_txid:
         yield (
-            f"Transactions {plan.last.txid + 1} to {plan.asked} changed nothing: what they read is read again, and "
-            f"counted from transaction {plan.last.txid + 1} on"
+            f"Transactions {plan.last.txid + 1} to {plan.target_txid} changed nothing: what they read is read again, "
+            f"and counted from transaction {plan.last.txid + 1} on"
         )
     if group.decision is not None:
         yield f"transaction {group.decision.txid}, which is decided and not finished, is taken back with the others"
@@ -634,7 +634,7 @@ def _source_lines(plan: Plan) -> Iterator[str]:
         else:
             yield f"  stream {tx_id} ({spout.get('spout')}): continues after transaction {plan.last.txid}"
     for name in plan.left:
-        stays = plan.facts.elsewhere[name].group not in ("", plan.group.name)
+        stays = plan.facts.non_delta_states[name].group not in ("", plan.group.name)
         of = "of a batch group that stays, with marks of the incarnation before" if stays else "with later rows"
         yield f"  state {name}: left as it is, {of}; its next start asks what to do"
     for group in plan.facts.groups[1:]:

@@ -79,12 +79,12 @@ class Plan:
 
     Attributes:
         facts: with the batch group that is taken back first.
-        asked: the transaction that the user named.
+        target_txid: the transaction that the user named.
         last: the last that stays of those that have changed anything; None where that is refused.
     """
 
     facts: TopologyFacts
-    asked: int
+    target_txid: int
     last: Marker | None
     moves: tuple[TableMove, ...]
     refusals: tuple[Refusal, ...]
@@ -98,14 +98,16 @@ class Plan:
     @property
     def is_there(self) -> bool:
         """Tells whether the transaction is the last one: there is nothing to take back."""
-        return self.asked == self.group.recorded.current_txid - 1 and self.group.decision is None
+        return self.target_txid == self.group.recorded.current_txid - 1 and self.group.decision is None
 
     @property
     def intent(self) -> UnfinishedRollback:
         """The record that is stored before the first step."""
         assert self.last is not None and not self.refusals
         versions = {move.table.path: move.table.then.version for move in self.moves if move.table.then is not None}
-        return UnfinishedRollback(self.group.name, self.asked, self.last, self.incarnation, used(self.group), versions)
+        return UnfinishedRollback(
+            self.group.name, self.target_txid, self.last, self.incarnation, used(self.group), versions
+        )
 
     @property
     def incarnation(self) -> str:
@@ -114,22 +116,22 @@ class Plan:
         return after_rollback(self.facts.incarnation)
 
 
-def plan(facts: TopologyFacts, asked: int, choices: Choices) -> Plan:
+def plan(facts: TopologyFacts, target_txid: int, choices: Choices) -> Plan:
     """Decides on a rollback of one batch group to a transaction.
 
     Args:
         facts: with every table's ``then`` as of that transaction.
     """
     group = facts.groups[0]
-    last = last_that_stays(group.tables)
-    made = Plan(facts, asked, last, (), ())
+    last = last_kept_transaction(group.tables)
+    made = Plan(facts, target_txid, last, (), ())
     if made.is_there:
         return made
-    refusals = list(_of_txid(facts, asked, last))
+    refusals = list(_of_txid(facts, target_txid, last))
     moves: tuple[TableMove, ...] = ()
     if not refusals:
         moves = tuple(move_of(table) for table in group.tables if table.then is not None)
-        refusals += _of_tables(group, asked)
+        refusals += _of_tables(group, target_txid)
         refusals += _of_positions(group, last)
         refusals += _of_others(facts)
         refusals += _of_outside(facts, choices)
@@ -144,10 +146,10 @@ def plan(facts: TopologyFacts, asked: int, choices: Choices) -> Plan:
                 "--accept-loss takes that as it is",
             )
         )
-    return Plan(facts, asked, last, moves, tuple(refusals), lost, tuple(sorted(facts.elsewhere)))
+    return Plan(facts, target_txid, last, moves, tuple(refusals), lost, tuple(sorted(facts.non_delta_states)))
 
 
-def last_that_stays(tables: tuple[TableFacts, ...]) -> Marker | None:
+def last_kept_transaction(tables: tuple[TableFacts, ...]) -> Marker | None:
     """The last transaction that changed anything, of those that stay: each of these is in every published table."""
     controls = [table.then.control for table in tables if table.role in (APPEND, LOG) and table.then is not None]
     published = [control for control in controls if control.attempt_id >= 0]
@@ -206,7 +208,7 @@ def used(group: GroupFacts) -> UsedAttempts:
     begun = {**group.begun, **record.attempts}
     upto = max([last + 1, *begun, before.upto if before else 0])
     greatest = max([0, *begun.values(), *_markers(record), before.attempt_id if before else 0])
-    stays = last_that_stays(group.tables)
+    stays = last_kept_transaction(group.tables)
     seen = all(txid in group.begun for txid in range(stays.txid + 1 if stays else 1, last + 1))
     return UsedAttempts(upto, greatest if seen else greatest + UNSEEN_ATTEMPTS)
 
@@ -242,29 +244,31 @@ def acknowledged(spouts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 # --- refusals -------------------------------------------------------------------------------------------
 
 
-def _of_txid(facts: TopologyFacts, asked: int, last: Marker | None) -> Iterator[Refusal]:
+def _of_txid(facts: TopologyFacts, target_txid: int, last: Marker | None) -> Iterator[Refusal]:
     group, current = facts.groups[0], facts.groups[0].recorded.current_txid
-    if asked < 1:
+    if target_txid < 1:
         yield Refusal(
-            f"transaction {asked} never was: the first is 1",
+            f"transaction {target_txid} never was: the first is 1",
             f"`trident reset {facts.name} --drop-tables` begins again, with empty tables",
         )
-    elif asked >= current:
+    elif target_txid >= current:
         there = f"the last that has advanced is {current - 1}" if current > 1 else "none has advanced yet"
-        text = f"transaction {asked} of batch group {group.name!r} has not advanced: {there}"
+        text = f"transaction {target_txid} of batch group {group.name!r} has not advanced: {there}"
         yield Refusal(text, "name an earlier one")
     elif last is None and all(table.then is not None for table in group.tables):
         yield Refusal(
-            f"no table of batch group {group.name!r} had a transaction yet after transaction {asked}",
+            f"no table of batch group {group.name!r} had a transaction yet after transaction {target_txid}",
             f"`trident reset {facts.name} --drop-tables` begins again, with empty tables",
         )
 
 
-def _of_tables(group: GroupFacts, asked: int) -> Iterator[Refusal]:
+def _of_tables(group: GroupFacts, target_txid: int) -> Iterator[Refusal]:
     logs = {table.state: table for table in group.tables if table.role == LOG}
     for table in group.tables:
         if table.then is None:
-            yield Refusal(f"transaction {asked} is gone for table {table.path}: {table.unknown}", "name a later one")
+            yield Refusal(
+                f"transaction {target_txid} is gone for table {table.path}: {table.unknown}", "name a later one"
+            )
             continue
         if table.unwritable:
             yield Refusal(
@@ -273,15 +277,15 @@ def _of_tables(group: GroupFacts, asked: int) -> Iterator[Refusal]:
             )
         if table.gone:
             yield Refusal(
-                f"transaction {asked} is gone for table {table.path}: of the files that it had then "
+                f"transaction {target_txid} is gone for table {table.path}: of the files that it had then "
                 f"{len(table.gone)} are deleted, by VACUUM or by hand, such as {table.gone[0]}",
                 "name a later one; or bring the files back from a back-up, and run this again",
             )
         floor = logs[table.state].now.control.floor if table.role == PLAIN and table.state in logs else 0
         if table.role == PLAIN and table.then.merged < floor:
             yield Refusal(
-                f"transaction {asked} lies under a floor: the log of state {table.state} no longer has transactions "
-                f"{table.then.merged + 1} to {floor}, and {table.path} has no version between",
+                f"transaction {target_txid} lies under a floor: the log of state {table.state} no longer has "
+                f"transactions {table.then.merged + 1} to {floor}, and {table.path} has no version between",
                 f"name transaction {floor} or a later one; snapshot_retention_txids of a state sets how many are kept",
             )
 
@@ -312,7 +316,7 @@ def _of_others(facts: TopologyFacts) -> Iterator[Refusal]:
 
 
 def _of_outside(facts: TopologyFacts, choices: Choices) -> Iterator[Refusal]:
-    for name, found in sorted(facts.elsewhere.items()):
+    for name, found in sorted(facts.non_delta_states.items()):
         kind, own = found.kind, facts.groups[0].name
         group = found.group or own
         if name not in choices.leave and group != own:
@@ -329,8 +333,8 @@ def _of_outside(facts: TopologyFacts, choices: Choices) -> Iterator[Refusal]:
                 f"state {name} ({kind}) is not in Delta tables: what it has of later transactions cannot be taken back",
                 f"--leave {name} leaves it as it is; its next start asks what to do with it",
             )
-    for name in sorted(choices.leave - set(facts.elsewhere)):
-        known = ", ".join(sorted(facts.elsewhere)) or "none: it has no such state"
+    for name in sorted(choices.leave - set(facts.non_delta_states)):
+        known = ", ".join(sorted(facts.non_delta_states)) or "none: it has no such state"
         yield Refusal(f"{facts.name} has no state {name!r} outside of Delta tables", f"--leave takes one of {known}")
 
 

@@ -204,7 +204,7 @@ class TupleQuery(QueryBase):
     # --- its events -----------------------------------------------------------------------------
 
     def _notify(self, kind: type[Event], **facts: Any) -> None:
-        self._watchers.tell(kind(topology=self.name, incarnation="", run_id=self.run_id, **facts))
+        self._watchers.notify(kind(topology=self.name, incarnation="", run_id=self.run_id, **facts))
 
     def _notify_failure(self, part: str, error: BaseException, **more: Any) -> None:
         self._notify(MessageFailed, group="", txid=self._rounds, attempt_id=None, part=part, error=error, **more)

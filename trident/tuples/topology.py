@@ -37,7 +37,7 @@ from trident.spark.session import check_kind, check_session, make_session, spark
 from trident.spouts.rich import DEFAULT_STREAM, is_rich_spout
 from trident.states.core.addresses import check_hosts
 from trident.states.core.names import check_name
-from trident.states.core.storage import stores_told
+from trident.states.core.storage import explained_storage_errors
 from trident.streams.other_names import BOLT_NAMES, TUPLE_TOPOLOGY_NAMES, OtherNames
 from trident.tuples.bolts import Grouping
 from trident.tuples.plan import Declared, Edge, TuplePlan, is_basic, plan_tuples, streams_of
@@ -166,7 +166,7 @@ class TupleTopology(OtherNames):
                 lines.append(f"    {code.name} x{code.tasks} by {taken}: {_streams(own)}")
         return "\n".join(lines)
 
-    @stores_told()
+    @explained_storage_errors()
     def start(
         self,
         spark: "SparkSession | None" = None,

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 
 from trident.coordinators.errors import BatchError, FieldError, OutputTypeError, TopologyError, TridentError
 from trident.coordinators.tracebacks import search_causes
-from trident.spark.session import session_to_ask
+from trident.spark.session import session_for_analysis
 from trident.states.core.names import backquoted, folded
 from trident.udf.deferred import DeferredColumn, build, texts
 from trident.udf.types import FRACTIONAL, INTEGRAL, PLAIN, Output, did_you_mean, nullable, parse_type
@@ -82,7 +82,7 @@ class Known:
     name: str | None = None
 
 
-class _AskSpark(Exception):
+class _NeedsSpark(Exception):
     """No rule here covers it."""
 
 
@@ -94,7 +94,7 @@ def known(column: Any, schema: StructType, what: str) -> Known | None:
     """
     try:
         return _of(column, schema, what)
-    except _AskSpark:
+    except _NeedsSpark:
         return None
 
 
@@ -103,7 +103,7 @@ def _of(value: Any, schema: StructType, what: str) -> Known:
         return Known(_literal(value), frozenset())
     name, on, args = value._name, value._on, value._args
     if value._kwargs:
-        raise _AskSpark
+        raise _NeedsSpark
     if on is None:
         return _called(name, args, schema, what)
     base = _of(on, schema, what)
@@ -114,7 +114,7 @@ def _of(value: Any, schema: StructType, what: str) -> Known:
     if name in ("isNull", "isNotNull"):
         return Known(BooleanType(), base.reads)
     if name in _PATTERNS and not all(isinstance(one, str) for one in args):
-        raise _AskSpark
+        raise _NeedsSpark
     others = [_of(one, schema, what) for one in _flat(name, args)]
     reads = base.reads.union(*(one.reads for one in others))
     return Known(_result(name, base.type, [one.type for one in others]), reads)
@@ -128,7 +128,7 @@ def _flat(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _called(name: str, args: tuple[Any, ...], schema: StructType, what: str) -> Known:
     if len(args) != 1:
-        raise _AskSpark
+        raise _NeedsSpark
     given = args[0]
     if name in ("col", "column") and isinstance(given, str):
         return _field(given, schema, what)
@@ -138,12 +138,12 @@ def _called(name: str, args: tuple[Any, ...], schema: StructType, what: str) -> 
         text = _field(given, schema, what) if isinstance(given, str) else _of(given, schema, what)
         if text.type == StringType():
             return Known(IntegerType() if name == "length" else StringType(), text.reads)
-    raise _AskSpark
+    raise _NeedsSpark
 
 
 def _field(name: str, schema: StructType, what: str) -> Known:
     if any(mark in name for mark in ".`*"):
-        raise _AskSpark
+        raise _NeedsSpark
     near = [field for field in schema.fields if folded(field.name) == folded(name)]
     if not near and not name.startswith("_") and name.lower() not in _NO_FIELDS:  # such as _metadata
         raise FieldError(
@@ -153,7 +153,7 @@ def _field(name: str, schema: StructType, what: str) -> Known:
             action=did_you_mean(name, schema.names),
         )
     if len(near) != 1 or near[0].name != name:
-        raise _AskSpark
+        raise _NeedsSpark
     return Known(near[0].dataType, frozenset((name,)), name)
 
 
@@ -168,20 +168,20 @@ def _literal(value: Any) -> DataType:
         return StringType()
     if type(value) is float:
         return DoubleType()
-    raise _AskSpark
+    raise _NeedsSpark
 
 
 def _cast(source: DataType, target: Any) -> DataType:
     try:
         found = parse_type(target) if isinstance(target, str) else target
     except TridentError:  # a type that our own grammar does not have
-        raise _AskSpark from None
+        raise _NeedsSpark from None
     if isinstance(target, str) and target.strip().lower() == "bool":  # our own word for it
-        raise _AskSpark
+        raise _NeedsSpark
     plain = (*_NUMBERS, StringType())
     if source in (*plain, BooleanType()) and found in plain or source == found and found in (*plain, *_COMPARED):
         return found
-    raise _AskSpark
+    raise _NeedsSpark
 
 
 def _result(name: str, base: DataType, others: list[DataType]) -> DataType:
@@ -198,7 +198,7 @@ def _result(name: str, base: DataType, others: list[DataType]) -> DataType:
         return base
     elif name in _TEXT_TESTS and all(one == StringType() for one in every):
         return BooleanType()
-    raise _AskSpark
+    raise _NeedsSpark
 
 
 def _sum(types: list[DataType]) -> DataType:
@@ -208,7 +208,7 @@ def _sum(types: list[DataType]) -> DataType:
         return FloatType()
     if DoubleType() in types and all(one in _NUMBERS for one in types):
         return DoubleType()
-    raise _AskSpark
+    raise _NeedsSpark
 
 
 @dataclass(frozen=True)
@@ -418,7 +418,7 @@ def analyse_aggregates(
 def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, what: str) -> Analysis:
     session = current_session()
     if session is None:
-        session = session_to_ask()
+        session = session_for_analysis()
     empty = session.createDataFrame([], schema)
     try:
         with _without_sparks_log():

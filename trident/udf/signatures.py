@@ -652,8 +652,8 @@ def translate_failure(exc: BaseException, attempt: object) -> BaseException:
         return exc if lacks is None else _not_importable(lacks, exc, attempt)
     error = users_error(report, f"attempt {attempt}")
     if isinstance(error, UserFunctionError) and not report.get("may_pass"):
-        told = f"{report['operation']} {report['location']} {report['place']} {report['error']}"
-        error.fingerprint = _ADDRESS.sub("0x", told)
+        identity_text = f"{report['operation']} {report['location']} {report['place']} {report['error']}"
+        error.fingerprint = _ADDRESS.sub("0x", identity_text)
     error.attempt = str(attempt)
     _log.debug("what Spark says of the failure of %s", attempt, exc_info=exc)
     return error

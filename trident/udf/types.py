@@ -95,7 +95,7 @@ _INSTEAD = {
     **dict.fromkeys(("void", "null"), "the type of the values that are not null"),
 }
 # The same of what may stand behind a column's type.
-_BEHIND = {
+_TYPE_SUFFIXES = {
     "not": "no NOT NULL: a field of a stream may always be null; FilterNull() drops rows in which one is",
     "null": "nothing: a field of a stream may always be null",
     "collate": "string without COLLATE; compare by a field that lower(…) makes",
@@ -266,7 +266,7 @@ def _fields(text: str) -> list[Output]:
         tokens.take(":")
         typed = tokens.peek() not in (None, ",")
         fields.append((name, _type(tokens) if typed else None))
-        tokens.refuse(_BEHIND)
+        tokens.refuse(_TYPE_SUFFIXES)
         if tokens.peek() is not None:
             tokens.require(",")
             if tokens.peek() is None:
@@ -318,7 +318,7 @@ def _nested(name: str, tokens: _Tokens) -> DataType:
         field = tokens.name()
         tokens.take(":")
         fields.append(StructField(field, _type(tokens), True))
-        tokens.refuse(_BEHIND)
+        tokens.refuse(_TYPE_SUFFIXES)
     return StructType(fields)
 
 

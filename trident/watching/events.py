@@ -185,8 +185,8 @@ class Watchers:
         with self._lock:
             self._watchers = tuple(one for one in self._watchers if one != watcher)
 
-    def tell(self, event: Event) -> None:
-        """Tells all; one that raises is removed, with a warning."""
+    def notify(self, event: Event) -> None:
+        """Notifies all; one that raises is removed, with a warning."""
         for watcher in self._watchers:
             try:
                 watcher(event)

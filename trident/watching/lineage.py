@@ -42,7 +42,7 @@ from trident.watching.listeners import Delivery
 # The columns that a state's columns are made of, as far as the nodes of the plan say.
 
 
-class Way(enum.IntEnum):
+class Derivation(enum.IntEnum):
     """How a column comes from another one: the strongest of the steps in between."""
 
     IDENTITY = 0
@@ -51,7 +51,7 @@ class Way(enum.IntEnum):
     INDIRECT = 3  # it decides which rows there are, or which rows are put together
 
 
-Origins = Mapping[tuple[SourceNode, str], Way]
+Origins = Mapping[tuple[SourceNode, str], Derivation]
 
 
 class ColumnOrigins:
@@ -63,20 +63,20 @@ class ColumnOrigins:
     def of(self, node: Node, field: str) -> Origins:
         """The spouts' fields that a field of the node is made of."""
         if is_source(node):
-            return {(node, field): Way.IDENTITY}
+            return {(node, field): Derivation.IDENTITY}
         key = (node, field)
         if key not in self._known:
-            found: dict[tuple[SourceNode, str], Way] = {}
+            found: dict[tuple[SourceNode, str], Derivation] = {}
             for (parent, read), way in self._step(node, field).items():
                 for origin, before in self.of(parent, read).items():
-                    found[origin] = min(found.get(origin, Way.INDIRECT), max(way, before))
+                    found[origin] = min(found.get(origin, Derivation.INDIRECT), max(way, before))
             self._known[key] = found
         return self._known[key]
 
-    def _step(self, node: Node, field: str) -> dict[tuple[Node, str], Way]:
+    def _step(self, node: Node, field: str) -> dict[tuple[Node, str], Derivation]:
         """The parents' fields that one field of the node is made of."""
         keys = _grouping(node)
-        found: dict[tuple[Node, str], Way] = {}
+        found: dict[tuple[Node, str], Derivation] = {}
         for side, parent in enumerate(node.parents):
             reads = [name for name in node.reads(parent, frozenset((field,))) if name in parent.names]
             same = [name for name in reads if node.carried(side, name) == field]
@@ -84,14 +84,14 @@ class ColumnOrigins:
                 reads = same  # it writes each of its rows as it is, so no other column decides about this one
             for name in reads:
                 if name in same:
-                    way = Way.IDENTITY
+                    way = Derivation.IDENTITY
                 elif keys is not None:
                     if field in keys and name not in keys:
                         continue  # what is aggregated has no part in the keys
-                    way = Way.INDIRECT if name in keys else Way.AGGREGATION
+                    way = Derivation.INDIRECT if name in keys else Derivation.AGGREGATION
                 else:
-                    way = Way.INDIRECT if same else Way.TRANSFORMATION
-                found[parent, name] = min(found.get((parent, name), Way.INDIRECT), way)
+                    way = Derivation.INDIRECT if same else Derivation.TRANSFORMATION
+                found[parent, name] = min(found.get((parent, name), Derivation.INDIRECT), way)
         return found
 
 
@@ -351,7 +351,7 @@ class _Run:
     id: str
     read: int | None = 0  # None: not known
     written: dict[str, int] = field(default_factory=dict)
-    told_at: float | None = None  # seconds since the epoch, of the last RUNNING
+    reported_at: float | None = None  # seconds since the epoch, of the last RUNNING
 
 
 class _Sender:
@@ -387,8 +387,8 @@ class _Sender:
         run.read = None if rows is None or run.read is None else run.read + rows
         for state, rows in (event.progress.get("states") or {}).items():
             run.written[state] = run.written.get(state, 0) + rows
-        if run.told_at is None or event.at - run.told_at >= RUNNING_EVERY_SECS:
-            run.told_at = event.at
+        if run.reported_at is None or event.at - run.reported_at >= RUNNING_EVERY_SECS:
+            run.reported_at = event.at
             self._send("RUNNING", event, only=event.group)
 
     def _end(self, kind: str, event: Event, error: BaseException | None = None) -> None:
@@ -415,8 +415,8 @@ class _Sender:
         from openlineage.client import OpenLineageClient  # an optional dependency, and time
 
         self._client = OpenLineageClient()
-        asked = bool((self._client.config.transport or {}).get("type") or os.environ.get("OPENLINEAGE_URL"))
-        if not asked:
+        has_transport = bool((self._client.config.transport or {}).get("type") or os.environ.get("OPENLINEAGE_URL"))
+        if not has_transport:
             self._is_off = True
             log.warning("%s: OpenLineage's settings name no transport; no lineage is sent", self._topology)
 
@@ -488,7 +488,7 @@ def _input(dataset: Dataset, rows: int | None) -> Any:
     return event_v2.InputDataset(dataset.namespace, dataset.name, facets=_schema(dataset), inputFacets=counted)
 
 
-def _output(dataset: Dataset, columns: dict[str, list[tuple[Dataset, str, Way]]], rows: int | None) -> Any:
+def _output(dataset: Dataset, columns: dict[str, list[tuple[Dataset, str, Derivation]]], rows: int | None) -> Any:
     # An optional dependency.
     from openlineage.client import event_v2
     from openlineage.client.facet_v2 import column_lineage_dataset as lineage
@@ -515,9 +515,9 @@ def _output(dataset: Dataset, columns: dict[str, list[tuple[Dataset, str, Way]]]
     return event_v2.OutputDataset(dataset.namespace, dataset.name, facets=facets, outputFacets=counted)
 
 
-def _transformation(way: Way) -> Any:
+def _transformation(way: Derivation) -> Any:
     from openlineage.client.facet_v2 import column_lineage_dataset as lineage  # an optional dependency
 
-    if way is Way.INDIRECT:
+    if way is Derivation.INDIRECT:
         return lineage.Transformation(type="INDIRECT")
     return lineage.Transformation(type="DIRECT", subtype=way.name)

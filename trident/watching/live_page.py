@@ -181,7 +181,7 @@ class StateSizes:
         self._warehouse, self._topology = warehouse, topology
         self._logs, self._sized = LogTables(), SizedTables()
 
-    def look(self, advanced: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+    def records(self, advanced: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
         """A record for each state that has a descriptor, by name.
 
         Args:
@@ -198,14 +198,14 @@ class StateSizes:
             states = list_descriptors(self._warehouse, self._topology)
         except TableError as error:
             return [{"name": "(unreadable)", "trouble": str(error), "tables": [], "keys": [], "has_keys": False}]
-        found = [self._look(state) for state in states if state.ends_at is None]
+        found = [self._record(state) for state in states if state.ends_at is None]
         newest = _newest(found) | dict(advanced or {})
         for one in found:
             if one.get("merged") is not None:
                 one["lag"] = max(newest.get(one["group"], 0) - one["merged"], 0)
         return found
 
-    def _look(self, state: StateDescriptor) -> dict[str, Any]:
+    def _record(self, state: StateDescriptor) -> dict[str, Any]:
         types = {field.name: field.dataType.simpleString() for field in state.schema.fields}
         found: dict[str, Any] = {
             "name": state.name,
@@ -290,7 +290,7 @@ _FILES = {
     **dict.fromkeys(("page.js", "plan.js", "panels.js", "words.js", "feed.js"), "text/javascript; charset=utf-8"),
 }
 # Errors whose text is for the person who asked, not for the log alone.
-_TOLD = (WrongArguments, FieldError, TableError, TopologyError, ConfigError)
+_CALLER_ERRORS = (WrongArguments, FieldError, TableError, TopologyError, ConfigError)
 
 
 class PageSource(Protocol):
@@ -299,13 +299,13 @@ class PageSource(Protocol):
     Attributes:
         ended: set when nothing more comes.
         read_only: why nothing can be done from the page; "" where it can.
-        live_secs, often_secs: for so long an answer of ``live``, and of the parts that change slowly, is given again.
+        live_secs, refresh_secs: for so long an answer of ``live``, and of the parts that change slowly, is given again.
     """
 
     ended: threading.Event
     read_only: str
     live_secs: float
-    often_secs: float
+    refresh_secs: float
 
     def live(self) -> dict[str, Any]:
         """The topology as it is now."""
@@ -327,8 +327,8 @@ class PageSource(Protocol):
     def replay(self, stream: str | None, messages: Sequence[str], again: bool) -> list[str]: ...
 
 
-def often_secs(warehouse: Place) -> float:
-    """``PageSource.often_secs`` of a warehouse."""
+def refresh_secs(warehouse: Place) -> float:
+    """``PageSource.refresh_secs`` of a warehouse."""
     return _OFTEN_SECS if warehouse.is_local else _STORE_OFTEN_SECS
 
 
@@ -346,7 +346,7 @@ class LivePage:
         # Things that move are looked at soon again, however long one look took.
         self._live = Recent(source.live, source.live_secs, rare_secs=max(2.0, 2 * source.live_secs))
         self._slow = {
-            path: Recent(partial(_written, find), source.often_secs)
+            path: Recent(partial(_written, find), source.refresh_secs)
             for path, find in {
                 "/plan.json": source.plan,
                 "/states.json": lambda: {"states": source.states()},
@@ -392,15 +392,15 @@ class LivePage:
         if not (given.isascii() and given.isdigit() and len(given) < 16):
             expected = "expected: a number that an answer had as seq"
             raise HTTPException(400, f"since cannot be used; found: {given[:100]!r}; {expected}")
-        return _json(self._look(int(given)))
+        return _json(self._snapshot(int(given)))
 
-    def _look(self, sequence: int) -> dict[str, Any]:
+    def _snapshot(self, sequence: int) -> dict[str, Any]:
         return {"at": time.time(), **self._live(), **self._source.since(sequence)}
 
     async def _events(self, request: Request) -> ASGIApp:
         if self._streams >= STREAMS:
             raise HTTPException(503, f"too many streams; found: {STREAMS}; expected: fewer. Ask /state.json instead")
-        pieces = live_stream(self._look, self._source.ended)
+        pieces = live_stream(self._snapshot, self._source.ended)
         stream = StreamingResponse(pieces, media_type="text/event-stream; charset=utf-8")
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -524,7 +524,7 @@ def _answer(find: Callable[[], Any]) -> Response:
         return found if isinstance(found, Response) else _json(found)
     except HTTPException:
         raise
-    except _TOLD as error:
+    except _CALLER_ERRORS as error:
         return _json({"error": str(error)}, 400)
     except TridentError as error:
         return _json({"error": str(error)}, 503)
@@ -539,12 +539,12 @@ def _as_text(value: Any) -> str:
 
 
 async def live_stream(
-    look: Callable[[int], dict[str, Any]], ended: threading.Event, clock: Callable[[], float] = time.monotonic
+    poll: Callable[[int], dict[str, Any]], ended: threading.Event, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[bytes]:
     """Server-sent events: what is new, a few times a second, until the topology has ended. Goes on as its page reads.
 
     Args:
-        look: gives the state of the page after a sequence number; "seq" in it is the next one. One that raises ends no
+        poll: gives the state of the page after a sequence number; "seq" in it is the next one. One that raises ends no
             stream, unless all do for ``LOST_SECS``: then the page says that the connection is lost, and asks again.
         ended: set when nothing more comes; a last state is sent then.
     """
@@ -554,7 +554,7 @@ async def live_stream(
     while True:
         ends, now = ended.is_set(), clock()
         try:
-            state = await run_in_threadpool(look, sequence)
+            state = await run_in_threadpool(poll, sequence)
         except Exception as error:  # a store does not answer, or another page's look takes long: the next one may not
             log.debug("a page does not get what is new: %s", error)
             if now >= found_at + LOST_SECS:

@@ -195,10 +195,10 @@ def _lag_secs(group: GroupFigures, upto: int, now: float) -> float:
     """How long ago the oldest transaction behind ``upto`` advanced; as far as this leadership knows."""
     if not _lag(group, upto):
         return 0.0
-    behind = next((one for one in group.advances if one[0] > upto), None)
-    is_oldest = behind is not None and (behind[0] == upto + 1 or len(group.advances) == ADVANCES_KEPT)
+    later = next((one for one in group.advances if one[0] > upto), None)
+    is_oldest = later is not None and (later[0] == upto + 1 or len(group.advances) == ADVANCES_KEPT)
     # Otherwise it was decided by an earlier leader.
-    known = behind[1] if behind is not None and is_oldest else group.led_from or now
+    known = later[1] if later is not None and is_oldest else group.led_from or now
     return max(now - known, 0.0)
 
 

@@ -94,9 +94,9 @@ class Collecting:
         if not observed.warehouse.is_local:
             interval_secs = max(interval_secs, STORE_SECS_MIN)
         works: list[tuple[str, float, Callable[[], Mapping[str, Any]]]] = [
-            ("status", STATUS_SECS, self._look_at_status),
-            ("process", PROCESS_SECS, self._look_at_process),
-            ("tables", interval_secs, self._look_at_tables),
+            ("status", STATUS_SECS, self._collect_status),
+            ("process", PROCESS_SECS, self._collect_process),
+            ("tables", interval_secs, self._collect_tables),
         ]
         self._threads = [
             threading.Thread(target=self._run, args=work, name=f"trident-metrics-{work[0]}", daemon=True)
@@ -133,10 +133,10 @@ class Collecting:
 
     # --- the threads ------------------------------------------------------------------------------
 
-    def _run(self, what: str, interval_secs: float, look: Callable[[], Mapping[str, Any]]) -> None:
+    def _run(self, what: str, interval_secs: float, collector: Callable[[], Mapping[str, Any]]) -> None:
         while not self._stopped.is_set():
             try:
-                found = look()
+                found = collector()
                 self._update(what=what, **found)
             except Exception as error:  # for show only: it must go on
                 log.debug("the metrics of %s lack %s: %s", self._topology, what, error, exc_info=True)
@@ -152,7 +152,7 @@ class Collecting:
                 found["collected"] = {**self._facts.collected, what: time.time()}
             self._facts = replace(self._facts, **found)
 
-    def _look_at_status(self) -> Mapping[str, Any]:
+    def _collect_status(self) -> Mapping[str, Any]:
         status, now = self._observed.status(), time.time()
         leads = status.role == "leader"
         if not leads:
@@ -184,7 +184,7 @@ class Collecting:
             return None
         return self._waiting_since.setdefault(group.name, now)
 
-    def _look_at_process(self) -> Mapping[str, Any]:
+    def _collect_process(self) -> Mapping[str, Any]:
         jvm = self._observed.jvm()
         python = resident_bytes(os.getpid())
         if jvm is None:
@@ -195,7 +195,7 @@ class Collecting:
         used = int(runtime.totalMemory()) - int(runtime.freeMemory())
         return {"memory": MemoryFacts(python, resident_bytes(self._jvm_pid), used, int(runtime.maxMemory()))}
 
-    def _look_at_tables(self) -> Mapping[str, Any]:
+    def _collect_tables(self) -> Mapping[str, Any]:
         if self._facts.role != "leader":
             status = self._observed.status()
             if status.role != "leader":

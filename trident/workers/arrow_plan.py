@@ -70,8 +70,8 @@ class Expanded(Step):
 
 
 @dataclass(frozen=True)
-class AsTheyAre(Step):
-    """The rows, which are together already."""
+class Unchanged(Step):
+    """The rows as they are: they are in one partition already."""
 
     own = True
     text = ""

@@ -128,7 +128,7 @@ class FieldsStep(Step):
         results = call_rows(self.label, function, columns, names, length, many, len(self.outputs) > 1, drop_none)
         return results, *output_arrays(self.label, results, self.outputs, self.types, row_at)
 
-    def beside(self, frame: Frame, keep: Sequence[str], made: Made) -> Frame:
+    def with_results(self, frame: Frame, keep: Sequence[str], made: Made) -> Frame:
         """The frame of the results, with the kept columns repeated beside them."""
         results, arrays, values = made
         kept, length = frame.only(keep, results.index() if keep else None), len(results.rows)
@@ -170,7 +170,7 @@ class Rows(_OfFunction, FieldsStep):
             if frame.length:
                 columns, row_at = [frame.values(name) for name in self.inputs], partial(frame.row, self.inputs)
                 made = self.made(self.function, columns, self.inputs, frame.length, self.many, self.drop_none, row_at)
-                yield self.beside(frame, self.keep, made)
+                yield self.with_results(frame, self.keep, made)
 
 
 @dataclass(frozen=True)

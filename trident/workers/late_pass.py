@@ -117,7 +117,7 @@ class LatePass:
 
 
 @dataclass(frozen=True)
-class LateAtOncePass:
+class FusedLatePass:
     """The function for mapInArrow where the early part's rows are not staged, but come in as they are made.
 
     Attributes:

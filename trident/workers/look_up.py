@@ -67,13 +67,13 @@ class LookUp(Step):
 
         codec = RowCodec(copy.schema, copy.keys)
         for frame in frames:
-            asked = pa.table([frame.array(name) for name in self.inputs], names=list(self.keys))
-            if copy.shard.count > 1 and not pc.all(copy.shard.of_rows(asked, copy.schema, self.keys)).as_py():
+            lookup_keys = pa.table([frame.array(name) for name in self.inputs], names=list(self.keys))
+            if copy.shard.count > 1 and not pc.all(copy.shard.of_rows(lookup_keys, copy.schema, self.keys)).as_py():
                 raise AssertionError(f"a task has keys that are not in shard {copy.shard} of state {self.state}")
             try:
-                values, found = look_up(copy, codec.key_array(asked))
+                values, found = look_up(copy, codec.key_array(lookup_keys))
             except StaleCopy as error:
-                raise StaleCopy(told(self.state, error)) from error
+                raise StaleCopy(copy_error(self.state, error)) from error
             columns = frame.only(self.keep)
             columns.update({new: values.column(name).combine_chunks() for name, new in self.columns})
             if self.found:
@@ -93,14 +93,14 @@ def copy_here(state: str, copy: CopyAsOf | SentCopy) -> CopyAsOf:
         return copy
     try:
         # Hosts of a cluster may lack what copies need.
-        from trident.states.keyed.host_copy import bring
+        from trident.states.keyed.host_copy import caught_up_copy
 
         boot = boot_id()
         if boot == UNKNOWN:
             raise NoCopyHere(f"there are no copies on {host_name()}: two boots of it cannot be distinguished")
-        return bring(copy, host_name(), boot)
+        return caught_up_copy(copy, host_name(), boot)
     except Exception as error:  # no library, no disk, a table that this host sees otherwise: the tables' form decides
-        raise NoCopyHere(told(state, error)) from error
+        raise NoCopyHere(copy_error(state, error)) from error
 
 
 def _wait_for_copy(state: str, copy: CopyAsOf) -> None:
@@ -114,11 +114,11 @@ def _wait_for_copy(state: str, copy: CopyAsOf) -> None:
     try:
         wait_for(copy.folder, copy.mark, _WAIT_SECS)
     except StaleCopy as error:
-        raise StaleCopy(told(state, error)) from error
+        raise StaleCopy(copy_error(state, error)) from error
 
 
-def told(state: str, error: Exception) -> str:
-    """The text of an error that tells the driver which state's copy could not be used."""
+def copy_error(state: str, error: Exception) -> str:
+    """The text of an error from which the driver reads which state's copy could not be used."""
     text = str(error) or type(error).__name__
     report = {"kind": STALE, "state": state, "error": text, "building": getattr(error, "building", False)}
     return f"{text} {marked(report)}"

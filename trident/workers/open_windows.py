@@ -20,7 +20,7 @@ from trident.states.core.typed_values import WrongValue, to_arrow, two_values
 from trident.workers.calls import Several
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, fail
-from trident.workers.look_up import told
+from trident.workers.look_up import copy_error
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec
@@ -67,7 +67,7 @@ class Part:
     def combine(self) -> Combine:
         """Makes one part of two; whether a sum fits its type is seen when it becomes a column."""
         if not self.aggregator:
-            return _behind
+            return _concatenated
         return two_values(self.aggregator)
 
 
@@ -243,7 +243,7 @@ class OpenWindows(Step):
         try:
             yield from self._given(codec, table)
         except StaleCopy as error:
-            raise StaleCopy(told(self.state, error)) from error
+            raise StaleCopy(copy_error(self.state, error)) from error
         except (ArithmeticError, pa.ArrowInvalid) as error:
             raise ArithmeticError(f"the windows of state {self.state} have a sum that does not fit: {error}") from error
 
@@ -530,7 +530,7 @@ class _Rows:
         return self
 
 
-def _behind(a: list[Any], b: list[Any]) -> list[Any]:
+def _concatenated(a: list[Any], b: list[Any]) -> list[Any]:
     return [*a, *b]
 
 

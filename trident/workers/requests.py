@@ -46,7 +46,7 @@ class RequestId:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestBatch:
     """Requests as their task is given them.
 
     Attributes:
@@ -85,7 +85,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Answers:
-    """Called by ``mapInArrow`` with pickles of ``Asked``; gives of each one text of outcomes and one of their rows.
+    """Called by ``mapInArrow`` with pickles of ``RequestBatch``; gives one text of outcomes and one of rows for each.
 
     Attributes:
         pickled: the function's ArrowPlan.
@@ -99,17 +99,17 @@ class Answers:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for asked in batch.column(0):
-                yield told(*self.outcomes(pickle.loads(asked.as_py())))
+            for one in batch.column(0):
+                yield as_batch(*self.outcomes(pickle.loads(one.as_py())))
 
-    def outcomes(self, asked: Asked) -> tuple[list[Outcome], list[pa.Table]]:
+    def outcomes(self, batch: RequestBatch) -> tuple[list[Outcome], list[pa.Table]]:
         """The outcome of each request, and the rows of those that were answered."""
         outcomes: list[Outcome] = []
         answers: list[pa.Table] = []
-        began, size, count = time.perf_counter(), 0, len(asked.ids)
+        began, size, count = time.perf_counter(), 0, len(batch.ids)
         while len(outcomes) < count:
             with ExitStack() as stack:
-                plan = pickle.loads(self.pickled).for_copies(asked.copies)
+                plan = pickle.loads(self.pickled).for_copies(batch.copies)
                 stack.enter_context(plan.prepared())
                 fresh = True
                 while len(outcomes) < count:
@@ -117,7 +117,7 @@ class Answers:
                     if outcomes and (started - began > TASK_SECS_MAX or size > ANSWERS_BYTES_MAX):
                         outcomes += [Outcome(LATER)] * (count - len(outcomes))
                         break
-                    outcome, rows = self._one(plan, asked, len(outcomes))
+                    outcome, rows = self._one(plan, batch, len(outcomes))
                     if outcome.kind == FAILED and not fresh:
                         break  # an earlier request may have left something in an object: once more, with new ones
                     outcomes.append(replace(outcome, secs=time.perf_counter() - started))
@@ -128,10 +128,10 @@ class Answers:
                     answers.append(rows)
         return outcomes, answers
 
-    def _one(self, plan: ArrowPlan, asked: Asked, at: int) -> tuple[Outcome, pa.Table | None]:
-        info = replace(asked.info, attempt=RequestId(asked.ids[at]))
+    def _one(self, plan: ArrowPlan, batch: RequestBatch, at: int) -> tuple[Outcome, pa.Table | None]:
+        info = replace(batch.info, attempt=RequestId(batch.ids[at]))
         try:
-            rows = plan.run_prepared({self.function: asked.arguments.slice(at, 1)}, info)[self.result]
+            rows = plan.run_prepared({self.function: batch.arguments.slice(at, 1)}, info)[self.result]
         except UserCodeFailed as error:
             return Outcome(FAILED, error=str(error)), None
         except Exception as error:  # a value of which only Spark knows what becomes of it, say: a job of its own tells
@@ -144,10 +144,10 @@ class Answers:
 # --- the result of a task ----------------------------------------------------------------
 
 
-TOLD = pa.schema([("outcomes", pa.string()), ("rows", pa.string())])
+ANSWERS_SCHEMA = pa.schema([("outcomes", pa.string()), ("rows", pa.string())])
 
 
-def told(outcomes: Sequence[Outcome], answers: Sequence[pa.Table]) -> pa.RecordBatch:
+def as_batch(outcomes: Sequence[Outcome], answers: Sequence[pa.Table]) -> pa.RecordBatch:
     """Outcomes and rows as one row of texts, which a kept plan returns in one call."""
     sink = pa.BufferOutputStream()
     if answers:
@@ -156,10 +156,10 @@ def told(outcomes: Sequence[Outcome], answers: Sequence[pa.Table]) -> pa.RecordB
             stream.write_table(table)
     listed = [[one.kind, one.rows, one.error, one.secs] for one in outcomes]
     texts = json.dumps(listed), base64.b64encode(sink.getvalue()).decode("ascii")
-    return pa.RecordBatch.from_arrays([pa.array([text]) for text in texts], schema=TOLD)
+    return pa.RecordBatch.from_arrays([pa.array([text]) for text in texts], schema=ANSWERS_SCHEMA)
 
 
-def read_told(outcomes: str, rows: str) -> tuple[list[Outcome], pa.Table | None]:
+def read_answers(outcomes: str, rows: str) -> tuple[list[Outcome], pa.Table | None]:
     """Outcomes, and the rows of all answers one behind the other; None where none was answered."""
     data = base64.b64decode(rows)
     table = pa.ipc.open_stream(pa.py_buffer(data)).read_all() if data else None

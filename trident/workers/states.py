@@ -122,7 +122,7 @@ class QueryRows(_OfBatch):
             many is not False,
             lambda row: dict(zip(self.inputs, args[row])),
         )
-        return self.beside(frame, self.keep, made)
+        return self.with_results(frame, self.keep, made)
 
     def _many(self) -> bool | None:
         if isinstance(self.query, TupleCollectionGet):
@@ -191,8 +191,8 @@ def _opened(state: Any, info: BatchInfo, config: Mapping[str, Any], index: int) 
     return setting
 
 
-class NewerThanAsked(Exception):
-    """A map holds what a later transaction has put, and no more what it held as of the one that is asked for."""
+class NewerThanRequested(Exception):
+    """A map holds the values of a later transaction, and no longer those as of the requested one."""
 
 
 class MapAsOf:
@@ -222,14 +222,14 @@ class MapAsOf:
         """The values in the order of the keys, None where absent.
 
         Raises:
-            NewerThanAsked: a later transaction has written one of them.
+            NewerThanRequested: a later transaction has written one of them.
         """
         try:
             found: list[Any] = self._map.multi_get(keys)
         except Halted as newer:
-            raise NewerThanAsked(str(newer)) from newer
+            raise NewerThanRequested(str(newer)) from newer
         if not self._txid and self._map.semantics is Semantics.TRANSACTIONAL and any(v is not None for v in found):
-            raise NewerThanAsked(f"a value was stored, but no transaction has advanced before {self._txid + 1}")
+            raise NewerThanRequested(f"a value was stored, but no transaction has advanced before {self._txid + 1}")
         return found
 
 

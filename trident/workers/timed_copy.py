@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from trident.states.core.shards import WHOLE, Shard
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import told
+from trident.workers.look_up import copy_error
 from trident.workers.timed import (
     AT,
     BEFORE,
@@ -128,7 +128,7 @@ class GatherFromCopy(Step):
         try:
             yield from self._gathered(columns, self.copy)
         except StaleCopy as error:
-            raise StaleCopy(told(self.state, error)) from error
+            raise StaleCopy(copy_error(self.state, error)) from error
 
     def _gathered(self, columns: dict[str, pa.Array], copy: CopyAsOf) -> Iterator[Frame]:
         # Hosts of a cluster may lack what copies need.
@@ -141,7 +141,7 @@ class GatherFromCopy(Step):
         if self.shard.count > 1:
             is_new = pc.and_(is_new, self.shard.of_rows(pa.table(columns), copy.schema, copy.keys[1:]))
         new = pc.indices_nonzero(is_new)
-        keys = codec.key_array(self._asked(columns, new, copy)).unique()  # those of the sides' watermarks first
+        keys = codec.key_array(self._lookup_keys(columns, new, copy)).unique()  # those of the sides' watermarks first
         values, found = look_up(copy, keys)
         marks = plain_values(values.column(0).slice(0, sides), copy.values.types[0])
         greatest = list(marks)
@@ -176,13 +176,13 @@ class GatherFromCopy(Step):
         made = {PART: pa.array(parts, pa.int32()), DUE: pa.array(dues, pa.int64())}
         yield given({**made, KIND: pa.repeat(pa.scalar(MARK, pa.int32()), len(changed))}, len(changed))
 
-    def _asked(self, columns: Mapping[str, pa.Array], new: pa.Array, copy: CopyAsOf) -> pa.Table:
+    def _lookup_keys(self, columns: Mapping[str, pa.Array], new: pa.Array, copy: CopyAsOf) -> pa.Table:
         """The keys of the sides' watermarks, and behind them those of the rows."""
         sides = len(self.delays)
         parts = pa.array([*range(1, sides + 1), *[0] * len(new)], pa.int32())
         places = pa.concat_arrays([pa.nulls(sides, new.type), new])
-        asked = {PART: parts, **{name: columns[name].take(places) for name in self.keys}}
-        return pa.table([asked[name] for name in copy.keys], names=list(copy.keys))
+        lookup_keys = {PART: parts, **{name: columns[name].take(places) for name in self.keys}}
+        return pa.table([lookup_keys[name] for name in copy.keys], names=list(copy.keys))
 
 
 @dataclass(frozen=True)

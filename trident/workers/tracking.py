@@ -26,8 +26,8 @@ ROW = "__trident_row"
 
 
 @dataclass(frozen=True)
-class _TellsLedger(Step):
-    """A step that tells the ledger of its Spark task, which it is given before it runs."""
+class _ReportsToLedger(Step):
+    """A step that reports to the ledger of its Spark task, which it is given before it runs."""
 
     ledger: Ledger | None = field(default=None, kw_only=True)
 
@@ -41,7 +41,7 @@ class _TellsLedger(Step):
 
 
 @dataclass(frozen=True)
-class TrackedStep(_TellsLedger):
+class TrackedStep(_ReportsToLedger):
     """A step row by row: an exception fails the messages of its row alone.
 
     The function is called for pieces of a batch; when one raises, its halves are
@@ -112,7 +112,7 @@ class TrackedStep(_TellsLedger):
 
 
 @dataclass(frozen=True)
-class EndTrees(_TellsLedger):
+class EndTrees(_ReportsToLedger):
     """The rows end here; their anchors go on, only to say which messages they belong to."""
 
     text = "end trees"
@@ -127,7 +127,7 @@ class EndTrees(_TellsLedger):
 
 
 @dataclass(frozen=True)
-class BeginTrees(_TellsLedger):
+class BeginTrees(_ReportsToLedger):
     """Rows that Spark has dropped or multiplied get ids of their own, which are told to the ledger."""
 
     text = "begin trees"
@@ -148,7 +148,7 @@ class BeginTrees(_TellsLedger):
 
 
 @dataclass(frozen=True)
-class TrackedGroups(_TellsLedger, Groups):
+class TrackedGroups(_ReportsToLedger, Groups):
     """Groups whose rows have anchors: a group is anchored to all of its rows.
 
     A row whose fold raises fails its messages; a group whose ``complete`` raises those of all of its rows.

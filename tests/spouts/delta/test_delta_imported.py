@@ -35,7 +35,7 @@ def offset(version: int, index: int, starting: bool = False) -> dict[str, Any]:
 def behind(spout: DeltaSpout, value: dict[str, Any], folder: Path) -> Any:
     source = SourceOffset("0", Folder(folder), value)
     assert spout.reads_source(source)
-    return spout.position_behind(source, SpoutContext(None, "t", "rows", folder, "i"))
+    return spout.position_after(source, SpoutContext(None, "t", "rows", folder, "i"))
 
 
 @pytest.mark.parametrize(

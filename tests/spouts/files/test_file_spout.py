@@ -24,7 +24,7 @@ from tests.long_cases import sample
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, IdentityMismatch, SourceError, TopologyError
 from trident.coordinators.identities import TransactionAttempt
-from trident.repair.inspection import look_at_ledger, write_ledger
+from trident.repair.inspection import inspect_ledger, write_ledger
 from trident.spark.rows import NamedRows
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.files import reading as file_reading
@@ -661,7 +661,7 @@ def test_a_ledger_is_written_again_only_where_its_digest_proves_it(inputs, plan)
     path, whole = ledger_of(run), ledger_of(run).read_bytes()
 
     def damage() -> Any:
-        return look_at_ledger(path.parent, "life", run.pins, "FileSpout")
+        return inspect_ledger(path.parent, "life", run.pins, "FileSpout")
 
     assert damage() is None
     (inputs / "c").rename(inputs.parent / "c")  # else it would come first: nobody knows that it came later
@@ -692,7 +692,7 @@ def test_a_ledger_is_written_again_only_where_its_digest_proves_it(inputs, plan)
     places = {"from": [1, 0], "to": [3, 0]}
     for of_another in ({"n": 1}, {"from": 3, "to": 7, "file": "f"}, places, {**places, "file": {"name": "f"}}):
         run.pins = {1: of_another}
-        assert look_at_ledger(path.parent, "life", run.pins, "OwnFileSpout") is None
+        assert inspect_ledger(path.parent, "life", run.pins, "OwnFileSpout") is None
     run.pins = {1: {"from": 3, "to": 7, "file": "f"}}
     assert damage() is None  # of a class of the user's with that name
 

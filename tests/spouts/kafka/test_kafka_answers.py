@@ -24,7 +24,7 @@ from trident.spouts.kafka import cluster
 from trident.spouts.kafka.cluster import NO_MESSAGE, KafkaCluster, Starts
 from trident.spouts.kafka.coordinator import KafkaCoordinator
 from trident.spouts.kafka.emitter import KafkaEmitter
-from trident.spouts.kafka.ranges import At, Batch, TopicLook, TopicRanges
+from trident.spouts.kafka.ranges import At, Batch, TopicRanges, TopicState
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ class Told:
         self.end: Sequence[int | None] = ends
         self.times: dict[At, int] = {}
 
-    def look(self, topics: Sequence[str], pattern: str | None) -> list[TopicLook]:
-        return [TopicLook("t", "id", list(self.end))]
+    def describe_topics(self, topics: Sequence[str], pattern: str | None) -> list[TopicState]:
+        return [TopicState("t", "id", list(self.end))]
 
     def begins(self, ats: Sequence[At]) -> dict[At, int]:
         return {at: 0 for at in ats}

@@ -13,8 +13,8 @@ from trident.spouts.kafka.ranges import (
     At,
     Batch,
     OffsetRange,
-    TopicLook,
     TopicRanges,
+    TopicState,
     cut,
     ends_of,
     follow,
@@ -30,11 +30,11 @@ LOOKS = st.dictionaries(
 )
 
 
-def looks(ends: dict[str, list[int | None]]) -> list[TopicLook]:
-    return [TopicLook(name, f"id-{name}", found) for name, found in ends.items()]
+def looks(ends: dict[str, list[int | None]]) -> list[TopicState]:
+    return [TopicState(name, f"id-{name}", found) for name, found in ends.items()]
 
 
-def begins(before: Batch, look: list[TopicLook]) -> dict[At, int]:
+def begins(before: Batch, look: list[TopicState]) -> dict[At, int]:
     return {at: 0 for at in new_partitions(before, look)}
 
 
@@ -111,7 +111,7 @@ def test_tasks_read_every_offset_once_and_each_partition_at_most_once(lengths, m
 
 def test_a_partition_whose_leader_is_away_stays_and_holds_back_new_ones_behind_it() -> None:
     before = Batch((TopicRanges("t", "i", [0], [4]),))
-    look = [TopicLook("t", "i", [None, 5, None, 9])]
+    look = [TopicState("t", "i", [None, 5, None, 9])]
     assert new_partitions(before, look) == [At("t", 1)]
     batch = cut(follow(before, look, {At("t", 1): 2}), ends_of(look), 100, 0)
     assert batch.ranges == [OffsetRange("t", 1, 2, 5)] and list(batch.topics[0].end) == [4, 5]
@@ -119,7 +119,7 @@ def test_a_partition_whose_leader_is_away_stays_and_holds_back_new_ones_behind_i
 
 def test_topics_that_are_no_longer_selected_keep_their_place() -> None:
     before = Batch((TopicRanges("b", "i", [0], [4]), TopicRanges("a", "j", [0], [3])))
-    batch = follow(before, [TopicLook("a", "j", [8])], {})
+    batch = follow(before, [TopicState("a", "j", [8])], {})
     assert [(one.topic, list(one.end)) for one in batch.topics] == [("b", [4]), ("a", [3])]
     assert cut(batch, {At("a", 0): 8}, 10, 0).ranges == [OffsetRange("a", 0, 3, 8)]
 

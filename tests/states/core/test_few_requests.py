@@ -14,7 +14,7 @@ from trident.coordinators.errors import Halted, StagedFileMissing
 from trident.spouts.files.ledger import FileLedger, FoundFile
 from trident.states.core import storage
 from trident.states.core.place import Place
-from trident.states.core.storage import AT_ONCE, side_by_side
+from trident.states.core.storage import AT_ONCE, run_concurrently
 from trident.states.core.tables import StagedFile
 from trident.states.delta.delta_log import DeltaLog, Watched, unchanged
 from trident.states.delta.manifest import ManifestStore
@@ -143,21 +143,21 @@ def test_of_calls_side_by_side_all_have_ended_before_an_error_is_raised() -> Non
         finally:
             ended.append(number)
 
-    assert side_by_side([lambda each=each: call(each) for each in (0, 1, 4)]) == [0, 1, 4]
+    assert run_concurrently([lambda each=each: call(each) for each in (0, 1, 4)]) == [0, 1, 4]
     with pytest.raises(ValueError, match="2"):
-        side_by_side([lambda each=each: call(each) for each in range(40)])
+        run_concurrently([lambda each=each: call(each) for each in range(40)])
     assert sorted(ended) == sorted([0, 1, 4, *range(40)])
-    assert side_by_side([]) == []
+    assert run_concurrently([]) == []
 
 
 def test_calls_that_run_others_side_by_side_do_not_wait_for_each_other() -> None:
     found: list[list[list[int]]] = []
 
     def outer(number: int) -> list[int]:
-        return side_by_side([lambda each=each: number * each for each in range(3)])
+        return run_concurrently([lambda each=each: number * each for each in range(3)])
 
     def run() -> None:
-        found.append(side_by_side([lambda each=each: outer(each) for each in range(2 * AT_ONCE)]))
+        found.append(run_concurrently([lambda each=each: outer(each) for each in range(2 * AT_ONCE)]))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -56,7 +56,7 @@ FROM_ITS_OWN_TASK = "a driver reads what its own task answered, in the result of
 BY_A_PIPE = "a process and its own child, over the child's standard input and output"
 ALLOWED = {
     ("states/keyed/host_copy.py", "main"): BY_A_PIPE,
-    ("states/keyed/file_merge.py", "MergeProcess._asked"): BY_A_PIPE,
+    ("states/keyed/file_merge.py", "MergeProcess._request"): BY_A_PIPE,
     ("states/keyed/merge_worker.py", "serve"): BY_A_PIPE,
     ("trident/watching/listeners.py", "_made"): "a class of the user's own, by the name that the user's settings give",
     ("trident/workers/chain.py", "SentChain.__call__"): FROM_ITS_OWN_DRIVER,
@@ -73,7 +73,7 @@ ALLOWED = {
         "trident/spouts/data_source.py",
         "copy_of",
     ): "the driver tries, in its own memory, whether a reader can be sent",
-    ("trident/running/executor_look.py", "look"): "imports, on an executor, what its driver's code will import there",
+    ("trident/running/executor_probe.py", "probe"): "imports, on an executor, what its driver's code will import there",
     ("trident/commands/user_file.py", "_run"): "`trident run FILE` runs the user's file",
     ("states/core/imports.py", "client_module"): "imports a client; the callers name its modules",
     ("trident/kafka/client.py", "kafka_module"): "imports the Kafka client; the callers name its modules",

@@ -48,7 +48,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/watching/live_page.py": (1, "a file of the package"),
     "trident/watching/metric_table.py": (1, "a file of the package"),
     "trident/planning/explain.py": (1, "a drawing, where the user wants it"),
-    "trident/running/executor_look.py": (2, _MACHINE),
+    "trident/running/executor_probe.py": (2, _MACHINE),
     "trident/settings.py": (1, "the user's file of settings, before anything else is known"),
     "trident/running/failures.py": (5, _MACHINE),
     "trident/spark/class_archive.py": (9, _SESSION),

@@ -21,7 +21,7 @@ from trident.coordinators.errors import CommitConflict, StoreProblem, StoreUnrea
 from trident.spark.rows import FilesSlot
 from trident.states.core import object_storage, storage
 from trident.states.core.remote_files import store_settings
-from trident.states.core.storage import told_by_a_store
+from trident.states.core.storage import store_problem_of
 from trident.states.delta.log_commit import EntryMayBeLost, draft_of, publish_draft, remove_draft, write_draft
 
 DATA = bytes(range(256)) * 1000
@@ -99,7 +99,7 @@ def test_a_refusal_is_told_at_once_and_nothing_happens(proxy: Proxy, root: str, 
         proxy.requests.clear()
         with pytest.raises(OSError) as raised:
             call()
-        problem = told_by_a_store(raised.value)
+        problem = store_problem_of(raised.value)
         assert isinstance(problem, StoreProblem) and not isinstance(problem, StoreUnreachable)
         assert said in str(problem) and f"{root}" in str(problem)
         assert len(proxy.requests) == 1, "a refusal is not asked for again"
@@ -289,7 +289,7 @@ def test_a_deletion_that_is_refused_fails_and_a_later_one_deletes(
         with pytest.raises(OSError) as raised:
             call()
         assert isinstance(raised.value, PermissionError) == (fault[0] == 403)
-        assert isinstance(told_by_a_store(raised.value), StoreProblem)
+        assert isinstance(store_problem_of(raised.value), StoreProblem)
     storage.try_delete(files[0])  # of what is needed no more: it only costs space
     proxy.answers = {}
     assert [storage.read(path) for path in files] == [DATA, DATA]
@@ -343,7 +343,7 @@ def test_a_store_that_is_silent_is_given_up_by_every_call(silent: str) -> None:
     for number, asked in enumerate([pool.submit(call) for call in calls]):
         error = asked.exception(timeout=60)
         assert isinstance(error, OSError), (number, error)
-        assert isinstance(told_by_a_store(error), StoreUnreachable), (number, error)
+        assert isinstance(store_problem_of(error), StoreUnreachable), (number, error)
     assert commit(silent, b"ours") == "unknown", "it is not known whether the server has heard it"
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from trident.coordinators.errors import Halted, StagedFileMissing
 from trident.coordinators.identities import TransactionAttempt
-from trident.coordinators.ports import AttemptStory, FailedAttempt
+from trident.coordinators.ports import AttemptHistory, FailedAttempt
 from trident.coordinators.records import TableMark
 from trident.states.core.control import ControlRecord
-from trident.states.delta.manifest import Manifest, ManifestStore, Told
+from trident.states.delta.manifest import CommitAnnotations, Manifest, ManifestStore
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import fsync_folders, staged_file, verify_staged
 
@@ -109,8 +109,8 @@ def test_a_manifest_of_a_version_that_told_nothing_is_read_and_what_is_told_come
         b'"topology":"top"}'
     )
     assert manifest(3).encode() == old and Manifest.decode(old) == manifest(3)
-    story = AttemptStory(1.5, (FailedAttempt(0, 2.5, "half a pair: \ud800"),))
-    told = replace(manifest(3), told=Told.now(4, "code", story, None))
+    story = AttemptHistory(1.5, (FailedAttempt(0, 2.5, "half a pair: \ud800"),))
+    told = replace(manifest(3), told=CommitAnnotations.now(4, "code", story, None))
     assert told.told is not None and told.told.failures[0].error == "half a pair: ?"
     assert Manifest.decode(told.encode()) == told
 

@@ -211,7 +211,7 @@ def test_an_entry_that_is_gone_is_named(log: Log) -> None:
     log.entry(4, FILE)
     with pytest.raises(TableError, match="no entry for version 2"):
         DeltaLog(log.table).commit(2)
-    assert [commit.version for commit in DeltaLog(log.table).commits_down()] == [4, 3]
+    assert [commit.version for commit in DeltaLog(log.table).commits_backwards()] == [4, 3]
     with pytest.raises(SourceError, match="no entry for version 2: its schema is not known"):
         DeltaChanges(log.table).info()
     log.entry(0, FILE), log.entry(1, FILE), log.entry(2, FILE)

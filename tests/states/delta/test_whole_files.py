@@ -139,7 +139,7 @@ def test_every_reader_of_a_keyed_state_refuses_what_lost_its_bytes(spark, engine
     readers = {
         "snapshot": lambda: read_state(spark, tmp_path, "counts", 3).collect(),
         "get": lambda: [
-            one for one in reader.get("counts", reader.asked("counts", ["a", "b1", "b2", "b3", "c"])) if one
+            one for one in reader.get("counts", reader.requested("counts", ["a", "b1", "b2", "b3", "c"])) if one
         ],
         "lookup": lambda: base_of(spark, tmp_path, "counts", None, 3, tables=tables).collect(),
         "lookup anew": lambda: base_of(spark, tmp_path, "counts", None, 3).collect(),

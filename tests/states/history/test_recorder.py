@@ -19,7 +19,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import Deposed, ForeignTable, TableError
 from trident.coordinators.faults import InjectedFault
 from trident.coordinators.identities import TransactionAttempt
-from trident.coordinators.ports import AttemptStory, FailedAttempt, ProcessedBatch
+from trident.coordinators.ports import AttemptHistory, FailedAttempt, ProcessedBatch
 from trident.coordinators.records import Marker
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
@@ -31,11 +31,11 @@ from trident.states.history import recorded as recorded_module
 from trident.states.history import recorder as recorder_module
 from trident.states.history import recorder as transactions_table
 from trident.states.history.kept import KeptManifests
-from trident.states.history.recorded import LedBefore, last_transactions, recorded_transactions
+from trident.states.history.recorded import PastLeaderships, last_transactions, recorded_transactions
 from trident.states.history.recorder import (
     OpenTransactions,
     Published,
-    PublishedLately,
+    RecentPublications,
     TransactionRecorder,
     TransactionsTable,
 )
@@ -58,13 +58,13 @@ def made_unopened(engine: KernelEngine, group: Group) -> Group:
 def recorder_of(engine: KernelEngine, group: Group, check_fence: Any = lambda: None) -> TransactionRecorder:
     """That of a process which has not run the transactions: it knows of none but from files."""
     manifests = group.committer.manifests
-    published = Published(group.of, manifests, type(group.committer.lately)())
+    published = Published(group.of, manifests, type(group.committer.recent)())
     return TransactionRecorder(TransactionsTable(engine, group.of), published, check_fence)
 
 
 def warm_recorder_of(engine: KernelEngine, group: Group) -> TransactionRecorder:
     """That of the process which has run them."""
-    published = Published(group.of, group.committer.manifests, group.committer.lately)
+    published = Published(group.of, group.committer.manifests, group.committer.recent)
     return TransactionRecorder(TransactionsTable(engine, group.of), published, lambda: None)
 
 
@@ -95,7 +95,7 @@ def names_of_manifests(folder: Path) -> list[str]:
 def test_a_row_says_what_its_transaction_did(engine: KernelEngine, tmp_path: Path) -> None:
     group = made(engine, tmp_path)
     failure = FailedAttempt(0, 5.0, "half a pair \ud800")
-    story = AttemptStory(7.5, (failure,))
+    story = AttemptHistory(7.5, (failure,))
     spouts = {"lines": {"spout": "FileSpout", "kind": "transactional", "metadata": {"from": 1}, "commit_data": None}}
     processed = ProcessedBatch(group.staged(TransactionAttempt(1, 1), ["a", "b", "b"]), spouts)
     decision = group.committer.prepare(TransactionAttempt(1, 1), None, processed, group.record, story).decision
@@ -244,7 +244,7 @@ def test_a_damaged_table_is_made_again_and_the_log_says_so(
         recorder_of(engine, group).record(upto)
     damage(tmp_path)
     told = recorded_transactions(tmp_path, "top", "g")
-    assert sorted(told.rows) == [1, 2, 3, 4] and told.trouble
+    assert sorted(told.rows) == [1, 2, 3, 4] and told.problem
     recorder = recorder_of(engine, group)
     with caplog.at_level(logging.WARNING, "trident.history"):
         for _ in range(2):
@@ -253,7 +253,7 @@ def test_a_damaged_table_is_made_again_and_the_log_says_so(
         recorder.record(4)
     assert "is damaged and made again from the manifests that are kept" in caplog.text
     assert txids(tmp_path) == [1, 2, 3, 4]
-    assert recorded_transactions(tmp_path, "top", "g").trouble == ""
+    assert recorded_transactions(tmp_path, "top", "g").problem == ""
 
 
 def test_of_a_torn_newest_entry_only_its_transactions_are_written_again(engine, tmp_path: Path) -> None:
@@ -360,10 +360,10 @@ def test_those_from_before_a_rollback_that_no_leader_recorded_are_written_first(
             ManifestStore(place, "top", "g", incarnation).write(made)
     names = ("top", "g", "inc-r2")
     fake = RecordedTable(RecordedUpTo(*names, 0, 2), RecordedUpTo("top", "g", "inc", 2, 2))
-    manifests, lately = ManifestStore(place, *names, Retention(1000)), PublishedLately()
-    lately.add(*KeptManifests(GroupContext(place, *names), upto=5).decided(5), versions={})
+    manifests, recent = ManifestStore(place, *names, Retention(1000)), RecentPublications()
+    recent.add(*KeptManifests(GroupContext(place, *names), upto=5).decided(5), versions={})
     table: Any = fake
-    recorder = TransactionRecorder(table, Published(GroupContext(place, *names), manifests, lately), lambda: None)
+    recorder = TransactionRecorder(table, Published(GroupContext(place, *names), manifests, recent), lambda: None)
     recorder.record(5)
     # Of each earlier incarnation nothing tells here whether the newest was decided.
     assert fake.added == [("inc", [3, 4, 5]), ("inc-r1", [1, 2]), ("inc-r2", [5])]
@@ -381,7 +381,7 @@ def test_a_group_that_has_gone_back_and_come_on_before_the_first_look_is_noticed
         manifests.write(Manifest(*names, attempt, parent, (), {}))
     table: Any = RecordedTable(RecordedUpTo(*names, 5))  # transactions 1 to 5
     recorder = TransactionRecorder(
-        table, Published(GroupContext(place, *names), manifests, PublishedLately()), lambda: None
+        table, Published(GroupContext(place, *names), manifests, RecentPublications()), lambda: None
     )
     recorder.start(3)
     recorder.advanced(7)
@@ -479,7 +479,7 @@ def test_who_looks_again_and_again_reads_each_file_of_the_table_once(
     rows_of = recorded_module.rows_of
     group = made(engine, tmp_path, txids=5)
     recorder = recorder_of(engine, group)
-    look, led_before = last_transactions(tmp_path, "top", "g", 4), LedBefore(Place(tmp_path), "top")
+    look, led_before = last_transactions(tmp_path, "top", "g", 4), PastLeaderships(Place(tmp_path), "top")
 
     def watched(root: str, files: Any, schema: Any) -> Any:
         read.extend(file.path for file in files)
@@ -515,9 +515,9 @@ def test_of_a_table_that_lacks_many_only_the_newest_manifests_are_read(
 ) -> None:
     group = made(engine, tmp_path)
     run(group, range(1, 8))
-    monkeypatch.setattr(led_before_module, "_BEHIND_MAX", 3)
-    (led,) = LedBefore(Place(tmp_path), "top")(["g"])
+    monkeypatch.setattr(led_before_module, "_UNRECORDED_MAX", 3)
+    (led,) = PastLeaderships(Place(tmp_path), "top")(["g"])
     assert led["transactions"] == 3
     recorder_of(engine, group).record(5)
-    (led,) = LedBefore(Place(tmp_path), "top")(["g"])
+    (led,) = PastLeaderships(Place(tmp_path), "top")(["g"])
     assert led["transactions"] == 7

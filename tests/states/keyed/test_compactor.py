@@ -357,7 +357,9 @@ def test_stopping_does_not_wait_for_ever(counts, monkeypatch, given_up: bool):
         began = time.monotonic()
         assert not background.stop(True, 60.0 if given_up else 0.3, lambda: given_up)
         assert time.monotonic() - began < 20, "its time, or nobody wants it any more; then for its being cancelled"
-        assert background.behind("words") == ["the plain table counts lacks 1 transaction; run `trident compact words`"]
+        assert background.lagging_tables("words") == [
+            "the plain table counts lacks 1 transaction; run `trident compact words`"
+        ]
     finally:
         faults.disarm()
 

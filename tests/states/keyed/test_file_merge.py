@@ -25,7 +25,7 @@ from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed import merge_files
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.file_merge import MERGE_PROCESS, FileMerge, MergeProcess, touched
+from trident.states.keyed.file_merge import MERGE_PROCESS, FileMerge, MergeProcess, overlapping_files
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.merge_files import FileMerger, MergeJob
 from trident.states.keyed.reading import read_state
@@ -119,7 +119,7 @@ def test_columns_of_any_name_are_staged_merged_and_read(spark, engine, tmp_path,
     expected = group.expected("odd", 4)
     assert as_map(group.bindings["odd"], read_state(spark, tmp_path, "odd")) == expected
     reader, asked = KeyReader(tmp_path), [*expected][::7]
-    found = reader.get("odd", reader.asked("odd", asked))
+    found = reader.get("odd", reader.requested("odd", asked))
     assert [tuple(one.values()) for one in found] == [expected[key] for key in asked]
     assert list(found[0]) == values
     if merging == "combine":
@@ -436,6 +436,6 @@ def test_a_key_that_is_null_meets_only_the_files_that_may_have_it(logged: list[L
     ranges = [("a", "a", "e"), ("b", "f", "k"), ("c", "l", "z")]
     for nulls in (0, 1):  # in the last file, as MERGEs write it
         files = [live(*one, nulls if one[0] == "c" else 0) for one in ranges]
-        assert "".join(file.path for file in touched(files, logged, "k")) == expected
+        assert "".join(file.path for file in overlapping_files(files, logged, "k")) == expected
     anywhere = [live("a", "a", "e", 2), live("b", None, None, 9), live("c", "l", "z", 0)]
-    assert "".join(file.path for file in touched(anywhere, [live("", None, None, 9)], "k")) == "ab"
+    assert "".join(file.path for file in overlapping_files(anywhere, [live("", None, None, 9)], "k")) == "ab"

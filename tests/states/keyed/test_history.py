@@ -109,7 +109,7 @@ def test_the_periods_of_many_histories_as_spark_reads_them_before_and_behind_mer
     asked = f"SELECT k, v, valid_from, valid_to FROM (SELECT *, {told} FROM delta.`{tmp_path}/s`) WHERE NOT gone"
     assert_same([tuple(row) for row in spark.sql(asked).collect()], model(changes))
     with pytest.raises(TableError, match="has periods of its keys"):
-        KeyReader(Place(tmp_path)).asked("s", [("1", 1)])
+        KeyReader(Place(tmp_path)).requested("s", [("1", 1)])
 
 
 def assert_same(found: list[tuple[Any, ...]], expected: Periods) -> None:

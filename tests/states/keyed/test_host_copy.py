@@ -50,13 +50,13 @@ for line in sys.stdin:
 """
 
 
-def bring(sent: SentCopy) -> CopyAsOf:
-    return host_copy.bring(sent, "a host", "a boot")
+def caught_up_copy(sent: SentCopy) -> CopyAsOf:
+    return host_copy.caught_up_copy(sent, "a host", "a boot")
 
 
 def values(sent: SentCopy, words: list) -> dict:
     """Key → values of those that the copy on this host has."""
-    found = bring(sent)
+    found = caught_up_copy(sent)
     codec = RowCodec(found.schema, found.keys)
     rows, there = look_up(found, codec.key_array(pa.table({"word": pa.array(words, pa.string())})))
     return {(word,): tuple(one.values()) for word, is_there, one in zip(words, there, rows.to_pylist()) if is_there}
@@ -71,7 +71,7 @@ def group(spark, engine, tmp_path):
 def hosts(tmp_path, monkeypatch) -> Callable[[str], None]:
     """Moves this process to a host, which has a disk of its own."""
     monkeypatch.setattr(host_copy, "WAIT_SECS", 60.0)
-    monkeypatch.setattr(host_copy, "_bringers", {})
+    monkeypatch.setattr(host_copy, "_catch_ups", {})
 
     def move(name: str) -> None:
         (tmp_path / name).mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ def hosts(tmp_path, monkeypatch) -> Callable[[str], None]:
 
     move("one")
     yield move
-    for bringer in host_copy._bringers.values():
+    for bringer in host_copy._catch_ups.values():
         if bringer._process is not None:
             bringer._process.kill()
             bringer._process.wait(60)
@@ -178,7 +178,7 @@ def test_a_log_that_a_host_sees_as_it_was_is_not_taken_for_the_whole(group, tmp_
         if hide:
             last.rename(tmp_path / "hidden")
             with pytest.raises(StaleCopy, match="ends otherwise here"):
-                bring(sent)
+                caught_up_copy(sent)
         else:
             (tmp_path / "hidden").rename(last)
     # Transaction 4 has committed nothing: its state is that of 3.
@@ -197,9 +197,9 @@ def test_a_task_of_a_deposed_leader_gets_none_and_takes_none_back(group, tmp_pat
     assert values(leader.as_of(["counts"], 3)["counts"], words(group)) == group.expected("counts", 3)
     (folder,) = copies(tmp_path)
     with pytest.raises(StaleCopy, match="past transaction 2"):
-        bring(old)
+        caught_up_copy(old)
     with pytest.raises(StaleCopy):
-        bring(replace(leader.as_of(["counts"], 3)["counts"], commit="3-9-d3"))
+        caught_up_copy(replace(leader.as_of(["counts"], 3)["counts"], commit="3-9-d3"))
     assert copies(tmp_path) == [folder]
 
 
@@ -210,7 +210,7 @@ def test_a_task_behind_transactions_that_changed_nothing_costs_no_copy(group, tm
     assert values(before, words(group)) == group.expected("counts", 2)
     (folder,) = copies(tmp_path)
     with pytest.raises(StaleCopy, match="as of transaction 4 already"):
-        bring(behind)
+        caught_up_copy(behind)
     assert copies(tmp_path) == [folder]
     assert values(before, words(group)) == group.expected("counts", 2)
 
@@ -225,7 +225,7 @@ def test_a_repair_and_another_incarnation_are_other_copies(group, tmp_path):
     assert values(again, ["the"]) == {("the",): (2,)}
     assert before not in copies(tmp_path)
     with pytest.raises(StaleCopy):
-        bring(replace(sent, state=replace(sent.state, incarnation="inc2")))
+        caught_up_copy(replace(sent, state=replace(sent.state, incarnation="inc2")))
 
 
 def of_shard(group, name, txid, shard):
@@ -257,14 +257,14 @@ def test_shards_have_all_keys_once_also_after_they_moved_and_were_cut_anew(group
             hosts(homes[shard.number])
             found = values(replace(sent, shard=shard), words(group, name))
             assert found == of_shard(group, name, txid, shard), (name, txid, shard)
-            assert bring(replace(sent, shard=shard)).shard == shard and not every.keys() & found.keys()
+            assert caught_up_copy(replace(sent, shard=shard)).shard == shard and not every.keys() & found.keys()
             every |= found
         assert every == group.expected(name, txid)
         leader.served({name: sent})
 
 
 def test_a_host_lets_go_of_copies_of_another_number_of_shards_and_of_those_that_moved(group, tmp_path, monkeypatch):
-    monkeypatch.setattr(host_copy, "_LET_GO_SECS", 0.0)
+    monkeypatch.setattr(host_copy, "_REMOVE_UNUSED_SECS", 0.0)
     leader, now = told(group), time.time()
 
     def follow(txid, *shards, used=None):
@@ -403,7 +403,7 @@ def test_workers_of_one_host_share_a_copy_and_none_waits_for_one_that_hangs(grou
         threading.Event().wait(0.01)
     monkeypatch.setattr(host_copy, "WAIT_SECS", 0.2)
     with pytest.raises(host_copy.NotReady):
-        bring(sent)
+        caught_up_copy(sent)
     hangs._process.kill()
     monkeypatch.setattr(host_copy, "WAIT_SECS", 60.0)
     assert values(sent, asked) == group.expected("counts", 2)
@@ -421,7 +421,7 @@ def test_a_copy_that_takes_longer_than_a_task_waits_comes_up_behind_the_task(gro
     worker._process.kill()
     worker._process.wait(60)
     sent = leader.as_of(["counts"], 3)["counts"]
-    bringer, deadline = host_copy._bringer(sent, "a host", "a boot"), time.monotonic() + 60
+    bringer, deadline = host_copy._catch_up_of(sent, "a host", "a boot"), time.monotonic() + 60
     while bringer.ready(sent) is None:
         assert time.monotonic() < deadline, "it never comes up"
         time.sleep(0.01)
@@ -436,7 +436,7 @@ def test_the_files_of_a_copy_that_is_left_to_others_after_each_transaction_are_m
         publish(group, txid)
         assert values(leader.as_of(["counts"], txid)["counts"], words(group)) == group.expected("counts", txid)
     sent = leader.as_of(["counts"], 8)["counts"]
-    host_copy._bringer(sent, "a host", "a boot").start(sent).join(60)
+    host_copy._catch_up_of(sent, "a host", "a boot").start(sent).join(60)
     (copy,) = copies(tmp_path)
     assert len(list(copy.glob("*.rows"))) <= 4, "each of at least twice the rows of the next one"
 
@@ -446,13 +446,13 @@ def test_one_process_brings_a_copy_up_and_tells_why_it_cannot(group):
     publish(group, 1)
     whole = told(group).as_of(["counts"], 1)["counts"]
     small = replace(whole, bytes_max=100)
-    bringer = host_copy._bringer(small, "a host", "a boot")
+    bringer = host_copy._catch_up_of(small, "a host", "a boot")
     with storage.lock(bringer._process_lock, bringer._place.anchor):
-        assert isinstance(bringer.leave_to_a_process(small), host_copy.NotReady)
+        assert isinstance(bringer.start_process(small), host_copy.NotReady)
         assert bringer._process is None, "there is one already"
-    assert isinstance(bringer.leave_to_a_process(small), host_copy.NotReady)
+    assert isinstance(bringer.start_process(small), host_copy.NotReady)
     assert bringer._process.wait(60) == 0
-    told_why = bringer.leave_to_a_process(small)
+    told_why = bringer.start_process(small)
     assert not isinstance(told_why, host_copy.NotReady) and "is full" in str(told_why)
     assert bringer._process.wait(60) == 0
     assert values(whole, words(group)) == group.expected("counts", 1)
@@ -463,10 +463,10 @@ def test_one_process_brings_a_copy_up_and_tells_why_it_cannot(group):
 def test_the_process_that_brings_a_copy_up_ends_with_the_executor(group, monkeypatch):
     publish(group, 1)
     sent = told(group).as_of(["counts"], 1)["counts"]
-    bringer, daemon = host_copy._bringer(sent, "a host", "a boot"), subprocess.Popen(["sleep", "600"])
+    bringer, daemon = host_copy._catch_up_of(sent, "a host", "a boot"), subprocess.Popen(["sleep", "600"])
     monkeypatch.setattr(os, "getppid", lambda: daemon.pid)
     with storage.lock(bringer._base / "host.lock", bringer._place.anchor):  # so that it is never done
-        bringer.leave_to_a_process(sent)
+        bringer.start_process(sent)
         while not _opened(bringer._process.pid, bringer._process_lock):
             time.sleep(0.01)
         daemon.kill()
@@ -540,7 +540,7 @@ def test_a_disk_that_has_no_room_is_no_copy_and_the_leader_lets_time_go_by(group
         group.publish(txid, {"last": [(f"{txid}-{number}" * 40, 0.5, False) for number in range(5_000)]})
     sent = leader.as_of(["last"], 2)["last"]
     with pytest.raises(StaleCopy):
-        bring(replace(sent, bytes_max=1 << 18))
+        caught_up_copy(replace(sent, bytes_max=1 << 18))
     leader.failed("last", "MDB_MAP_FULL")
     assert leader.as_of(["last"], 2) is None
     assert [one.condition for one in leader.health()] == ["waiting", "off"]
@@ -556,4 +556,4 @@ def test_a_host_whose_temporary_folder_others_can_change_or_write_has_none(group
     above.mkdir(mode=0o700)
     above.chmod(0o777)
     with pytest.raises(StaleCopy, match="temporary folder"):
-        bring(sent)
+        caught_up_copy(sent)

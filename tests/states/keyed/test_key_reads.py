@@ -30,7 +30,7 @@ from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.copies import StateCopies
-from trident.states.keyed.key_reads import AskedKeys, KeyReader, NotByKey, held_values
+from trident.states.keyed.key_reads import KeyReader, NotByKey, RequestedKeys, held_values
 from trident.states.keyed.reading import read_state, values_by_spark
 
 NAN = float("nan")
@@ -57,7 +57,7 @@ EVERY_KEY = list(VALUES)
 
 def got(group, name, keys, txid=None, aggregator=None, reader=None):
     reader = reader or KeyReader(group.warehouse)
-    return reader.get(name, reader.asked(name, keys), txid, aggregator)
+    return reader.get(name, reader.requested(name, keys), txid, aggregator)
 
 
 def by_spark(group, name, txid=None, aggregator=None):
@@ -207,7 +207,7 @@ def test_of_files_of_every_writer_exactly_the_rows_of_the_keys_are_read(tmp_path
         file = LiveFile("f", (folder / "f").stat().st_size, {}, None, None, 0)
     codec = RowCodec(schema, names)
     keys = pa.table([pa.array([row[at] for row in asked], kind) for at, kind in enumerate(schema.types)], names=names)
-    wanted = AskedKeys(keys, codec, len(asked))
+    wanted = RequestedKeys(keys, codec, len(asked))
     found = [row for part in wanted_rows(str(folder), [file], table.schema, wanted) for row in part["row"].to_pylist()]
     codes = codec.encode_keys(table)
     assert sorted(found) == [at for at, code in enumerate(codes) if code in wanted.codes]
@@ -223,11 +223,11 @@ def test_of_a_sorted_file_one_row_group_is_decoded(tmp_path, monkeypatch):
         pq.ParquetFile, "read_row_group", lambda self, at, **more: (decoded.append(at), read(self, at, **more))[1]
     )
     keys = pa.table({"word": ["w013000", "w013001"]})
-    wanted = AskedKeys(keys, RowCodec(table.schema, ["word"]), 2)
+    wanted = RequestedKeys(keys, RowCodec(table.schema, ["word"]), 2)
     assert [row for part in wanted_rows(str(tmp_path), [file], table.schema, wanted) for row in part["n"].to_pylist()]
     assert set(decoded) == {3}
     decoded.clear()
-    (outside,) = [AskedKeys(pa.table({"word": ["x"]}), RowCodec(table.schema, ["word"]), 1)]
+    (outside,) = [RequestedKeys(pa.table({"word": ["x"]}), RowCodec(table.schema, ["word"]), 1)]
     assert not list(wanted_rows(str(tmp_path), [file], table.schema, outside)) and not decoded
 
 
@@ -341,8 +341,8 @@ def test_an_odd_value_is_the_same_key_to_copies_to_files_and_to_spark_or_to_none
     copies = StateCopies(tmp_path, 1 << 28, "host", "boot", ["odd"])
     assert copies.as_of(["odd"], 1)
     forms = {
-        "copy": lambda keys: held_values(copies, "odd", reader.asked("odd", keys), 1),
-        "files": lambda keys: reader.get("odd", reader.asked("odd", keys)),
+        "copy": lambda keys: held_values(copies, "odd", reader.requested("odd", keys), 1),
+        "files": lambda keys: reader.get("odd", reader.requested("odd", keys)),
         "Spark": lambda keys: values_by_spark(frame, "odd", names, keys),
     }
     asked = [(*one[:at], value, *one[at + 1 :]) for at, name in enumerate(names) for value in ODD[name]]
@@ -360,7 +360,7 @@ def test_an_odd_value_is_the_same_key_to_copies_to_files_and_to_spark_or_to_none
 
 def fits(reader, key):
     try:
-        reader.asked("odd", [key])
+        reader.requested("odd", [key])
     except FieldError:
         return False
     return True

@@ -12,7 +12,7 @@ import pytest
 from trident.coordinators.errors import Halted
 from trident.coordinators.records import TableMark
 from trident.maintenance.facts import APPEND, TableFacts
-from trident.repair.inspection import _Look
+from trident.repair.inspection import _GroupInspection
 from trident.states.core.control import ControlRecord
 from trident.states.keyed.table_watch import check_log, merged_log_version, repair_marker, start_of
 
@@ -145,7 +145,7 @@ def test_entries_that_were_cleaned_up_do_not_stop_a_merge(log: Entries, plain: E
 def looked(log: Entries, mark: TableMark | None, txid: int = 2) -> TableFacts:
     control = ControlRecord("top", "lines", "inc", txid, 0, "d", 1, 1)
     table = TableFacts("words", APPEND, "words", "id", log.version, control, mark=mark)
-    looking = _Look(None, None, Path(log.path).parent, "top", "lines", [], "inc", {})  # type: ignore[arg-type]
+    looking = _GroupInspection(None, None, Path(log.path).parent, "top", "lines", [], "inc", {})  # type: ignore[arg-type]
     return looking._with_changes(table, Path(log.path), control, None)  # type: ignore[arg-type]
 
 

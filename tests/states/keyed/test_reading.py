@@ -382,7 +382,7 @@ def test_a_python_combiner_merges_and_reads_in_order_and_needs_its_aggregator(sp
     expected = group.expected("texts", 4, Concat().combine)
     assert as_map(group.bindings["texts"], read(group, "texts", aggregator=Concat())) == expected
     reader = KeyReader(tmp_path)
-    asked = reader.asked("texts", ["a", None, "b"])
+    asked = reader.requested("texts", ["a", None, "b"])
     assert reader.get("texts", asked, None, Concat()) == [{"v": "1234"}, {"v": "<1><2><3><4>"}, None]
     with pytest.raises(ConfigError, match="combined by Python code"):
         reader.get("texts", asked)

@@ -257,7 +257,7 @@ def everywhere(group: Group, txid: int, keys: Sequence[Any], tables: LogTables) 
     ]
     found = [as_values(as_map(binding, frame)) for frame in frames]
     reader = KeyReader(place)
-    one_by_one = reader.get("s", reader.asked("s", list(keys)), txid)
+    one_by_one = reader.get("s", reader.requested("s", list(keys)), txid)
     return [*found, {key: tuple(row.values()) for key, row in zip(keys, one_by_one, strict=True) if row is not None}]
 
 

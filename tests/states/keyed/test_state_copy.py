@@ -156,19 +156,19 @@ def test_a_promise_is_the_mark_that_the_copy_is_brought_to_and_none_reads_before
         look_up(promised, pa.array([b""], pa.large_binary()))
     with pytest.raises(StaleCopy, match="holds something else"):
         wait_for(promised.folder, promised.mark, 0.01)
-    copy.bring_on(2)
+    copy.catch_up(2)
     wait_for(promised.folder, promised.mark, 0)
     assert promised == copy.promised(2) == copy.as_of(2)
     for txid in (4, 3, 2):  # without a commit of the state; and asked again
         promised = copy.promised(txid)
-        copy.bring_on(txid)
+        copy.catch_up(txid)
         assert promised == copy.as_of(txid) and promised.mark.txid == 4
     assert held(group, "last", copy, 4) == group.expected("last", 4)
     old = copy.as_of(4)
     publish(group, [5])
     assert copy.promised(4) is None, "the log is past it"
     assert copy.promised(5).mark != old.mark and copy.as_of(4) == old
-    copy.bring_on(5)
+    copy.catch_up(5)
     with pytest.raises(StaleCopy, match="holds something else"):  # at once: it is past, and not on its way
         wait_for(folder, old.mark, 60)
     assert held(group, "last", copy, 5) == group.expected("last", 5)
@@ -399,7 +399,7 @@ def test_no_copy_is_opened_behind_a_close_until_this_process_follows_or_leads_ag
     late = copies._copies["last"]  # as a thread holds it that goes on behind the close
     publish(group, [2])
     copies.close()
-    copies.bring_on(["last"], 2)
+    copies.catch_up(["last"], 2)
     copies.follow()
     assert copies.as_of(["last"], 2) is None and not copies._copies
     with pytest.raises(StaleCopy, match="left to the next process"):

@@ -44,7 +44,7 @@ from trident.coordinators.errors import (
     OutboxDamaged,
     StaleEpoch,
     StateAway,
-    StateBehind,
+    StateLostTransactions,
     TableError,
     TopologyError,
     TridentError,
@@ -58,7 +58,15 @@ from trident.states.core.local_storage import LocalFolder
 from trident.states.core.place import Place
 from trident.states.outside import http_sender, http_state, outbox
 from trident.states.outside.health import OutsideProgress
-from trident.states.outside.outbox import Begun, Letters, Outbox, OutboxLog, PartProgress, RefusedBox, refused_requests
+from trident.states.outside.outbox import (
+    Begun,
+    Letters,
+    Outbox,
+    OutboxLog,
+    PartProgress,
+    RefusedRequestReader,
+    refused_requests,
+)
 from trident.states.outside.port import OutsideKind
 from trident.states.publishing.other_stores import OutsidePublisher
 
@@ -400,7 +408,7 @@ def test_who_asks_for_the_newest_letters_again_reads_each_file_once_and_no_older
     read: list[str] = []
     read_file = storage.read
     monkeypatch.setattr(storage, "read", lambda path, *more: read.append(Place(path).name) or read_file(path, *more))
-    box, every = RefusedBox(folder.parent, "top"), refused_requests(folder.parent, "top")
+    box, every = RefusedRequestReader(folder.parent, "top"), refused_requests(folder.parent, "top")
     assert len(every) == 11
     read.clear()
     newest = box.requests(3)
@@ -659,7 +667,7 @@ def test_a_stale_coordinator_is_refused_each_time_and_sends_nothing(server, fold
 
 
 def test_a_stale_coordinator_that_wakes_up_amid_a_transaction_stops(server, folder, state, monkeypatch) -> None:
-    monkeypatch.setattr(http_state, "_LOOK_SECS", 0.0)
+    monkeypatch.setattr(http_state, "_FENCE_SECS", 0.0)
 
     def answers(asked: Asked) -> Answer:
         if asked.number == 1:  # its successor finishes the transaction, and the next one
@@ -694,7 +702,7 @@ def test_a_record_that_lacks_a_transaction_takes_no_row(server, folder, state) -
     opened(state, folder).publish(part(1), rows(1))
     for path in Path(str(folder / "log")).iterdir():
         path.unlink()
-    with pytest.raises(StateBehind, match="lacks transaction 1"):
+    with pytest.raises(StateLostTransactions, match="lacks transaction 1"):
         opened(state, folder).publish(part(2, known=(1, 0)), rows(2))
     assert ids(server) == [1]
 

@@ -32,7 +32,7 @@ from trident.coordinators.errors import (
     SchemaMismatch,
     StaleEpoch,
     StateAway,
-    StateBehind,
+    StateLostTransactions,
     TridentError,
 )
 from trident.kafka.client import Watched
@@ -183,7 +183,7 @@ def test_a_stale_coordinators_executor_that_wakes_up_is_refused_each_time(
             yield from rows("zombie, too")
 
         monkeypatch.setattr(kafka_state, "_PRODUCERS", zombies)
-        with zombies.of(state._way("top"), 0):
+        with zombies.of(state._route("top"), 0):
             pass
         if moment == "before it begins":
             take_over()
@@ -299,7 +299,7 @@ def test_what_a_topic_cannot_take_is_told_before_anything_starts(kafka, state, m
         replace(state, partitions=4).check_store(ROWS)
     with pytest.raises(SchemaMismatch, match="found: 3; expected: 5"):
         replace(state, topic_partitions=5).check_store(ROWS)
-    monkeypatch.setattr(kafka_producer, "ASK_SECS", 0.3)
+    monkeypatch.setattr(kafka_producer, "QUERY_SECS", 0.3)
     with pytest.raises(StateAway, match="no answer of the brokers at 127.0.0.1:1"):
         replace(state, bootstrap="127.0.0.1:1").check_store(ROWS)
 
@@ -354,17 +354,17 @@ def test_a_topic_that_is_made_anew_amid_a_run_gets_nothing_more(kafka, state, mo
     state.publish(part(1), rows("a1"))
     state.publish(part(2, known=(1, 0)), rows("a2"))
     with monkeypatch.context() as at_once:
-        at_once.setattr(kafka_producer, "_BEHIND_SECS", 0.0)
-        with pytest.raises(StateBehind, match="lacks transaction 2 attempt 1"):
+        at_once.setattr(kafka_producer, "_LAG_SECS", 0.0)
+        with pytest.raises(StateLostTransactions, match="lacks transaction 2 attempt 1"):
             state.publish(part(3, known=(2, 1)), rows("a3"))
         kafka.delete(state.topic)
         kafka.create(state.topic, 3)
         for txid in (3, 3):
-            with pytest.raises(StateBehind, match="lacks .*transaction 2"):
+            with pytest.raises(StateLostTransactions, match="lacks .*transaction 2"):
                 state.publish(part(txid, known=(2, 0)), rows("a3"))
         assert values(kafka, state.topic) == []
         state.take_over("top", "inc", 2)  # its marks do not say more
-        with pytest.raises(StateBehind):
+        with pytest.raises(StateLostTransactions):
             state.publish(part(3, epoch=2, known=(2, 0)), rows("a3"))
         with pytest.raises(StaleEpoch):  # an older coordinator is told so in the first place
             state.publish(part(3, known=(2, 0)), rows("a3"))
@@ -377,23 +377,26 @@ def test_a_topic_that_is_made_anew_amid_a_run_gets_nothing_more(kafka, state, mo
 @pytest.mark.long
 def test_a_log_that_ends_before_what_it_had_gets_nothing_more(kafka, state, monkeypatch) -> None:
     """A late answer alone is waited for: of marks behind a commit, of ends behind an election."""
-    two, told = replace(state, partitions=2), kafka_producer.Way.ends
+    two, told = replace(state, partitions=2), kafka_producer.TopicRoute.ends
     two.take_over("top", "inc", 1)
     for number in (0, 1):
         two.publish(part(1, number=number), rows("a1", "b1", "c1"))
-    with two._way("top").consumer() as reader:
-        ends = two._way("top").ends(reader, 3)
+    with two._route("top").consumer() as reader:
+        ends = two._route("top").ends(reader, 3)
     longest = ends.index(max(ends))
     cut = (*ends[:longest], ends[longest] - 1, *ends[longest + 1 :])
     late = [cut]
-    monkeypatch.setattr(kafka_producer.Way, "ends", lambda *asked: late.pop() if late else told(*asked))
+    monkeypatch.setattr(kafka_producer.TopicRoute, "ends", lambda *asked: late.pop() if late else told(*asked))
     two.publish(part(2, known=(1, 0)), rows("a2"))
     assert not late
-    monkeypatch.setattr(kafka_producer.Way, "ends", lambda *_: cut)
-    with monkeypatch.context() as soon, pytest.raises(StateBehind, match="messages of .*found: partition . ends at"):
-        soon.setattr(kafka_producer, "_BEHIND_SECS", 0.2)
+    monkeypatch.setattr(kafka_producer.TopicRoute, "ends", lambda *_: cut)
+    with (
+        monkeypatch.context() as soon,
+        pytest.raises(StateLostTransactions, match="messages of .*found: partition . ends at"),
+    ):
+        soon.setattr(kafka_producer, "_LAG_SECS", 0.2)
         two.publish(part(3, known=(2, 0)), rows("a3"))
-    monkeypatch.setattr(kafka_producer.Way, "ends", lambda *_: ends)
+    monkeypatch.setattr(kafka_producer.TopicRoute, "ends", lambda *_: ends)
     two.publish(part(3), rows("a3"))  # as above: each mark says which ends count
     two.publish(part(4, known=(3, 0)), rows("a4"))
     assert values(kafka, state.topic) == sorted([b"a1", b"b1", b"c1"] * 2 + [b"a2", b"a3", b"a4"])
@@ -420,10 +423,12 @@ def test_a_cluster_that_comes_back_with_an_older_log_gets_nothing_more(kafka, st
         shutil.rmtree(log)
         shutil.move(kafka.folder / "kept" / log.name, log)
     kafka.start()
-    with pytest.raises(StateBehind, match=f"lacks {'messages of ' if lost == 'messages' else ''}transaction 2"):
+    with pytest.raises(
+        StateLostTransactions, match=f"lacks {'messages of ' if lost == 'messages' else ''}transaction 2"
+    ):
         published(state, part(3, known=(2, 0)), "a3", "b3")
     state.take_over("top", "inc", 2)
-    with pytest.raises(StateBehind):
+    with pytest.raises(StateLostTransactions):
         published(state, part(3, epoch=2, known=(2, 0)), "a3", "b3")
     assert b"a3" not in values(kafka, state.topic)
 
@@ -526,7 +531,7 @@ def test_a_fence_with_messages_still_queued_is_no_refusal(kafka, state, monkeypa
 def test_a_transaction_that_is_open_for_too_long_says_so(kafka, state) -> None:
     """It is tried again and again: status shows the setting to raise."""
     short = replace(state, config={"transaction.timeout.ms": 1000})  # below the time-out of a message by default
-    way = short._way("top")
+    way = short._route("top")
     short.take_over("top", "inc", 1)
 
     def slow() -> Iterator[pa.RecordBatch]:
@@ -663,7 +668,7 @@ def test_a_group_without_a_coordinator_is_asked_again(state) -> None:
                 raise answers.pop()
             return asked
 
-    assert state._way("top").marks(Watched(Moved()), range(2)) == {} and not answers
+    assert state._route("top").marks(Watched(Moved()), range(2)) == {} and not answers
 
 
 def published(state: KafkaState, one: OutsidePart, *words: str) -> None:
@@ -674,7 +679,7 @@ def published(state: KafkaState, one: OutsidePart, *words: str) -> None:
 
 
 def _asked(self: PartProducer, action: Callable[[], None]) -> None:
-    with self._way.asking("send"):
+    with self._route.asking("send"):
         action()
 
 
@@ -705,13 +710,13 @@ def test_a_cluster_forgets_marks_but_those_that_are_written_again(tmp_path: Path
 
         def is_forgotten() -> bool:
             kept.renew("top", "inc", 1)
-            way = left._way("top")
+            way = left._route("top")
             with way.consumer() as consumer:
                 return not way.marks(consumer, [0])
 
         assert eventually(is_forgotten, 180)
         published(kept, part(2, known=(1, 0)), "a2")
-        with pytest.raises(StateBehind, match="no transaction"):
+        with pytest.raises(StateLostTransactions, match="no transaction"):
             published(left, part(2, known=(1, 0)), "a2")
         assert values(broker, "kept") == [b"a1", b"a2"] and values(broker, "left") == [b"a1"]
     finally:

@@ -90,8 +90,8 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(kafka_producer, "_MESSAGE_MS", 4_000)
     for module, name, secs in (
-        (kafka_producer, "ASK_SECS", 2.0),
-        (kafka_producer, "ASK_SECS", 2.0),
+        (kafka_producer, "QUERY_SECS", 2.0),
+        (kafka_producer, "QUERY_SECS", 2.0),
         (kafka_producer, "INIT_SECS", 4.0),
         (kafka_producer, "COMMIT_SECS", 4.0),
         (client, "WATCH_SECS", 1.0),

@@ -28,7 +28,7 @@ from trident.coordinators.errors import (
     Halted,
     StaleEpoch,
     StateAway,
-    StateBehind,
+    StateLostTransactions,
     TopologyError,
     TridentError,
 )
@@ -108,7 +108,7 @@ def test_a_part_is_kept_out_of_a_store_that_lacks_the_transaction_before_it() ->
         part.check_known(stored, "s")
     replace(part, known=None).check_known([], "s")
     for stored in ([], [mark(40), mark(41)], [mark(42)], [replace(has, incarnation="other")]):
-        with pytest.raises(StateBehind, match="lacks transaction 42 attempt 1"):
+        with pytest.raises(StateLostTransactions, match="lacks transaction 42 attempt 1"):
             part.check_known(stored, "s")
 
 

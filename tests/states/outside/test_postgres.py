@@ -28,7 +28,14 @@ from trident import (
     Upsert,
 )
 from trident.coordinators import faults
-from trident.coordinators.errors import ForeignMarks, SchemaMismatch, StaleEpoch, StateAway, StateBehind, TridentError
+from trident.coordinators.errors import (
+    ForeignMarks,
+    SchemaMismatch,
+    StaleEpoch,
+    StateAway,
+    StateLostTransactions,
+    TridentError,
+)
 from trident.states.core.tables import DELETED_COLUMN
 from trident.states.maps import postgres_store
 from trident.states.maps.postgres_store import connection_to, durable_transaction
@@ -136,7 +143,7 @@ def test_a_server_that_lost_a_transaction_takes_no_later_one(server, state) -> N
     server.execute("UPDATE trident_marks SET txid = 41 WHERE part = 0")  # as a replica that lags
     server.execute("UPDATE trident_marks SET epoch = 1")  # and that does not know this coordinator yet
     for number in (0, 1):
-        with pytest.raises(StateBehind):
+        with pytest.raises(StateLostTransactions):
             state.publish(replace(part(43, 2, number=number), known=(42, 0)), rows("43"))
     server.execute("UPDATE trident_marks SET txid = 42 WHERE part = 0")
     state.publish(replace(part(43, 2, number=1), known=(42, 0)), rows("43"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trident.spouts.delta.log import DeltaFrames
 
-# How many versions beyond the planned ones are looked at, so that a look stays quick.
+# How many versions beyond the planned ones are read, so that a poll stays quick.
 _AHEAD_VERSIONS = 1_000
 # Files of this many bytes in all go together: a transaction costs more than to read them.
 _TOGETHER_BYTES = 8 << 20
@@ -105,7 +105,7 @@ class DeltaCoordinator(RangedCoordinator[Range]):
         self._sizes: tuple[int, list[AddedFile]] | None = None  # of the version read as a whole
         self._together = _TOGETHER_BYTES
         self._counted: dict[int, Backlog] = {}  # what each version has that waits
-        self._barren = (Place(-1, 0), 0)  # from that place on there are no files before that version
+        self._without_files = (Place(-1, 0), 0)  # from that place on there are no files before that version
 
     @property
     def start_is_fixed(self) -> bool:
@@ -113,7 +113,7 @@ class DeltaCoordinator(RangedCoordinator[Range]):
 
     # --- discovery ----------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Looks for new versions."""
         if self._log.stamp(self._newest) != self._stamp:
             self._check_same_table()
@@ -163,12 +163,12 @@ class DeltaCoordinator(RangedCoordinator[Range]):
     def _waiting(self, after: Range) -> Iterator[AddedFile]:
         """The files after a range, up to _AHEAD_VERSIONS versions on."""
         version, file = after.end
-        start = self._barren[1] if self._barren[0] == after.end else version
+        start = self._without_files[1] if self._without_files[0] == after.end else version
         for each in range(start, min(self._newest, start + _AHEAD_VERSIONS) + 1):
             found = self._files(each, after.snapshot)[file if each == version else 0 :]
             if not found and each == start:
                 start += 1
-                self._barren = (after.end, start)  # a long row of versions without new rows is read once
+                self._without_files = (after.end, start)  # a long row of versions without new rows is read once
             yield from found
 
     def backlog(self) -> Backlog:
@@ -180,7 +180,7 @@ class DeltaCoordinator(RangedCoordinator[Range]):
             SourceError: the table, or a version that waits, cannot be read.
         """
         with self._asking:
-            self._look()
+            self._poll()
             after = self._last() or self._first()
             version, file = after.end
             self._counted = {one: counted for one, counted in self._counted.items() if one > version}
@@ -354,10 +354,10 @@ _KEYS = {"sourceVersion", "reservoirId", "reservoirVersion", "index", "isStartin
 _SOURCE_VERSIONS = (1, 3)
 # Before the first file of a version, as the source's first version of offsets and its third write it.
 _BEFORE_ALL = (-1, -100)
-_BEHIND_ALL = (1 << 63) - 1 - 100
+_AFTER_ALL = (1 << 63) - 1 - 100
 
 
-def range_behind(source: SourceOffset, table: str, ignore_changes: bool, what: str) -> Range:
+def range_after(source: SourceOffset, table: str, ignore_changes: bool, what: str) -> Range:
     """The empty range at the source's offset.
 
     Both number the files of the first version, which is read as a whole, by their times of modification and names, and
@@ -379,7 +379,7 @@ def range_behind(source: SourceOffset, table: str, ignore_changes: bool, what: s
         )
     version, index = int(offset["reservoirVersion"]), int(offset["index"])
     place = Place(version, 0 if index in _BEFORE_ALL else index + 1)
-    if index >= _BEHIND_ALL:
+    if index >= _AFTER_ALL:
         place = Place(version + 1, 0)
     snapshot = version if starting else -1
     # Of the offset, not of the table as it is now: asked again, behind further commits, it is the same position. The

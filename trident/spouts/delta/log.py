@@ -448,15 +448,15 @@ def shown_schema(table: StructType) -> StructType:
 def as_inserts(rows: "DataFrame", version: int, time_ms: int) -> "DataFrame":
     """The rows of a table as of a version in the form of its change data feed."""
     kind, number, moment = (field.name for field in FEED_COLUMNS)
-    told = {kind: F.lit("insert"), number: F.lit(version).cast("bigint"), moment: F.timestamp_millis(F.lit(time_ms))}
-    return rows.select("*", *[value.alias(name) for name, value in told.items()])
+    columns = {kind: F.lit("insert"), number: F.lit(version).cast("bigint"), moment: F.timestamp_millis(F.lit(time_ms))}
+    return rows.select("*", *[value.alias(name) for name, value in columns.items()])
 
 
-def told(rows: "DataFrame", schema: StructType, keys: Sequence[str] = ()) -> "DataFrame":
+def visible_changes(rows: "DataFrame", schema: StructType, keys: Sequence[str] = ()) -> "DataFrame":
     """Changes with the wanted columns.
 
-    Of an Upsert by a sequence a deleted key is a row of the table: here it is deleted, and nothing else is told of such
-    rows.
+    Of an Upsert by a sequence a deleted key is a row of the table: here it is deleted, and such rows give
+    nothing else.
 
     Args:
         keys: the table's: a key that was gone before is not told again, by another delete. Without them it is, since a

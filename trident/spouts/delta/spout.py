@@ -18,7 +18,7 @@ from trident.spark.stores import reach, require_connector
 from trident.spouts import contracts as spout_arguments
 from trident.spouts.checkpoint import DELTA, SourceOffset
 from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
-from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same, range_behind
+from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same, range_after
 from trident.spouts.delta.log import (
     FEED_COLUMNS,
     DeltaChanges,
@@ -28,7 +28,7 @@ from trident.spouts.delta.log import (
     in_order,
     require_files,
     shown_schema,
-    told,
+    visible_changes,
 )
 from trident.spouts.files.reading import partitions_for
 from trident.states.core.names import backquoted
@@ -155,8 +155,8 @@ class DeltaSpout:
         """Tells whether a source of Structured Streaming reads this table (trident.spouts.checkpoint)."""
         return source.kind == DELTA and source.value["reservoirId"] == DeltaChanges(self.table).info().table_id
 
-    def position_behind(self, source: SourceOffset, context: SpoutContext) -> Json:
-        """Where the stream goes on behind a source's offset (trident.spouts.checkpoint)."""
+    def position_after(self, source: SourceOffset, context: SpoutContext) -> Json:
+        """Where the stream continues after a source's offset (trident.spouts.checkpoint)."""
         what = f"the stream {context.tx_id!r}"
         if self.changes:
             raise SourceError(
@@ -166,7 +166,7 @@ class DeltaSpout:
                 action="start a stream of changes without `trident migrate`, with starting_version=N: the version "
                 "after the last one that the query read",
             )
-        return range_behind(source, str(self.table), self.ignore_changes, what).to_json()
+        return range_after(source, str(self.table), self.ignore_changes, what).to_json()
 
     def check_schema(self, found: "StructType", version: int) -> None:
         """Raises SourceError when the table's schema is not the one that the topology was built with."""
@@ -204,22 +204,24 @@ class DeltaEmitter(Emitter):
             return Emitted([], partitions=1)
         frame: "DataFrame"
         if planned.changes:
-            return self._told(planned)
+            return self._emit_changes(planned)
         frame = self._frames.frame(self._files(planned), max(planned.read_at, self._read_at))
         if self._spout.given_schema is not None:
             frame = frame.select([frame[backquoted(name)] for name in self._spout.output_schema.names])
         rows = planned.rows if planned.rows >= 0 else None
         return Emitted(frame, partitions=partitions_for(planned.bytes, self._cores), rows=rows)
 
-    def _told(self, planned: Range) -> Emitted:
+    def _emit_changes(self, planned: Range) -> Emitted:
         begin, last = planned.begin.version, planned.end.version - 1
         partitions, schema = partitions_for(planned.bytes, self._cores), self._spout.output_schema
         if begin == planned.snapshot:
             rows = self._frames.frame(self._files(planned), max(planned.read_at, self._read_at))
-            return Emitted(told(as_inserts(rows, begin, self._frames.time_ms(begin)), schema), partitions=partitions)
+            return Emitted(
+                visible_changes(as_inserts(rows, begin, self._frames.time_ms(begin)), schema), partitions=partitions
+            )
         self._frames.forget_listed()
         require_files(self._spout.table, (self._log.read(version) for version in range(begin, last + 1)))
-        changes = told(self._frames.changes(begin, last), schema, planned.keys)
+        changes = visible_changes(self._frames.changes(begin, last), schema, planned.keys)
         return Emitted(in_order(changes, partitions) if begin < last else changes, partitions=partitions)
 
     def _files(self, planned: Range) -> Any:

@@ -575,15 +575,15 @@ class FileLedger:
                     raise self._shorter("no file")
                 while True:
                     try:
-                        done = self._append_behind(self._read_to, make)
+                        done = self._append_after(self._read_to, make)
                     except FileExistsError:
-                        done = self._append_behind(0, make)
+                        done = self._append_after(0, make)
                     if done:
                         return
             except OSError as error:
                 raise SourceError(f"the ledger of files {self.path} cannot be written: {error}") from error
 
-    def _append_behind(self, known: int, make: Callable[[], list[dict[str, Any]]]) -> bool:
+    def _append_after(self, known: int, make: Callable[[], list[dict[str, Any]]]) -> bool:
         """Returns whether the lines were written; another process may have closed the segment."""
         segment = self._segment
         with storage.append(self.path, known) as file:

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from trident.coordinators.errors import IdentityMismatch, SourceError, TopologyError
 from trident.spouts.checkpoint import SourceOffset, seen_files
 from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerEntry, moved_path
-from trident.spouts.files.objects import folder_of_url, look_at_object
+from trident.spouts.files.objects import folder_of_url, found_object
 from trident.spouts.files.tasks import describe_change, difference, is_stored, opened_file, shown
 from trident.states.core import storage
 from trident.states.core.place import store_place
@@ -105,7 +105,7 @@ class FileListing:
             try:
                 for name in self._candidates(path):
                     if name not in known and name not in found:
-                        file = look_at(name)
+                        file = found_file(name)
                         if file is not None and file.size:
                             found[name] = file
             except OSError as error:
@@ -131,16 +131,16 @@ class FileListing:
                 yield name
 
 
-def look_at(path: str) -> FoundFile | None:
+def found_file(path: str) -> FoundFile | None:
     """A regular file as it is now; None when there is none."""
     if is_stored(path):
-        return look_at_object(path)
+        return found_object(path)
     try:
         status = os.stat(path)
     except FileNotFoundError:
         return None  # renamed or removed since it was listed
     except OSError as error:
-        if leads_nowhere(path, error):
+        if is_dangling_link(path, error):
             return None
         raise
     if not stat.S_ISREG(status.st_mode):
@@ -159,13 +159,13 @@ def _is_folder(item: "os.DirEntry[str]") -> bool:
     try:
         return item.is_dir()
     except OSError as error:
-        if leads_nowhere(item.path, error):
+        if is_dangling_link(item.path, error):
             return True  # passed over like one
         raise
 
 
-def leads_nowhere(path: str, error: OSError) -> bool:
-    """Tells whether a link leads to no file: to itself, or to where this process may not go. Logs it once."""
+def is_dangling_link(path: str, error: OSError) -> bool:
+    """Tells whether a link leads to no file: to itself, or to where this process has no access. Logs it once."""
     if not os.path.islink(path) or error.errno not in _NOWHERE:
         return False
     if path not in _said:
@@ -224,7 +224,7 @@ class ChangePolicy:
             raise TopologyError("on_changed is unknown", found=repr(on_changed), expected=" or ".join(ON_CHANGED))
         self._ledger, self._on_changed = ledger, on_changed
         self.fails = on_changed == "fail"
-        self._looked_to = 0  # the number of the last file that was looked at once more
+        self._rechecked_to = 0  # the number of the last file that was looked at once more
         self._said: set[tuple[int, int, int]] = set()
         self._identities: dict[str, tuple[int, int] | None] = {}  # of files as this process has first seen them
 
@@ -232,8 +232,8 @@ class ChangePolicy:
         """Remembers which files those are that were just put into the ledger."""
         self._identities.update((file.path, file.identity) for file in found)
 
-    def look_again(self, before: int) -> None:
-        """Looks whether files that were read to their end have changed since: rows that came later are in no batch.
+    def recheck(self, before: int) -> None:
+        """Checks whether files that were read to their end have changed since: later rows are in no batch.
 
         At each look the files that were discovered last and some of the others, in their turn. A file that has
         gone may go. With "skip", or where the size is what it was, a change is a warning; else an error,
@@ -247,15 +247,15 @@ class ChangePolicy:
         """
         book = self._ledger.book
         newest = range(max(1, before - _AGAIN), before)
-        at = self._looked_to if self._looked_to + 1 < newest.start else 0
+        at = self._rechecked_to if self._rechecked_to + 1 < newest.start else 0
         others = range(at + 1, min(at + 1 + _AGAIN, newest.start))
-        self._looked_to = others.stop - 1
+        self._rechecked_to = others.stop - 1
         touched = []
         for number in (*others, *newest):
             entry = book.entry(number)
             if number in book.skipped or _is_imported(entry):
                 continue
-            found = look_at(entry.path)
+            found = found_file(entry.path)
             if found is None:
                 continue
             if (found.size, found.mtime_ns) != (entry.size, entry.mtime_ns):
@@ -448,7 +448,7 @@ def numbered(files: Mapping[str, int], ledger: FileLedger, counts_rows: bool, wh
     rows = 0 if counts_rows else None
     found = []
     for path in sorted(files, key=lambda path: (files[path], path)):
-        there = look_at(path)
+        there = found_file(path)
         found.append(FoundFile(path, 0, files[path] * 1_000_000, rows) if there is None else there._replace(rows=rows))
     if found:
         ledger.append(found)

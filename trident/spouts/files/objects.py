@@ -31,7 +31,7 @@ _MAGIC = re.compile(r"[*?[]")
 _FEW_PAGES = 1
 
 
-def look_at_object(path: str) -> FoundFile | None:
+def found_object(path: str) -> FoundFile | None:
     """An object as it is now; None when there is none."""
     found = storage.stat_file(path)
     if found is None or not found.is_file:
@@ -201,7 +201,7 @@ class ObjectPath:
             OSError, SourceError: it cannot be listed; an object has changed; one came that is too old.
         """
         if self._names_object():
-            file = look_at_object(self.path)
+            file = found_object(self.path)
             return [] if file is None else self._new(book, position, [(self.path, file)])
         self.reached = self.reached or book.marks.get(self.path, Mark())
         found: list[FoundFile] = []

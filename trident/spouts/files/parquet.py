@@ -106,8 +106,8 @@ def read_parquet(spark: "SparkSession", format: RowFormat, ranges: Sequence[File
     """The rows of some ranges; of whole files in a store, too, as far as tasks can, which know whether one changed."""
     could = {part for part in ranges if part.whole and _has_spark_name(part)}
     looked = [part for part in ranges if part not in could or is_stored(part.entry.path)]
-    looks = storage.side_by_side([functools.partial(is_exact, part.entry.path, format) for part in looked])
-    exact = [part for part, is_so in zip(looked, looks) if is_so]
+    checks = storage.run_concurrently([functools.partial(is_exact, part.entry.path, format) for part in looked])
+    exact = [part for part, is_so in zip(looked, checks) if is_so]
     whole = [part for part in ranges if part in could - set(exact)]
     parts = [part for part in looked if part not in could]
     frames = [_in_tasks(spark, format, exact, partitions)] if exact else []

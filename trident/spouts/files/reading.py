@@ -317,8 +317,8 @@ class FileReader:
             slot = FilesSlot(self, files, self._native, self._native_rows)
             return Emitted(slot, None, partitions, rows=self._rows_of_native(ranges))
         by_order: dict[tuple[str, ...] | None, list[tuple[FileRange, int]]] = {}
-        looks = [functools.partial(self._header, part) for part in ranges]
-        for part, header in zip(ranges, storage.side_by_side(looks)):
+        calls = [functools.partial(self._header, part) for part in ranges]
+        for part, header in zip(ranges, storage.run_concurrently(calls)):
             by_order.setdefault(header.order, []).append((part, header.size))
         if partitions == len(by_order) == 1 and not any(map(self._by_spark_alone, ranges)):
             ((order, parts),) = by_order.items()

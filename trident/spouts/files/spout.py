@@ -227,8 +227,8 @@ class FileSpout:
         """Tells whether a source of Structured Streaming reads this stream's files (trident.spouts.checkpoint)."""
         return source.kind == FILES and are_below(local_files(source), self.paths)
 
-    def position_behind(self, source: SourceOffset, context: SpoutContext) -> Json:
-        """Where the stream goes on behind a source's offset; writes the ledger (trident.spouts.checkpoint)."""
+    def position_after(self, source: SourceOffset, context: SpoutContext) -> Json:
+        """Where the stream continues after a source's offset; writes the ledger (trident.spouts.checkpoint)."""
         ledger, counts_rows = self.open_ledger(context), self.format == "parquet"
         number = numbered(local_files(source), ledger, counts_rows, f"the stream {context.tx_id!r}")
         return position(number, ledger, counts_rows)
@@ -266,7 +266,7 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
     """
 
     waits_for_source = True
-    pause_per_look = 10  # a folder so large that a look takes long is looked at less often
+    pause_per_poll = 10  # a folder so large that a poll takes long is polled less often
 
     def __init__(self, spout: FileSpout, context: SpoutContext) -> None:
         in_flight = context.options.get("max_spout_pending") or 3
@@ -277,7 +277,7 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
         if self._objects is None:
             self._listing.check()
         else:
-            self.pause_per_look = 0  # the listing is in the background
+            self.pause_per_poll = 0  # the listing is in the background
         self._ledger = spout.open_ledger(context)
         accept_source(self._ledger, spout.paths, spout.moved_from, context.topology, context.tx_id)
         self._policy = ChangePolicy(self._ledger, spout.on_changed)
@@ -308,11 +308,11 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
 
     # --- discovery --------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Puts new files into the ledger."""
         if self._objects is None:
             self._discovered(self._listing.new_files(self._book.numbers))
-            self._policy.look_again(self._position().number)
+            self._policy.recheck(self._position().number)
             return
         try:
             self._discovered(self._objects.new_files(self._book, self._position().number))
@@ -340,7 +340,7 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
             return file
 
         calls = [functools.partial(checked, file) for file in found]
-        found = storage.side_by_side(calls) if self._objects is not None else [call() for call in calls]
+        found = storage.run_concurrently(calls) if self._objects is not None else [call() for call in calls]
         if found:
             self._ledger.append(found)
             self._policy.discovered(found)
@@ -385,10 +385,10 @@ class FileCoordinator(RangedCoordinator[FileBatch]):
         It looks at the folder itself: while as many transactions are in flight as may be, is_ready is not called.
 
         Raises:
-            SourceError: the newest look has failed.
+            SourceError: the newest poll has failed.
         """
         with self._asking:
-            self._look()
+            self._poll()
             position = self._position()
             length = length_after(self._book, position)
             waiting = [e for e in self._book.from_number(position.number) if e.number not in self._book.skipped]
@@ -536,7 +536,7 @@ class FileEmitter(Emitter):
         if parts and is_stored(parts[0].entry.path):
             if self._checked_by_tasks:
                 return parts
-            intact = storage.side_by_side(calls)
+            intact = storage.run_concurrently(calls)
         else:
             intact = [call() for call in calls]
         return [part for part, is_intact in zip(parts, intact) if is_intact]

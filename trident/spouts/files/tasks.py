@@ -224,7 +224,7 @@ def _fetched_together(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, bytes | 
         some.append(piece)
         full = len(some) == storage.AT_ONCE or sum(min(one.size, _WHOLE_BYTES) for one in some) >= _FETCHED_BYTES
         if full or number == len(pieces) - 1 or not is_stored(piece.path):
-            yield from zip(some, storage.side_by_side([functools.partial(_fetched, one) for one in some]))
+            yield from zip(some, storage.run_concurrently([functools.partial(_fetched, one) for one in some]))
             some = []
 
 

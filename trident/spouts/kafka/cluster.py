@@ -1,4 +1,4 @@
-"""The driver's look at a Kafka cluster: its topics with their ids, where their partitions begin and end."""
+"""The driver's view of a Kafka cluster: its topics with their ids, where their partitions begin and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trident.coordinators.errors import BrokersAway, SourceError, TopologyError,
 from trident.kafka.client import Connection, Watched, error_text, is_away, kafka_module, settings_refused, timed_out
 from trident.spouts.checkpoint import SourceOffset
 from trident.spouts.contracts import is_whole
-from trident.spouts.kafka.ranges import At, Batch, TopicLook, TopicRanges
+from trident.spouts.kafka.ranges import At, Batch, TopicRanges, TopicState
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class KafkaCluster:
 
     # --- questions ----------------------------------------------------------------------------
 
-    def look(self, topics: Sequence[str], pattern: str | None) -> list[TopicLook]:
+    def describe_topics(self, topics: Sequence[str], pattern: str | None) -> list[TopicState]:
         """The topics that are there now, of those named or of all whose whole name fits the pattern.
 
         Raises:
@@ -58,7 +58,7 @@ class KafkaCluster:
         ats = [At(name, number) for name in found for number in range(len(found[name].partitions))]
         ends = self._offsets(ats, self._module.OffsetSpec.latest())
         return [
-            TopicLook(name, str(one.topic_id), [ends.get(At(name, number)) for number in range(len(one.partitions))])
+            TopicState(name, str(one.topic_id), [ends.get(At(name, number)) for number in range(len(one.partitions))])
             for name, one in found.items()
         ]
 
@@ -97,8 +97,10 @@ class KafkaCluster:
             BrokersAway: no broker answers, or a transaction that commits some of them is not yet decided.
             SourceError: the cluster refuses.
         """
-        asked = self._kafka.ConsumerGroupTopicPartitions(group, [self._kafka.TopicPartition(*at) for at in ats])
-        futures = self._admin().list_consumer_group_offsets([asked], require_stable=True, request_timeout=REQUEST_SECS)
+        requested = self._kafka.ConsumerGroupTopicPartitions(group, [self._kafka.TopicPartition(*at) for at in ats])
+        futures = self._admin().list_consumer_group_offsets(
+            [requested], require_stable=True, request_timeout=REQUEST_SECS
+        )
         what = f"the committed offsets of group {group!r}"
         found = self._result(next(iter(futures.values())), what)
         for one in found.topic_partitions:
@@ -113,8 +115,8 @@ class KafkaCluster:
             SourceError: the cluster refuses, or does not answer.
         """
         partitions = [self._kafka.TopicPartition(*at, offset) for at, offset in offsets.items()]
-        asked = self._kafka.ConsumerGroupTopicPartitions(group, partitions)
-        futures = self._admin().alter_consumer_group_offsets([asked], request_timeout=REQUEST_SECS)
+        requested = self._kafka.ConsumerGroupTopicPartitions(group, partitions)
+        futures = self._admin().alter_consumer_group_offsets([requested], request_timeout=REQUEST_SECS)
         found = self._result(next(iter(futures.values())), f"the offsets of group {group!r}")
         refused = next((one for one in found.topic_partitions if one.error is not None), None)
         if refused is not None:
@@ -188,8 +190,8 @@ class KafkaCluster:
         if not ats:
             return {}
         level = self._kafka.IsolationLevel[self._isolation.upper()]
-        asked = {self._kafka.TopicPartition(*at): spec for at in ats}
-        futures = self._admin().list_offsets(asked, isolation_level=level, request_timeout=REQUEST_SECS)
+        requested = {self._kafka.TopicPartition(*at): spec for at in ats}
+        futures = self._admin().list_offsets(requested, isolation_level=level, request_timeout=REQUEST_SECS)
         found: dict[At, int] = {}
         problem: SourceError | None = None
         for one, future in futures.items():
@@ -434,7 +436,7 @@ class Starts:
         return {at: start[at.topic][at.partition] for at in ats}
 
 
-def batch_behind(source: SourceOffset, cluster: KafkaCluster, what: str) -> Batch:
+def batch_after(source: SourceOffset, cluster: KafkaCluster, what: str) -> Batch:
     """The empty batch at the source's offsets.
 
     Partitions that the source does not know yet are read from their first message on, as Spark would.
@@ -443,8 +445,12 @@ def batch_behind(source: SourceOffset, cluster: KafkaCluster, what: str) -> Batc
         SourceError: a topic is gone, or its messages from there on are; or the source read some partitions only.
     """
     offsets = {topic: _offsets(source, topic, what) for topic in sorted(source.value)}
-    look = {one.topic: one for one in cluster.look(list(offsets), None)}
-    missing = [topic for topic, ends in offsets.items() if topic not in look or len(look[topic].ends) < len(ends)]
+    topic_states = {one.topic: one for one in cluster.describe_topics(list(offsets), None)}
+    missing = [
+        topic
+        for topic, ends in offsets.items()
+        if topic not in topic_states or len(topic_states[topic].ends) < len(ends)
+    ]
     if missing:
         raise SourceError(
             f"{what} cannot continue with topic {missing[0]!r}",
@@ -464,7 +470,7 @@ def batch_behind(source: SourceOffset, cluster: KafkaCluster, what: str) -> Batc
                 action="the messages have expired, or the topic was made again; or the query read messages of open "
                 'transactions: isolation="read_uncommitted"',
             )
-    return Batch(tuple(TopicRanges(topic, look[topic].id, ends, ends) for topic, ends in offsets.items()))
+    return Batch(tuple(TopicRanges(topic, topic_states[topic].id, ends, ends) for topic, ends in offsets.items()))
 
 
 def _offsets(source: SourceOffset, topic: str, what: str) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ from trident.spouts.kafka.cluster import GroupCommits, KafkaCluster, Starts
 from trident.spouts.kafka.ranges import (
     At,
     Batch,
-    TopicLook,
     TopicRanges,
+    TopicState,
     all_partitions,
     cut,
     ends_of,
@@ -52,7 +52,7 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
     """
 
     waits_for_source = True
-    pause_per_look = 10  # brokers that answer slowly, or for many partitions, are asked less often
+    pause_per_poll = 10  # brokers that answer slowly, or for many partitions, are asked less often
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
         self._unsettled: set[int] = set()  # begun here, and not known yet to be durable
         self._lost: dict[At, int] = {}  # where logs were seen to end before what was read, if the spout takes that
         self._logged: dict[At, int] = {}  # the ends of such logs that the log of this process has
-        self._seen: Sequence[TopicLook] | None = None  # by the newest look; None: there was none yet, or it has failed
+        self._seen: Sequence[TopicState] | None = None  # by the newest poll; None: there was none yet, or it has failed
         self._must_know = False  # asked for by refresh(): "nothing waits" is an answer of all partitions
 
     @property
@@ -85,16 +85,16 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
         self._unsettled.clear()
 
     def refresh(self) -> None:
-        """The next question is answered from a new look at the cluster, however recent the last one was.
+        """The next question is answered from a new poll of the cluster, however recent the last one was.
 
         That nothing waits is said then only once the leaders of all partitions have answered.
         """
         self._must_know = True
         super().refresh()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         try:
-            self._seen = self._cluster.look(self._spout.topics, self._spout.pattern)
+            self._seen = self._cluster.describe_topics(self._spout.topics, self._spout.pattern)
         except SourceError:
             self._seen = None
             raise
@@ -105,18 +105,18 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
         Raises:
             BrokersAway: none does so far, and a leader of which an answer is required has given none.
         """
-        look = self._seen or ()
+        topic_states = self._seen or ()
         with self._lock:
-            if self._waiting(empty, look) > 0:
+            if self._waiting(empty, topic_states) > 0:
                 return True
-        self._require_all(look)
+        self._require_all(topic_states)
         return False
 
-    def _require_all(self, look: Sequence[TopicLook]) -> None:
+    def _require_all(self, topic_states: Sequence[TopicState]) -> None:
         """Raises BrokersAway where all there is was asked for, and a leader has not said where its partition ends."""
         if not self._must_know:
             return
-        away = [At(one.topic, number) for one in look for number, end in enumerate(one.ends) if end is None]
+        away = [At(one.topic, number) for one in topic_states for number, end in enumerate(one.ends) if end is None]
         if away:
             raise BrokersAway(
                 f"{self._what} cannot tell whether messages wait in {', '.join(map(str, away[:5]))}",
@@ -127,21 +127,21 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
 
     def start(self) -> Batch:
         """Raises SourceError where a topic that is named is not there, or the stream cannot begin as it is to."""
-        look = self._seen or ()
-        wrong = self._wrong(Batch(), look)
+        topic_states = self._seen or ()
+        wrong = self._wrong(Batch(), topic_states)
         if wrong is not None:
             raise wrong
-        return follow(Batch(), look, self._starts.first(all_partitions(look)))
+        return follow(Batch(), topic_states, self._starts.first(all_partitions(topic_states)))
 
     def after(self, before: Batch) -> Batch:
         return follow(before.without(self._spout.forget), [], {})
 
-    def _waiting(self, known: Batch, look: Sequence[TopicLook]) -> int:
+    def _waiting(self, known: Batch, topic_states: Sequence[TopicState]) -> int:
         """Offsets that wait behind a batch; at least 1 where something is wrong, which the transaction's begin says."""
-        ends = ends_of(look)
+        ends = ends_of(topic_states)
         self._note_lost(known, ends)
-        new = sum(ends[at] for at in new_partitions(known, look))
-        return waiting(known, ends) + new + len(self._lost) + (self._wrong(known, look) is not None)
+        new = sum(ends[at] for at in new_partitions(known, topic_states))
+        return waiting(known, ends) + new + len(self._lost) + (self._wrong(known, topic_states) is not None)
 
     def backlog(self) -> Backlog:
         """Offsets that wait; not known where a leader is away, or until a batch says where a new partition begins.
@@ -153,16 +153,16 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
         """
         if self._asking.acquire(blocking=False):  # else another thread is asking, and there will be an answer soon
             try:
-                self._look()
+                self._poll()
             finally:
                 self._asking.release()
-        after, look = self._last() or self._fresh, self._seen
-        if look is None or after is None:
+        after, topic_states = self._last() or self._fresh, self._seen
+        if topic_states is None or after is None:
             return Backlog()
         known = self.after(after)
-        if any(end is None for one in look for end in one.ends) or new_partitions(known, look):
+        if any(end is None for one in topic_states for end in one.ends) or new_partitions(known, topic_states):
             return Backlog()
-        return Backlog(rows=waiting(known, ends_of(look)))
+        return Backlog(rows=waiting(known, ends_of(topic_states)))
 
     # --- planning -----------------------------------------------------------------------------
 
@@ -179,14 +179,14 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
             TopicGone, LogCut: a topic is gone or is another one; it has lost messages at its end.
             SourceError: a topic that is named is not there.
         """
-        look = self._seen or ()
-        wrong = self._wrong(empty, look)
+        topic_states = self._seen or ()
+        wrong = self._wrong(empty, topic_states)
         if wrong is not None:
             raise wrong
-        later, ends = self._later(new_partitions(empty, look)), ends_of(look)
+        later, ends = self._later(new_partitions(empty, topic_states)), ends_of(topic_states)
         with self._lock:
             self._note_lost(empty, ends)
-        begin = follow(self._moved_back(empty), look, later)
+        begin = follow(self._moved_back(empty), topic_states, later)
         planned = cut(begin, ends, self.next_size(waiting(begin, ends)), txid)
         self._lost.clear()
         return planned
@@ -204,9 +204,9 @@ class KafkaCoordinator(RangedCoordinator[Batch]):
     def shrunk(self, found: Batch, size: int, txid: int) -> Batch:
         return shrunk(found, size, txid)
 
-    def _wrong(self, before: Batch, look: Sequence[TopicLook]) -> SourceError | None:
+    def _wrong(self, before: Batch, topic_states: Sequence[TopicState]) -> SourceError | None:
         """The error of what is not as the stream has left it."""
-        found = {one.topic: one for one in look}
+        found = {one.topic: one for one in topic_states}
         known_topics = {one.topic for one in before.topics}
         missing = sorted(set(self._spout.topics) - found.keys() - known_topics)
         if missing:

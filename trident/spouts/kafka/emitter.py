@@ -197,7 +197,7 @@ class KafkaEmitter(Emitter):
             self._emitted.pop(attempt, None)
             self._changed.notify_all()
             kept = [self._kept.pop(attempt)] if attempt in self._kept else []
-        _let_go(kept)
+        _unpersist(kept)
 
     def success(self, attempt: TransactionAttempt) -> None:
         with self._changed:
@@ -205,7 +205,7 @@ class KafkaEmitter(Emitter):
                 del self._emitted[known]
             self._cancelled = {one for one in self._cancelled if one.txid > attempt.txid}
             kept = [self._kept.pop(one) for one in list(self._kept) if one.txid <= attempt.txid]
-        _let_go(kept)
+        _unpersist(kept)
 
     def close(self) -> None:
         with self._changed:
@@ -214,14 +214,14 @@ class KafkaEmitter(Emitter):
             kept = [self._kept.pop(one) for one in list(self._kept)]
         self._consumers.close()
         self._cluster.close()
-        _let_go(kept)
+        _unpersist(kept)
 
 
 def _without_letters(batch: pa.RecordBatch) -> int:
     return int(batch.column(LETTER).null_count)
 
 
-def _let_go(frames: list[Any]) -> None:
+def _unpersist(frames: list[Any]) -> None:
     for frame in frames:
         try:
             frame.unpersist()

@@ -107,7 +107,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class TopicLook:
+class TopicState:
     """A topic as the cluster was found to have it.
 
     Attributes:
@@ -119,35 +119,35 @@ class TopicLook:
     ends: Sequence[int | None]
 
 
-def follow(before: Batch, look: Sequence[TopicLook], begins: Mapping[At, int]) -> Batch:
+def follow(before: Batch, topic_states: Sequence[TopicState], begins: Mapping[At, int]) -> Batch:
     """The empty batch after another one, with the partitions that are new.
 
     Args:
-        look: topics that both have must be of the same id.
-        begins: where new partitions begin; one that is not there, and those behind it, come another time.
+        topic_states: topics that both have must be of the same id.
+        begins: where new partitions begin; one that is not there, and those after it, come another time.
     """
-    found = {one.topic: one for one in look}
+    found = {one.topic: one for one in topic_states}
     known = {one.topic for one in before.topics}
     topics = [
         _grown(TopicRanges(one.topic, one.id, one.end, one.end), found.get(one.topic), begins) for one in before.topics
     ]
-    new = sorted((one for one in look if one.topic not in known), key=lambda one: one.topic)
+    new = sorted((one for one in topic_states if one.topic not in known), key=lambda one: one.topic)
     topics += [_grown(TopicRanges(one.topic, one.id, (), ()), one, begins) for one in new]
     return Batch(tuple(one for one in topics if one.end))
 
 
-def _grown(ranges: TopicRanges, look: TopicLook | None, begins: Mapping[At, int]) -> TopicRanges:
+def _grown(ranges: TopicRanges, found: TopicState | None, begins: Mapping[At, int]) -> TopicRanges:
     ends = list(ranges.end)
-    while look is not None and len(ends) < len(look.ends) and At(look.topic, len(ends)) in begins:
-        ends.append(begins[At(look.topic, len(ends))])
+    while found is not None and len(ends) < len(found.ends) and At(found.topic, len(ends)) in begins:
+        ends.append(begins[At(found.topic, len(ends))])
     return replace(ranges, begin=tuple(ends), end=tuple(ends))
 
 
-def new_partitions(before: Batch, look: Sequence[TopicLook]) -> list[At]:
-    """The partitions that a look has found and the batch does not know, up to one whose leader is away."""
+def new_partitions(before: Batch, topic_states: Sequence[TopicState]) -> list[At]:
+    """The partitions that a poll has found and the batch does not know, up to one whose leader is away."""
     known = {one.topic: len(one.end) for one in before.topics}
     found = []
-    for one in look:
+    for one in topic_states:
         for number in range(known.get(one.topic, 0), len(one.ends)):
             if one.ends[number] is None:
                 break
@@ -155,14 +155,16 @@ def new_partitions(before: Batch, look: Sequence[TopicLook]) -> list[At]:
     return found
 
 
-def all_partitions(look: Sequence[TopicLook]) -> list[At]:
-    """The partitions that a look has found, also those whose leader is away."""
-    return [At(one.topic, number) for one in look for number in range(len(one.ends))]
+def all_partitions(topic_states: Sequence[TopicState]) -> list[At]:
+    """The partitions that a poll has found, also those whose leader is away."""
+    return [At(one.topic, number) for one in topic_states for number in range(len(one.ends))]
 
 
-def ends_of(look: Sequence[TopicLook]) -> dict[At, int]:
+def ends_of(topic_states: Sequence[TopicState]) -> dict[At, int]:
     """Where the partitions end, of those whose leader is there."""
-    return {At(one.topic, number): end for one in look for number, end in enumerate(one.ends) if end is not None}
+    return {
+        At(one.topic, number): end for one in topic_states for number, end in enumerate(one.ends) if end is not None
+    }
 
 
 def waiting(after: Batch, ends: Mapping[At, int]) -> int:

@@ -113,7 +113,7 @@ def _is_in_damage(clients: Clients, at: OffsetRange, base: int, check: Callable[
     client = clients.make()
     deadline = time.monotonic() + clients.patience_secs
     try:
-        client.watched(_ASK_SECS, "assign", [kafka_module().TopicPartition(at.topic, at.partition, at.begin)])
+        client.watched(_QUERY_SECS, "assign", [kafka_module().TopicPartition(at.topic, at.partition, at.begin)])
         while time.monotonic() < deadline:
             check()
             message = client.poll(_POLL_SECS)
@@ -139,7 +139,7 @@ _POLL_SECS = 0.25
 # After an election the new leader may not yet know that messages are replicated: its log seems to end earlier.
 _SETTLE_SECS = 5.0
 # How long a leader has to say where its log begins and ends.
-_ASK_SECS = 10.0
+_QUERY_SECS = 10.0
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Consumers:
         consumer, problems = self._take(names, reading)
         try:
             yield from _Read(reading, consumer, problems, ranges, stopped).batches()
-            consumer.watched(_ASK_SECS, "unassign")
+            consumer.watched(_QUERY_SECS, "unassign")
         except BaseException:  # a generator that is closed early, too
             consumer.end()
             raise
@@ -488,7 +488,7 @@ class _Read:
     def _move(self, method: str, partitions: list[Any]) -> None:
         """Says which partitions are read: the client is asked in its own thread, without a time-out of its own."""
         try:
-            self._consumer.watched(_ASK_SECS, method, partitions)
+            self._consumer.watched(_QUERY_SECS, method, partitions)
         except self._kafka.KafkaException as error:
             raise SourceFailure(
                 f"{self._reading.what} cannot be read: its client does not take partitions",
@@ -498,7 +498,7 @@ class _Read:
 
     def _watermarks(self, at: At) -> tuple[int, int]:
         found: tuple[int, int] = self._consumer.within(
-            _ASK_SECS, "get_watermark_offsets", self._kafka.TopicPartition(*at), cached=False
+            _QUERY_SECS, "get_watermark_offsets", self._kafka.TopicPartition(*at), cached=False
         )
         return found
 

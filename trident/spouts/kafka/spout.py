@@ -17,7 +17,7 @@ from trident.kafka.client import KAFKA_OF_ALL, KafkaSettings, check_topic
 from trident.spouts import contracts as spout_arguments
 from trident.spouts.checkpoint import KAFKA, SourceOffset
 from trident.spouts.contracts import Json, SpoutContext, SpoutKind
-from trident.spouts.kafka.cluster import GroupCommits, KafkaCluster, Start, Starts, batch_behind, check_start
+from trident.spouts.kafka.cluster import GroupCommits, KafkaCluster, Start, Starts, batch_after, check_start
 from trident.spouts.kafka.coordinator import KafkaCoordinator
 from trident.spouts.kafka.decoding import (
     DebeziumDecoder,
@@ -69,9 +69,9 @@ class ValueFormat:
         if form not in FORMATS:
             raise TopologyError(f"the value of {user} is unknown", found=described(form), expected=", ".join(FORMATS))
         self.form = form
-        _go_together(form, schema is not None, form not in ("bytes", "text"), "value_schema", user)
-        _go_together(form, registry is not None, form in BY_REGISTRY, "registry", user)
-        _go_together(form, message is not None, form == "protobuf", "message", user)
+        _require_together(form, schema is not None, form not in ("bytes", "text"), "value_schema", user)
+        _require_together(form, registry is not None, form in BY_REGISTRY, "registry", user)
+        _require_together(form, message is not None, form == "protobuf", "message", user)
         self._envelopes: EnvelopeReader | None = None
         self.schema: StructType | None = None
         if form == "debezium":
@@ -121,7 +121,7 @@ class ValueFormat:
         return RegistryDecoder(self.form, self.schema, self._registry.connection(), self._message)
 
 
-def _go_together(form: str, given: bool, needed: bool, name: str, user: str) -> None:
+def _require_together(form: str, given: bool, needed: bool, name: str, user: str) -> None:
     if given != needed:
         raise TopologyError(
             f"{user} with value={form!r} " + (f"needs {name}" if needed else f"takes no {name}"),
@@ -341,12 +341,12 @@ class KafkaSpout:
         """Tells whether a source of Structured Streaming reads this stream's topics (trident.spouts.checkpoint)."""
         return source.kind == KAFKA and all(self.selects(topic) for topic in source.value)
 
-    def position_behind(self, source: SourceOffset, context: SpoutContext) -> Json:
-        """Where the stream goes on behind a source's offset; asks the cluster (trident.spouts.checkpoint)."""
+    def position_after(self, source: SourceOffset, context: SpoutContext) -> Json:
+        """Where the stream continues after a source's offset; queries the cluster (trident.spouts.checkpoint)."""
         what = self._named(context)
         cluster = KafkaCluster(self._settings.connection(), self.isolation, what)
         try:
-            return batch_behind(source, cluster, what).to_json()
+            return batch_after(source, cluster, what).to_json()
         finally:
             cluster.close()
 

@@ -21,7 +21,7 @@ from trident.spouts import contracts as spout_arguments
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind, read_commit_data
 from trident.spouts.files.format import FORMATS, RowFormat
 from trident.spouts.files.ledger import FileRange, LedgerEntry
-from trident.spouts.files.listing import leads_nowhere
+from trident.spouts.files.listing import is_dangling_link
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
 from trident.spouts.live_attempts import Intake, SharedIntake, TakingCoordinator, TakingEmitter, given_up, limit_of
@@ -97,7 +97,7 @@ class DirectoryQueue:
                     except FileNotFoundError:
                         continue  # taken back since it was listed
                     except OSError as error:
-                        if leads_nowhere(item.path, error):
+                        if is_dangling_link(item.path, error):
                             continue
                         raise
                     old_enough = not self._min_age_secs or time.time() - status.st_mtime >= self._min_age_secs
@@ -317,7 +317,7 @@ class DirectoryQueueSpout:
             else ("if all hosts have this one directory, at the same path, say so: DirectoryQueueSpout(…, shared=True)")
         )
         # Copies lie in it then: the stream's folder is no path.
-        self.folders_beside_a_store = (str(self.folder),)
+        self.folders_with_remote_warehouse = (str(self.folder),)
         self._intake = SharedIntake(lambda context: _Intake(self, context))
 
     @property

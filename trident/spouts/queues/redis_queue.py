@@ -445,7 +445,7 @@ class RedisListSpout(RichSpout):
         self._fetched: OrderedDict[str, Taken] = OrderedDict()  # taken and not emitted, by id
         self._fetched_until = 0.0
         self._emitted: set[str] = set()  # … and neither acknowledged nor failed
-        self._astray = False  # the server may have given us messages that we do not know of
+        self._may_have_unknown = False  # the server may have given us messages that we do not know of
 
     @property
     def consumer(self) -> str:
@@ -475,7 +475,7 @@ class RedisListSpout(RichSpout):
         self._owner = new_owner(self.consumer)
         self._fetched.clear()
         self._emitted.clear()
-        self._astray = False
+        self._may_have_unknown = False
 
     def next_tuple(self) -> None:
         """Emits one message, or nothing; at most two round trips, seldom more than one in ``prefetch`` messages.
@@ -485,8 +485,8 @@ class RedisListSpout(RichSpout):
         """
         if self._fetched and time.monotonic() > self._fetched_until:
             # They may soon come again elsewhere, and would have too little time left here.
-            self._astray = True
-        if self._astray:
+            self._may_have_unknown = True
+        if self._may_have_unknown:
             self._fetched.clear()
             self._release_unknown()
         if not self._fetched:
@@ -530,7 +530,7 @@ class RedisListSpout(RichSpout):
 
     def close(self) -> None:
         """Gives back what was not emitted; the rest waits for the next process, or its time."""
-        if self._fetched or self._astray:
+        if self._fetched or self._may_have_unknown:
             self._fetched.clear()
             try:
                 self._release_unknown()
@@ -539,12 +539,12 @@ class RedisListSpout(RichSpout):
 
     def _fetch(self) -> None:
         until = time.monotonic() + self._waiting_secs
-        self._astray = True  # until the answer is here
+        self._may_have_unknown = True  # until the answer is here
         hidden_secs = self._redeliver_after_secs + self._waiting_secs
         for message in self.queue.take(self._owner, self._prefetch, hidden_secs):
             self._fetched[message.id] = message
         self._fetched_until = until if self._prefetch > 1 else math.inf
-        self._astray = False
+        self._may_have_unknown = False
 
     def _settled(self, message_id: str) -> None:
         self._emitted.discard(message_id)
@@ -553,7 +553,7 @@ class RedisListSpout(RichSpout):
 
     def _release_unknown(self) -> None:
         self.queue.release(self.consumer, self._owner[:32], self._emitted)
-        self._astray = False
+        self._may_have_unknown = False
 
     def _emit(self, message: Taken) -> None:
         try:

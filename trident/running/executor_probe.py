@@ -1,6 +1,6 @@
 """Asks each executor of a cluster, in small jobs, for its Python, its packages, and its view of the warehouse.
 
-:func:`look` runs on the executors. It is sent as it is and not imported there,
+:func:`probe` runs on the executors. It is sent as it is and not imported there,
 so that it can say what is missing.
 """
 
@@ -35,8 +35,8 @@ _JOBS = {"spark.jobGroup.id": "trident-probe", "spark.job.description": "what th
 Found = Mapping[str, Any]
 
 
-def look(task: Found, tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Tells, on an executor, what is there: a plain dict for each task number."""
+def probe(task: Found, tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Runs on an executor: yields what is there, a plain dict for each task number."""
     # The function is sent by value: an executor that lacks the framework runs it too.
     import importlib.util
     import shutil
@@ -100,8 +100,8 @@ def look(task: Found, tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def ask(spark: "SparkSession", task: Found) -> list[dict[str, Any]]:
-    """Asks each executor for all that :func:`look` tells: one dict an executor, in the order of hosts.
+def probe_executors(spark: "SparkSession", task: Found) -> list[dict[str, Any]]:
+    """Runs :func:`probe` on each executor: one dict an executor, in the order of hosts.
 
     Those that there are now are asked, and those that come while the others are.
 
@@ -123,16 +123,16 @@ def ask(spark: "SparkSession", task: Found) -> list[dict[str, Any]]:
     here = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(here)
 
-    def ask_once(pause: float) -> list[dict[str, Any]]:
+    def probe_once(pause: float) -> list[dict[str, Any]]:
         count = min(max(2, 2 * executors(context), context.defaultParallelism), _TASKS_MAX)
         with local_properties(context, _JOBS):
-            asked = context.parallelize(range(count), count).mapPartitions(partial(look, {**task, "pause": pause}))
-            answers = asked.collect()
+            jobs = context.parallelize(range(count), count).mapPartitions(partial(probe, {**task, "pause": pause}))
+            answers = jobs.collect()
         waiting.cancel()
         return answers
 
     try:
-        return all_answers(ask_once, lambda: executors(context))
+        return all_answers(probe_once, lambda: executors(context))
     except Exception as error:
         raise _translated(error, context.pythonExec, _hosts(context)) from error
     finally:
@@ -140,16 +140,16 @@ def ask(spark: "SparkSession", task: Found) -> list[dict[str, Any]]:
         waiting.cancel()
 
 
-def all_answers(ask_once: Callable[[float], list[dict[str, Any]]], known: Callable[[], int]) -> list[dict[str, Any]]:
+def all_answers(probe_once: Callable[[float], list[dict[str, Any]]], known: Callable[[], int]) -> list[dict[str, Any]]:
     """Asks again, with tasks that stay longer, until each executor has answered; one answer of each.
 
     Args:
-        ask_once: gives the answers of tasks that stay for some seconds: Spark chooses the executors.
+        probe_once: gives the answers of tasks that stay for some seconds: Spark chooses the executors.
         known: the number of executors now.
     """
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for pause in _PAUSES_SECS:
-        for one in ask_once(pause):
+        for one in probe_once(pause):
             found.setdefault((one["host"], one["process"]), one)
         if len(found) >= known():
             break
@@ -178,7 +178,7 @@ def _translated(error: Exception, python: str, hosts: Sequence[str] = ()) -> Clu
     text = str(error)
     lines = [line.strip().removeprefix(": ") for line in text.splitlines()] or [""]
     java = next((line for line in lines if line.startswith(("org.", "java."))), lines[0])
-    told = next((line for line in lines if _tells(line)), java)[:500]
+    reason = next((line for line in lines if _tells(line)), java)[:500]
     where = re.search(r"\(TID \d+\) \((\S+) executor (\S+)\)", text)
     # Spark does not always say where it was.
     on = f"on {where[1]}" if where else f"on one of {', '.join(hosts)}" if hosts else "of the cluster"
@@ -190,7 +190,7 @@ def _translated(error: Exception, python: str, hosts: Sequence[str] = ()) -> Clu
         action = "set PYSPARK_PYTHON to the path of a Python that every host has, or send one with python_archive=…"
     else:
         what, action = f"the executors {on} cannot run Python", "the log of an executor has the whole error"
-    return ClusterProblem(what, found=told, expected="executors that run Python as the driver's", action=action)
+    return ClusterProblem(what, found=reason, expected="executors that run Python as the driver's", action=action)
 
 
 def _tells(line: str) -> bool:

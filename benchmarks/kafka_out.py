@@ -16,7 +16,7 @@ from benchmarks.bench import Bench, Recorder, advanced_at, rounds
 from benchmarks.kafka import add_connector
 from benchmarks.report import Goal, Report
 from trident.states.outside import kafka_state
-from trident.states.outside.kafka_producer import PartProducer, PartProducers, Way
+from trident.states.outside.kafka_producer import PartProducer, PartProducers, TopicRoute
 
 if TYPE_CHECKING:
     from tests.servers.kafka_fixtures import KafkaBroker
@@ -87,16 +87,16 @@ def _check(broker: "KafkaBroker", topic: str, folder: Path, rows: int) -> None:
 class _OneProducer(PartProducers):
     """As it was: a producer goes on to the next transaction, which a late request of the last one may end."""
 
-    def _go_on(self, way: Way, part: int, one: PartProducer) -> bool:
+    def _make_next(self, route: TopicRoute, part: int, one: PartProducer) -> bool:
         future: Future[PartProducer] = Future()
         one.is_used = False
         future.set_result(one)
-        self._ahead[way.identity(part)] = future
+        self._ahead[route.identity(part)] = future
         return True
 
 
 class _InTurn(PartProducers):
-    def _go_on(self, way: Way, part: int, one: PartProducer) -> bool:
+    def _make_next(self, route: TopicRoute, part: int, one: PartProducer) -> bool:
         return False
 
 

@@ -197,14 +197,14 @@ class LocalCopy:
         """
         if self.mark != before:
             raise StaleCopy(f"the copy in {self.folder} holds something else", found=self.mark, expected=before)
-        added, first = list[Run](), len(self._runs)
+        added, first, begun = list[Run](), len(self._runs), False
         try:
             with _refused(self.folder):
                 for part in _parts(rows):
                     if combine is not None:
                         part = self._combined(part, combine, [*self._runs, *added])
-                    if not added:  # a few rows are written together with the small runs before them
-                        first = self._small(len(part.keys))
+                    if not begun:  # a few rows are written together with the small runs before them
+                        first, begun = self._small(len(part.keys)), True
                         part = Rows.together([*(run.rows_of(0, run.rows) for run in self._runs[first:]), part])
                     added += write_run(self.folder, [newest(part, keep_deleted=first > 0 or bool(added))])
                 with self._lock:

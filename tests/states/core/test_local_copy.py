@@ -351,6 +351,14 @@ def test_a_key_that_is_deleted_stays_so_when_later_files_are_merged(copy, monkey
     assert 1 < len(copy._runs) < 4 and copy._runs[0].rows == 50, "the oldest, which has the key, is not merged"
 
 
+def test_keys_that_are_deleted_by_the_first_part_of_a_transaction_stay_so(copy, monkeypatch):
+    """Nothing is left of that part: the next one must not begin with the files before once more."""
+    monkeypatch.setattr(local_copy, "PART_BYTES", 1)
+    filled(copy, a=1, b=2)
+    copy.apply([rows((b"a", None), (b"b", None)), rows((b"c", (3, None)))], mark(1), mark(2))
+    assert read(copy.folder, mark(2), b"a", b"b", b"c") == [None, None, (3, None)]
+
+
 def test_large_values_are_merged_a_few_at_a_time(copy, monkeypatch):
     monkeypatch.setattr(local_copy, "_SMALL_ROWS", 0)
     monkeypatch.setattr(copy_rows, "_BATCH_BYTES", 10_000)

@@ -54,6 +54,7 @@ from trident.states.keyed.copies import HostCopies, StateCopies, copies_folder, 
 from trident.states.keyed.key_reads import KeyReader
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import look_up
+from trident.workers.failures import ERROR, marked
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a e e e"]
@@ -413,6 +414,27 @@ def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
     assert (form.value, told) == (
         ("tables", [("damaged", "counts", "damaged")]) if fails else ("pass", [("served", "counts")])
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "form"),
+    [("Python worker exited unexpectedly (crashed)", "tables"), (f"ValueError: x {marked({'kind': ERROR})}", "pass")],
+)
+def test_the_attempt_behind_one_whose_worker_died_reads_the_tables(error: str, form: str) -> None:
+    """Its batch is the same, and would need as much memory. A user's function fails in each form."""
+    copies = SimpleNamespace(as_of=lambda states, txid: dict.fromkeys(states, 1), served=lambda states: None)
+    errors = [RuntimeError(error)]
+
+    def late_on_copies(*_: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return {}
+
+    late = _late_part(copies, late_on_copies)
+    with pytest.raises(RuntimeError):
+        late.stage(TransactionAttempt(3, 0), {}, INFO, lambda: None)
+    next_ones = TransactionAttempt(3, 1), TransactionAttempt(4, 0)
+    assert [late.stage(one, {}, INFO, lambda: None)[0].value for one in next_ones] == [form, "pass"]
 
 
 class Texts:

@@ -127,7 +127,7 @@ class Breaker:
         self._times = self._since = self._until = 0
 
     def failed(self, txid: int) -> None:
-        """A form was given up: it read too much, or met a value that only Spark can compute."""
+        """A form was given up: it read too much, met a value that only Spark can compute, or its workers died."""
         self._times += 1
         self._since, self._until = txid, txid + min(2 ** (self._times - 1), _PAUSE_MAX + 1)
 
@@ -477,6 +477,8 @@ class LatePart:
             except Exception as error:
                 report = find_report(error, STALE, SPARKS)
                 if report is None:
+                    if find_report(error) is None:  # not the user's: as where a worker has run out of memory
+                        self._breaker.failed(attempt.txid)
                     raise
                 self._failed(report, attempt.txid, copies)
             else:

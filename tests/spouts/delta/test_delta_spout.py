@@ -361,9 +361,51 @@ def test_a_long_row_of_versions_without_rows_does_not_hide_what_follows(tmp_path
     monkeypatch.setattr("trident.spouts.delta.spout.DeltaFrames", lambda spark, table: None)
     spout = DeltaSpout(table, starting_version=0, poll_interval_secs=0)
     coordinator = spout.get_coordinator(SpoutContext(None, "t", "rows", tmp_path, "life"))
-    looks = next(look for look in range(20) if coordinator.is_ready(1))
+    assert coordinator.is_ready(1), "versions that were not read yet may have rows: not all has been processed"
     pin = coordinator.initialize_transaction(1, None, None)
-    assert 5 < looks < 20 and (pin["begin"], pin["end"], pin["files"]) == ([0, 0], [52, 0], 1)
+    assert (pin["begin"], pin["end"], pin["files"]) == ([0, 0], [52, 0], 1) and not coordinator.is_ready(2)
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """A table of four versions with a file each, and a function that makes its coordinator."""
+    schema = json.dumps({"type": "struct", "fields": [{"name": "n", "type": "long", "nullable": True, "metadata": {}}]})
+    rows = [[added(name)] for name in "abc"]
+    table = write_log(tmp_path, [{"metaData": {"id": "i", "schemaString": schema}}], *rows)
+    monkeypatch.setattr("trident.spouts.delta.spout.DeltaFrames", lambda spark, table: None)
+    spout = DeltaSpout(table, starting_version=0, poll_interval_secs=0)
+    return lambda: spout.get_coordinator(SpoutContext(None, "t", "rows", tmp_path, "life"))
+
+
+def test_a_table_that_is_older_than_what_was_read_is_an_error_at_a_restart_too(tmp_path, planned):
+    earlier = planned()
+    pin = earlier.initialize_transaction(1, None, None)
+    (tmp_path / "_delta_log" / f"{3:020d}.json").unlink()
+    again = planned()
+    again.resume(1, pin)
+    assert again.is_ready(2)
+    with pytest.raises(SourceError, match="older than it was.*version 2.*version 3"):
+        again.initialize_transaction(2, pin, None)
+
+
+def test_what_another_leader_has_read_meanwhile_is_no_older_table(tmp_path, planned):
+    late = planned()
+    (tmp_path / "_delta_log" / f"{4:020d}.json").write_text(json.dumps(added("d")) + "\n")
+    pin = planned().initialize_transaction(1, None, None)
+    assert late.initialize_transaction(2, pin, None)["files"] == 0
+
+
+def test_a_checkpoint_that_is_made_during_a_look_is_no_gap(tmp_path, planned, monkeypatch):
+    coordinator, newest = planned(), DeltaChanges.newest
+
+    def and_then_a_commit(log, known=None):
+        found = newest(log, known)
+        (tmp_path / "_delta_log" / f"{found + 1:020d}.json").write_text(json.dumps(added("new")) + "\n")
+        (tmp_path / "_delta_log" / "_last_checkpoint").write_text(json.dumps({"version": found + 1, "size": 1}))
+        return found
+
+    monkeypatch.setattr(DeltaChanges, "newest", and_then_a_commit)
+    assert coordinator.initialize_transaction(1, None, None)["files"] == 3
 
 
 def test_impossible_arguments_and_foreign_metadata_are_refused(tmp_path):

@@ -117,22 +117,17 @@ class DeltaCoordinator(RangedCoordinator[Range]):
         """Looks for new versions."""
         if self._log.stamp(self._newest) != self._stamp:
             self._check_same_table()
+        checkpointed = self._log.checkpointed()  # before: no version that is committed meanwhile is a gap
         self._newest = self._log.newest(self._newest)
         self._stamp = self._log.stamp(self._newest)
-        if self._log.checkpointed() > self._newest:
+        if checkpointed > self._newest:
             raise self._log.cleaned(self._newest + 1, "versions that were not read are gone")
 
     def _check_same_table(self) -> None:
         """The log entry of the version that was the newest is not the file that it was."""
         info = self._log.info()
         check_same(info.table_id, self._table_id, self._spout.table)
-        if info.version < self._newest:
-            raise SourceError(
-                f"the Delta table {self._spout.table} is older than it was",
-                found=f"version {info.version}",
-                expected=f"version {self._newest} or a later one",
-                action="it was restored from a copy: begin again with `trident reset NAME`",
-            )
+        check_not_older(info.version, self._newest, self._spout.table)
 
     def start(self) -> Range:
         start, newest = self._spout.starting_version, self._newest
@@ -208,6 +203,9 @@ class DeltaCoordinator(RangedCoordinator[Range]):
 
     def after(self, before: Range) -> Range:
         check_same(self._table_id, before.table_id, self._spout.table)
+        if (last := before.end.version - (not before.end.file)) > self._newest:
+            # Read by an earlier leader since this one has looked, or gone.
+            check_not_older(self._log.newest(), last, self._spout.table)
         if before.changes != self._spout.changes:
             raise SourceError(
                 f"the stream of the Delta table {self._spout.table} began with other rows",
@@ -218,7 +216,10 @@ class DeltaCoordinator(RangedCoordinator[Range]):
         return replace(before, begin=before.end, files=0, bytes=0, rows=-1)
 
     def waits(self, empty: Range) -> bool:
-        return any(True for _ in self._waiting(empty))
+        if any(True for _ in self._waiting(empty)):
+            return True
+        place, unread = self._barren
+        return place == empty.end and unread <= self._newest  # which may have rows: the next batch goes past the others
 
     def cut(self, empty: Range, txid: int) -> Range:
         return self._cut(empty, self.next_size(self._count(empty)))
@@ -314,6 +315,17 @@ def check_same(found: str, expected: str, table: str) -> None:
             found=f"table id {found}",
             expected=f"table id {expected}",
             action="bring the table back, or begin again with `trident reset NAME`",
+        )
+
+
+def check_not_older(found: int, expected: int, table: str) -> None:
+    """Raises SourceError when a version that was there is not."""
+    if found < expected:
+        raise SourceError(
+            f"the Delta table {table} is older than it was",
+            found=f"version {found}",
+            expected=f"version {expected} or a later one",
+            action="it was restored from a copy: begin again with `trident reset NAME`",
         )
 
 

@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -488,7 +489,8 @@ def require_files(table: str, changes: Iterable[Change]) -> None:
     for change in changes:
         paths: list[str] = [] if change.rewritten is None else json.loads(change.rewritten.action)
         inside = [path for path in paths if not path.startswith("/") and "://" not in path and path[:5] != "file:"]
-        gone = [path for path in inside if not storage.exists(storage.join(table, path))]
+        there = storage.side_by_side([partial(storage.exists, storage.join(table, path)) for path in inside])
+        gone = [path for path, exists in zip(inside, there) if not exists]
         if gone:
             raise SourceError(
                 f"the changes of version {change.version} of the Delta table {table} are gone",

@@ -1,15 +1,19 @@
-"""Shared by storages over a network: their settings, reads by range, and files that are appended to as parts."""
+"""Shared by storages over a network: settings, concurrent calls, reads by range, files appended to as parts."""
 
 from __future__ import annotations
 
 import errno
 import io
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any, Protocol, TypeVar
 
+from trident.coordinators.threads import DaemonPool
 from trident.states.core.local_storage import AnyPath, Stat
 
 # How an object store is reached: Hadoop's settings in the words of the library that tasks use.
@@ -52,6 +56,35 @@ def store_settings(hadoop: Mapping[str, str], bucket: str = "") -> StoreSettings
     if hadoop.get("fs.s3a.path.style.access", "false") == "false" and not endpoint:
         options["virtual_hosted_style_request"] = True
     return StoreSettings(options)
+
+
+# Runs calls that wait for a store concurrently: a few threads, shared by the whole process.
+
+
+AT_ONCE = 16
+_NAME = "trident-store"
+
+_Found = TypeVar("_Found")
+
+
+def run_concurrently(calls: Sequence[Callable[[], _Found]]) -> list[_Found]:
+    """The answers of the calls, in their order; all of them have ended when this returns or raises.
+
+    A call that uses this itself runs its own calls one by one: the threads would wait for each other.
+
+    Raises:
+        Exception: the error of the first of them, by their order, that raised.
+    """
+    if len(calls) < 2 or threading.current_thread().name.startswith(f"{_NAME}_"):
+        return [call() for call in calls]
+    futures = [_pool().submit(call) for call in calls]
+    wait(futures)
+    return [future.result() for future in futures]
+
+
+@cache
+def _pool() -> DaemonPool:
+    return DaemonPool(AT_ONCE, _NAME)
 
 
 # A file of a store, read range by range: what it takes from the store is a size and a request for some bytes.
@@ -151,14 +184,14 @@ class AppendedParts:
         if self._own_from is not None and self._own_from <= start:
             return self._own[start - self._own_from :]
         begins = self._begins()
-        first = max((at for at in begins if at <= start), default=0)
-        data, end = b"", first
-        for at in (at for at in begins if at >= first):
+        end = first = max((at for at in begins if at <= start), default=0)
+        begins = [at for at in begins if at >= first]
+        parts = run_concurrently([partial(self._storage.read, self._part(at)) for at in begins])
+        for at, part in zip(begins, parts):
             if at != end:
                 raise OSError(errno.EIO, f"a part is missing, or cut: one begins at {at}, expected {end}", self._path)
-            part = self._storage.read(self._part(at))
-            data, end = data + part, end + len(part)
-        return data[start - first :]
+            end += len(part)
+        return b"".join(parts)[start - first :]
 
     def cut(self, size: int) -> None:
         """Takes away all behind this byte, where a part begins: parts are whole."""

@@ -13,15 +13,13 @@ import posixpath
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cache
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trident.coordinators.errors import StorageProblem, StoreProblem, StoreUnreachable, TableError
-from trident.coordinators.threads import DaemonPool
 from trident.states.core.local_storage import AnyPath as AnyPath
 from trident.states.core.local_storage import Appending as Appending
 from trident.states.core.local_storage import CannotLink as CannotLink
@@ -32,6 +30,8 @@ from trident.states.core.local_storage import OutcomeUnknown as OutcomeUnknown
 from trident.states.core.local_storage import Signature as Signature
 from trident.states.core.local_storage import Stat as Stat
 from trident.states.core.local_storage import opened_stat as opened_stat
+from trident.states.core.remote_files import AT_ONCE as AT_ONCE
+from trident.states.core.remote_files import run_concurrently as run_concurrently
 from trident.states.core.remote_files import store_settings
 
 
@@ -631,32 +631,3 @@ def explained_storage_errors() -> Iterator[None]:
         if problem is None:
             raise
         raise problem from error
-
-
-# Runs calls that wait for a store concurrently: a few threads, shared by the whole process.
-
-
-AT_ONCE = 16
-_NAME = "trident-store"
-
-_Found = TypeVar("_Found")
-
-
-def run_concurrently(calls: Sequence[Callable[[], _Found]]) -> list[_Found]:
-    """The answers of the calls, in their order; all of them have ended when this returns or raises.
-
-    A call that uses this itself runs its own calls one by one: the threads would wait for each other.
-
-    Raises:
-        Exception: the error of the first of them, by their order, that raised.
-    """
-    if len(calls) < 2 or threading.current_thread().name.startswith(f"{_NAME}_"):
-        return [call() for call in calls]
-    futures = [_pool().submit(call) for call in calls]
-    wait(futures)
-    return [future.result() for future in futures]
-
-
-@cache
-def _pool() -> DaemonPool:
-    return DaemonPool(AT_ONCE, _NAME)

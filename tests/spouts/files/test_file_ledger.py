@@ -337,6 +337,27 @@ def test_of_two_that_forget_the_one_that_knows_less_takes_nothing_back(tmp_path)
         assert ledger.book.marks == {"/in": Mark(50, 60, "x", 4)} and ledger.book.first_number == 5
 
 
+def test_an_earlier_leader_gives_no_number_to_files_that_its_successor_has_forgotten(tmp_path, monkeypatch):
+    new, old = segmented(tmp_path, 1), FileLedger(tmp_path / "l.jsonl", "bytes", segment_files=2)
+    new.append(found("listed by both"))
+    monkeypatch.setattr("trident.states.core.storage.try_delete", lambda path: None)  # killed before
+    new.append(found("3"))
+    new.forget(3, {"/in": Mark(20)})
+    with pytest.raises(SourceError, match="has forgotten files"):
+        old.append(found("listed by both"))
+    assert numbers(FileLedger(tmp_path / "l.jsonl", "bytes", segment_files=2)) == {"/in/3": 3}
+
+
+def test_a_segment_that_an_earlier_leader_has_made_anew_up_to_its_end_is_passed_over(tmp_path):
+    new, old = segmented(tmp_path, 2), FileLedger(tmp_path / "l.jsonl", "bytes", segment_files=2)
+    for name in "34567":
+        new.append(found(name))
+    new.forget(5, {"/in": Mark(20)})
+    old.append(found("late", "later"))
+    again = FileLedger(tmp_path / "l.jsonl", "bytes", segment_files=2)
+    assert again.book.digest == new.book.digest and again.book.first_number == 5
+
+
 def test_a_segment_that_is_lost_is_not_taken_for_forgotten(tmp_path):
     segmented(tmp_path).forget(3, {"/in": Mark(20)})
     (tmp_path / "l.1.jsonl").unlink()

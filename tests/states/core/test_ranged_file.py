@@ -1,14 +1,17 @@
-"""A file that is read range by range: as a file on a disk, however little a store gives at once."""
+"""A file that is read range by range, or part by part: as a file on a disk, however little a store gives at once."""
 
 from __future__ import annotations
 
 import io
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trident.states.core.remote_files import RangedFile
+from trident.states.core.remote_files import AppendedParts, RangedFile
 
 
 @given(
@@ -32,3 +35,15 @@ def test_it_is_read_as_a_file_is(data: bytes, most: int, reads: list[tuple[int, 
 def test_a_store_that_gives_nothing_is_an_error_and_no_end() -> None:
     with pytest.raises(OSError, match="gave 0 of 5 bytes; expected: all of them"):
         RangedFile(5, lambda start, count: b"").readall()
+
+
+def test_parts_are_read_side_by_side() -> None:
+    """A ledger of files can have thousands, for each of which a store takes 30 ms: a take-over waits for them."""
+    both = threading.Barrier(2)
+
+    def read(path: str) -> bytes:
+        both.wait(20)
+        return b"ab"
+
+    store: Any = SimpleNamespace(read=read, list=lambda _: [f"{at:020d}" for at in (2, 0)])
+    assert AppendedParts(store, "s3a://lake/ledger").read(1) == b"bab"

@@ -489,7 +489,7 @@ def require_files(table: str, changes: Iterable[Change]) -> None:
     for change in changes:
         paths: list[str] = [] if change.rewritten is None else json.loads(change.rewritten.action)
         inside = [path for path in paths if not path.startswith("/") and "://" not in path and path[:5] != "file:"]
-        there = storage.side_by_side([partial(storage.exists, storage.join(table, path)) for path in inside])
+        there = storage.run_concurrently([partial(storage.exists, storage.join(table, path)) for path in inside])
         gone = [path for path, exists in zip(inside, there) if not exists]
         if gone:
             raise SourceError(

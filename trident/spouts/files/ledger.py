@@ -376,8 +376,8 @@ class FileLedger:
     def _open(self) -> None:
         """Reads it from the first segment that there is.
 
-        One that does not lead to the last was made by an earlier leader that woke up after its segment was deleted, and
-        nothing of it was used; or it is forgotten, and could not be deleted.
+        One that does not lead to the last, or not to the next, was made by an earlier leader that woke up after its
+        segment was deleted, and nothing of it was used; or it is forgotten, and could not be deleted.
 
         Raises:
             PositionLost: a segment is lost.
@@ -403,7 +403,7 @@ class FileLedger:
         try:
             self.refresh()
         except SourceError:
-            if segment == last or self._segment != segment:
+            if segment == last or (self._segment != segment and self._lines > 1):
                 raise
         return self._segment >= last
 
@@ -503,12 +503,19 @@ class FileLedger:
         """Gives numbers to the files that have none yet, in this order; durable when it returns.
 
         Raises:
-            SourceError: the ledger cannot be written.
+            SourceError: the ledger cannot be written, or another process has forgotten files: these may be among them.
         """
-        first = 0
+        first, forgot = 0, self.book.forgot
 
         def lines() -> list[dict[str, Any]]:
             nonlocal first
+            if self.book.forgot > forgot:
+                raise SourceError(
+                    f"another process has forgotten files of the ledger {self.path} since these were listed",
+                    found=f"files before number {self.book.forgot} are forgotten",
+                    expected=f"files before number {forgot}",
+                    action="none where this process leads: they are listed again",
+                )
             first = len(self.book) + 1
             fresh = {file.path: file for file in found if file.path not in self.book.numbers}
             return [{"n": number, **file.stored()} for number, file in enumerate(fresh.values(), first)]

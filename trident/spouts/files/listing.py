@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -446,10 +447,11 @@ def numbered(files: Mapping[str, int], ledger: FileLedger, counts_rows: bool, wh
             action="begin again with `trident reset NAME`",
         )
     rows = 0 if counts_rows else None
-    found = []
-    for path in sorted(files, key=lambda path: (files[path], path)):
-        there = found_file(path)
-        found.append(FoundFile(path, 0, files[path] * 1_000_000, rows) if there is None else there._replace(rows=rows))
+    paths = sorted(files, key=lambda path: (files[path], path))
+    found = [
+        FoundFile(path, 0, files[path] * 1_000_000, rows) if there is None else there._replace(rows=rows)
+        for path, there in zip(paths, storage.run_concurrently([partial(found_file, path) for path in paths]))
+    ]
     if found:
         ledger.append(found)
     return len(ledger.book)

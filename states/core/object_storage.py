@@ -236,9 +236,11 @@ class ObjectStorage:
         return Stat(0, 0, False, True, ()) if there else None
 
     def stat_file(self, path: AnyPath) -> Stat | None:
+        if not (key := self._key(path)):
+            return None  # the bucket; the library takes it for an empty object
         try:
             with _as_os_error(path):
-                return _stat(obstore.head(self._store, self._key(path)))
+                return _stat(obstore.head(self._store, key))
         except FileNotFoundError:
             return None
 

@@ -211,32 +211,33 @@ def test_an_object_that_is_replaced_after_it_was_read_is_an_error_or_a_warning(
     assert taken(run) == ["b"]
 
 
+@pytest.mark.parametrize("last, later", [("g", "h"), ("g#", "g$"), ("g%3", "g%4"), ("gü", "gý")])
 def test_a_large_path_is_listed_behind_its_last_name_between_whole_listings(
-    behind: store_servers.Proxy, plan: Any, monkeypatch: pytest.MonkeyPatch
+    behind: store_servers.Proxy, plan: Any, monkeypatch: pytest.MonkeyPatch, last: str, later: str
 ) -> None:
     monkeypatch.setattr("trident.states.core.object_storage._PAGE", 2)
     folder = f"s3a://source/{uuid.uuid4().hex}"
-    for name in "bcdefg":
+    for name in [*"bcdef", last]:
         put(folder, name, "1\n")
     run = plan(folder, full_listing_secs=3600)
-    assert taken(run) == list("bcdefg")
+    assert taken(run) == [*"bcdef", last]
     behind.requests.clear()
     put(folder, "a", "1\n")
-    put(folder, "h", "1\n")
+    put(folder, later, "1\n")
     deadline = time.monotonic() + 20
     while not run.ready() and time.monotonic() < deadline:
         pass
     lists = [path for method, path in behind.requests if method == "GET" and "list-type" in path]
     assert lists and all("start-after" in path for path in lists), "nothing is listed as a whole"
     run.begin()
-    assert run.coordinator._ledger.book.entries[-1].path == f"{folder}/h"
+    assert run.coordinator._ledger.book.entries[-1].path == f"{folder}/{later}"
     assert taken(run) == ["a"], "the next whole listing has it"
 
 
 def test_what_is_asked_for_while_a_look_is_under_way_is_answered_by_the_next() -> None:
     asked: list[bool] = []
 
-    def new_files(book: Any, position: int, waits: bool) -> list[Any]:
+    def new_files(book: Any, position: int, waits: bool, to_end: bool) -> list[Any]:
         asked.append(waits)
         if len(asked) == 1:
             listing.refresh()
@@ -244,12 +245,111 @@ def test_what_is_asked_for_while_a_look_is_under_way_is_answered_by_the_next() -
             raise OSError
         return []
 
-    path: Any = SimpleNamespace(path="s3a://lake/in", new_files=new_files)
+    path: Any = SimpleNamespace(path="s3a://lake/in", new_files=new_files, is_waited_for=False, give_up=lambda: None)
     listing, book = objects.ObjectListing([path]), ledgers.LedgerBook("bytes")
     for answers in (True, False, True, True):
         with contextlib.nullcontext() if answers else pytest.raises(OSError):
             listing.new_files(book, 1)
+        if not answers:
+            listing.give_up()
     assert asked == [True, True, True, False]
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A path whose store lists what a generator gives, called with the name to begin after."""
+
+    def make(pages: Any) -> objects.ObjectPath:
+        monkeypatch.setattr(storage, "storage_for", lambda _: SimpleNamespace(lists_after=True))
+        monkeypatch.setattr(storage, "pages", lambda _folder, after, _deep: pages(after))
+        monkeypatch.setattr(storage, "stat_file", lambda _: None)
+        return objects.ObjectPath("s3a://lake/in", 3600, 60, lambda _: False, lambda *_: None, step_objects=1)
+
+    return make
+
+
+def page(*names: str) -> list[tuple[str, storage.Stat]]:
+    return [(name, storage.Stat(1, 1, True, False, (name, 1))) for name in names]
+
+
+def test_a_listing_that_was_asked_for_is_waited_for_to_its_end(listed: Any) -> None:
+    """Who has all that is there processed asks once, and takes a look without new files for the end."""
+
+    def pages(after: str) -> Iterator[Any]:
+        yield page("a")
+        time.sleep(0.3)
+        if broken:
+            raise OSError(broken.pop())
+        yield page("b")
+
+    broken = ["no"]
+    listing, book = objects.ObjectListing([listed(pages)]), ledgers.LedgerBook("bytes")
+    listing.refresh()
+    assert [file.path[-1] for file in listing.new_files(book, 1)] == ["a"]
+    with pytest.raises(OSError):
+        listing.new_files(book, 1)
+    listing.give_up()
+    assert [file.path[-1] for _ in range(2) for file in listing.new_files(book, 1)] == ["a", "b"]
+
+
+def test_a_step_ends_long_before_it_counts_as_without_an_answer(listed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with few files is listed with all that is in the folders below it."""
+    clock = [0.0]
+
+    def pages(after: str) -> Iterator[Any]:
+        for _ in range(5):
+            clock[0] += 50.0
+            yield page()
+        yield page("a")
+
+    path = listed(pages)
+    monkeypatch.setattr(objects, "time", SimpleNamespace(monotonic=lambda: clock[0], time_ns=time.time_ns))
+    listing = objects._Pass(path.folder, "", False, 1)
+    assert listing.step(True) == [] and listing.pages_seen < 4 and not listing.ended
+
+
+def test_only_a_path_that_was_listed_once_is_listed_behind_its_last_name(listed: Any) -> None:
+    asked, goes_on = list[str](), threading.Event()
+
+    def pages(after: str) -> Iterator[Any]:
+        asked.append(after)
+        if after:
+            time.sleep(0.1)
+            yield from [page(), page()]
+            return
+        yield page("a")
+        goes_on.wait(20)
+        yield page("b")
+
+    path, book = listed(pages), ledgers.LedgerBook("bytes")
+    deadline = time.monotonic() + 20
+    while not path.new_files(book, 1, False) and time.monotonic() < deadline:
+        pass
+    assert path.new_files(book, 1, False) == [] and asked == [""], "the whole listing is under way"
+    goes_on.set()
+    while path.new_files(book, 1, False) != [] or len(asked) < 2 and time.monotonic() < deadline:
+        pass
+    while path._tail is not None and time.monotonic() < deadline:
+        path.new_files(book, 1, False)
+    assert asked == ["", "b"]
+    for _ in range(3):
+        path.new_files(book, 1, False)
+    assert asked == ["", "b"], "pages without anything new are not listed again at once"
+
+
+def test_a_name_that_is_an_object_and_a_folder_is_the_folder(behind: store_servers.Proxy, plan: Any) -> None:
+    folder = f"s3a://source/{uuid.uuid4().hex}"
+    put(folder, "in/below/a", "1\n")
+    storage.write(f"{folder}/in", b"by mistake\n")
+    assert taken(plan(f"{folder}/in")) == []
+    put(folder, "in/b", "1\n")
+    assert taken(plan(f"{folder}/in")) == ["b"]
+
+
+def test_a_bucket_is_a_folder(behind: store_servers.Proxy, plan: Any) -> None:
+    name = uuid.uuid4().hex
+    put("s3a://source", name, "1\n")
+    assert name in taken(plan("s3a://source"))
 
 
 def test_a_listing_that_has_no_answer_is_an_error_and_begins_anew(
@@ -357,6 +457,19 @@ def test_more_old_objects_than_were_forgotten_are_an_error(inputs: str, forgetfu
     again(run)
     with pytest.raises(SourceError, match=r"older than those that were read.*expected: at most \d+"):
         taken(run)
+
+
+def test_files_that_another_process_has_forgotten_are_not_taken_for_too_old(listed: Any) -> None:
+    """Nor are those of which this one did not know whether it has forgotten them: the answer was lost."""
+    names: list[str] = []
+    path, book = listed(lambda after: iter([page(*names)])), ledgers.LedgerBook("bytes")
+    assert path.new_files(book, 1, True) == []
+    book.marks[path.path], names[:] = ledgers.Mark(5, files=2), "ab"
+    for _ in range(2):
+        assert path.new_files(book, 1, True) == []
+    names[:] = "abc"
+    with pytest.raises(SourceError, match="found: 3 objects.*expected: at most 2"):
+        path.new_files(book, 1, True)
 
 
 def test_a_path_that_overlaps_one_whose_files_are_forgotten_is_refused(inputs: str, forgetful: Any) -> None:

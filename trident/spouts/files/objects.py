@@ -77,12 +77,16 @@ class Listed(NamedTuple):
 
 
 class _Pass:
-    """One listing, of which each step gives some objects; the store is asked by a thread of its own."""
+    """One listing, of which each step gives some objects; the store is asked by a thread of its own.
 
-    def __init__(self, folder: str, after: str, deep: bool, step_objects: int) -> None:
-        self._step_objects = step_objects
+    Args:
+        to_end: each look waits for it, so that none without new files is taken for the end.
+    """
+
+    def __init__(self, folder: str, after: str, deep: bool, step_objects: int, to_end: bool = False) -> None:
+        self._step_objects, self.to_end = step_objects, to_end
         self.began_ns, self.began = time.time_ns(), time.monotonic()
-        self.pages_seen, self.ended, self.failed = 0, False, False
+        self.pages_seen, self.ended = 0, False
         self._pages = storage.pages(folder, after, deep)
         self._pool = DaemonPool(1, "trident-listing")
         self._asked_at = 0.0
@@ -104,25 +108,25 @@ class _Pass:
             self._future = self._pool.submit(self._read)
         left = self._asked_at + ANSWER_SECS - time.monotonic()
         try:
-            found = self._future.result(max(0.0, left) if waits or left <= 0 else 0.0)
+            found = self._future.result(max(0.0, left) if waits else 0.0)
         except FutureTimeout:
             if not waits and left > 0:
                 return None
-            self.end(failed=True)
             raise SourceError(
                 f"the listing of {self._folder} has no answer",
                 found=f"none in {ANSWER_SECS:.0f} s",
                 expected="a page of names within seconds",
                 action="see that the store is there; it is listed again",
             ) from None
-        except OSError:
-            self.end(failed=True)
-            raise
         self._future = None
         return found
 
-    def end(self, failed: bool = False) -> None:
-        self.ended, self.failed = True, self.failed or failed
+    def pause(self, secs: float) -> float:
+        """So long, at least, no other one of its kind begins once this has ended."""
+        return max(secs, 10 * (time.monotonic() - self.began)) if self.pages_seen > _FEW_PAGES else 0.0
+
+    def end(self) -> None:
+        self.ended = True
         self._pool.shutdown(wait=False)
 
     def _read(self) -> list[Listed]:
@@ -130,7 +134,8 @@ class _Pass:
         for page in self._pages:
             self.pages_seen += 1
             found += (Listed(*each) for each in page)
-            if len(found) >= self._step_objects:
+            # Of many pages nothing may be left: of a folder's those of the folders below are listed too.
+            if len(found) >= self._step_objects or time.monotonic() > self._asked_at + ANSWER_SECS / 2:
                 return found
         self.end()
         return found
@@ -161,11 +166,12 @@ class ObjectPath:
         self._hidden, self._changed = hidden, changed
         self._whole: _Pass | None = None
         self._tail: _Pass | None = None
-        self._next_whole = 0.0
+        self._next_whole = self._next_tail = 0.0
         self._greatest = ""
         self._seen_forgotten = 0  # in the whole listing that is under way
         self._forgotten_since = 0  # its begin
-        self._bound: int | None = None  # so many forgotten files there can be, by the last whole listing
+        self._bound = 0  # so many forgotten files there can be, by the last whole listing
+        self._bound_by: Mark | None = None  # the mark that this holds of
         self._in_order = False
         self._written_anew: dict[str, int] = {}  # files of the ledger that have another time by now
         self._was_listed = False  # as a whole, by this process
@@ -183,8 +189,15 @@ class ObjectPath:
     def _names_object(self) -> bool:
         if self._is_object is None:
             there = None if self._pattern else storage.stat_file(self.folder)
-            self._is_object = there is not None and there.is_file
+            # In a bucket a name can be both; then the path is the folder, whatever is written at its name later.
+            is_file = there is not None and there.is_file
+            self._is_object = is_file and not any(storage.pages(self.folder, "", True))
         return self._is_object
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Tells whether a listing is under way that each look waits for."""
+        return self._whole is not None and self._whole.to_end
 
     def give_up(self) -> None:
         """Objects that were listed and are not in the ledger are listed again: they count as not seen."""
@@ -192,10 +205,14 @@ class ObjectPath:
             if listing is not None:
                 listing.end()
         self._whole = self._tail = self.reached = None
-        self._greatest, self._next_whole = "", 0.0
+        self._greatest, self._next_whole, self._was_listed = "", 0.0, False
 
-    def new_files(self, book: LedgerBook, position: int, waits: bool) -> list[FoundFile]:
-        """Some objects that have no number yet; with ``waits`` none only where the whole path has none.
+    def new_files(self, book: LedgerBook, position: int, waits: bool, to_end: bool = False) -> list[FoundFile]:
+        """Some objects that have no number yet.
+
+        Args:
+            waits: lists the whole path anew; none are found only where it has none.
+            to_end: the same holds of the next looks, until the listing ends.
 
         Raises:
             OSError, SourceError: it cannot be listed; an object has changed; one came that is too old.
@@ -209,15 +226,17 @@ class ObjectPath:
             self._whole.end()
             self._whole = None
         if self._whole is None and (waits or time.monotonic() >= self._next_whole):
-            self._whole = _Pass(self.folder, "", self._deep, self._step_objects)
+            self._whole = _Pass(self.folder, "", self._deep, self._step_objects, to_end)
+            self._most_forgotten(book)
             self._seen_forgotten = self._forgotten_since = 0
             # HDFS lists the files of a folder where the folder comes, and "ü" before "a": later names may be smaller.
             self._in_order = storage.storage_for(self.path).lists_after
             self.reached = self.reached._replace(next=self._whole.began_ns - self._remember_ns, cursor="")
-        elif self._greatest and self._tail is None and storage.storage_for(self.path).lists_after:
+        elif self._begins_tail():
             self._tail = _Pass(self.folder, self._greatest, self._deep, self._step_objects)
+        waits = waits or self.is_waited_for
         while self._whole is not None and not found:
-            listed = self._step(self._whole, waits)
+            listed = self._whole.step(waits)
             if listed is None:
                 break
             found += self._taken(book, position, listed, whole=True)
@@ -226,21 +245,21 @@ class ObjectPath:
             elif not waits:
                 break
         if self._tail is not None:
-            listed = self._step(self._tail, False)
+            listed = self._tail.step(False)
             if listed is not None:
                 known = {file.path for file in found}
-                found += [one for one in self._taken(book, position, listed, whole=False) if one.path not in known]
+                new = [one for one in self._taken(book, position, listed, whole=False) if one.path not in known]
                 if self._tail.ended:
+                    # Pages without anything new are of the folders below.
+                    self._next_tail = time.monotonic() + (0.0 if new else self._tail.pause(0.0))
                     self._tail = None
+                found += new
         return found
 
-    def _step(self, listing: _Pass, waits: bool) -> list[Listed] | None:
-        try:
-            return listing.step(waits)
-        finally:
-            if listing.failed:
-                self._whole = None if listing is self._whole else self._whole
-                self._tail = None if listing is self._tail else self._tail
+    def _begins_tail(self) -> bool:
+        # Not before the path was listed once as a whole: the greatest name is known then.
+        may = self._was_listed and self._greatest and self._tail is None and time.monotonic() >= self._next_tail
+        return bool(may) and storage.storage_for(self.path).lists_after
 
     def _taken(self, book: LedgerBook, position: int, listed: Sequence[Listed], whole: bool) -> list[FoundFile]:
         fitting, mark = [], book.marks.get(self.path)
@@ -279,12 +298,9 @@ class ObjectPath:
         return found
 
     def _end_whole(self, book: LedgerBook, listing: _Pass) -> None:
-        took = time.monotonic() - listing.began
-        pause = max(self._secs, 10 * took) if listing.pages_seen > _FEW_PAGES else 0.0
-        self._next_whole = time.monotonic() + pause
+        self._next_whole = time.monotonic() + listing.pause(self._secs)
         self._whole, self._was_listed = None, True
-        mark, seen = book.marks.get(self.path, Mark()), self._seen_forgotten
-        most = mark.files if self._bound is None else self._bound
+        mark, seen, most = book.marks.get(self.path, Mark()), self._seen_forgotten, self._most_forgotten(book)
         self._bound = min(most, seen + self._forgotten_since)
         if self.reached is not None:
             self.reached = Mark(self.reached.next)
@@ -296,6 +312,12 @@ class ObjectPath:
                 action="write them anew, which gives them the time of now: their age says no more whether they were "
                 "read; FileSpout(…, remember_secs=…) says how long a file may take to appear",
             )
+
+    def _most_forgotten(self, book: LedgerBook) -> int:
+        mark = book.marks.get(self.path, Mark())
+        if mark != self._bound_by:  # another process has forgotten files, or it was not known whether this one has
+            self._bound_by, self._bound, self._forgotten_since = mark, mark.files, mark.files
+        return self._bound
 
     def forgets(self, entry: LedgerEntry) -> bool:
         """Tells whether listings have got so far that a file of this path need not be remembered.
@@ -317,10 +339,11 @@ class ObjectPath:
 
     def forgotten(self, book: LedgerBook, count: int) -> Mark:
         """The mark with which so many files of this path are forgotten."""
+        self._bound = self._most_forgotten(book) + count
         self._forgotten_since += count
         self._written_anew = {one: time_ns for one, time_ns in self._written_anew.items() if one in book.numbers}
-        self._bound = count + (book.marks.get(self.path, Mark()).files if self._bound is None else self._bound)
-        return (self.reached or Mark())._replace(files=self._bound)
+        self._bound_by = (self.reached or Mark())._replace(files=self._bound)
+        return self._bound_by
 
 
 def _when(moment_ns: int) -> str:
@@ -332,29 +355,28 @@ class ObjectListing:
 
     def __init__(self, paths: Sequence[ObjectPath]) -> None:
         self._paths = {path.path: path for path in paths}
-        self._again = True
+        self._again, self._to_end, self._waits = True, False, False
 
     def refresh(self) -> None:
-        """The next look lists everything anew."""
-        self._again = True
+        """The next look lists everything anew; from there on one that finds nothing has seen all of it."""
+        self._again = self._to_end = True
 
     def new_files(self, book: LedgerBook, position: int) -> list[FoundFile]:
         """Some of the objects that have no number yet, each path's in the order (mtime, path)."""
         if len(book) - position >= MOST_WAITING:
             return []
-        again, found = self._again, dict[str, FoundFile]()
-        self._again = False  # before the look: a refresh() during it asks for another
-        try:
-            for path in self._paths.values():
-                new = path.new_files(book, position, again)
-                found |= {file.path: file for file in sorted(new, key=lambda one: (one.mtime_ns, one.path))}
-        except BaseException:
-            self._again |= again
-            raise
+        again, to_end, found = self._again, self._to_end, dict[str, FoundFile]()
+        self._waits = to_end or any(path.is_waited_for for path in self._paths.values())
+        self._again = self._to_end = False  # before the look: a refresh() during it asks for another
+        for path in self._paths.values():
+            new = path.new_files(book, position, again, to_end)
+            found |= {file.path: file for file in sorted(new, key=lambda one: (one.mtime_ns, one.path))}
         return list(found.values())
 
     def give_up(self) -> None:
         """The next look begins all listings anew: what the last one gave is not in the ledger."""
+        if self._waits:
+            self.refresh()
         for path in self._paths.values():
             path.give_up()
 

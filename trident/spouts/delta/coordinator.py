@@ -218,7 +218,7 @@ class DeltaCoordinator(RangedCoordinator[Range]):
     def waits(self, empty: Range) -> bool:
         if any(True for _ in self._waiting(empty)):
             return True
-        place, unread = self._barren
+        place, unread = self._without_files
         return place == empty.end and unread <= self._newest  # which may have rows: the next batch goes past the others
 
     def cut(self, empty: Range, txid: int) -> Range:

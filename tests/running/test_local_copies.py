@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -435,6 +436,26 @@ def test_the_attempt_behind_one_whose_worker_died_reads_the_tables(error: str, f
         late.stage(TransactionAttempt(3, 0), {}, INFO, lambda: None)
     next_ones = TransactionAttempt(3, 1), TransactionAttempt(4, 0)
     assert [late.stage(one, {}, INFO, lambda: None)[0].value for one in next_ones] == [form, "pass"]
+
+
+@pytest.mark.parametrize(
+    ("error", "jobs"), [("Python worker exited unexpectedly (crashed)", 1), ("the source does not answer", 2)]
+)
+def test_the_attempt_behind_a_single_job_whose_worker_died_has_a_job_for_each_part(error: str, jobs: int) -> None:
+    """A batch of few rows may look up values that are too large together."""
+    tried: list[TransactionAttempt] = []
+
+    def one_job(attempt: TransactionAttempt, *_: Any) -> None:
+        tried.append(attempt)
+        raise RuntimeError(error)
+
+    late: Any = _late_part(SimpleNamespace(as_of=lambda states, txid: dict.fromkeys(states, 1)), one_job)
+    late._able, late._large, late._advanced = Able(True, tasks=True, shards=False), Breaker(), 2
+    late._one_job = SimpleNamespace(stage=one_job)
+    for attempt_id in (0, 1):
+        with suppress(RuntimeError):
+            assert late.stage_fused(TransactionAttempt(3, attempt_id), {}, INFO, SimpleNamespace()) is None
+    assert len(tried) == jobs
 
 
 class Texts:

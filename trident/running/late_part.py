@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import pickle
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from pyspark.sql.types import StructType
 from trident.coordinators import faults
 from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.threads import DaemonPool
+from trident.coordinators.tracebacks import search_causes
 from trident.operations.window_spec import Unit
 from trident.planning.groups import is_one_job, why_not_kept
 from trident.planning.operation import MARKER, MARKER_FIELD, Fields, OnePartitionOp
@@ -335,6 +337,7 @@ RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and 
 _CLOSE_SECS = 10.0
 # So long the thread that submits a job needs the interpreter, which another one would keep for 5 ms.
 _JOB_SECS = 0.0015
+_DIED = re.compile(r"Python worker exited unexpectedly|MemoryError|OutOfMemoryError")
 
 
 class LatePart:
@@ -421,6 +424,8 @@ class LatePart:
         except Exception as error:
             report = find_report(error, STALE, SPARKS, LARGE)
             if report is None:
+                if search_causes(error, _DIED):  # looked-up values may be large: each part has a job then
+                    self._large.failed(attempt.txid)
                 raise
             if report["kind"] == LARGE:
                 self._large.failed(attempt.txid)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
+from trident.coordinators.errors import Deposed
 from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.records import GroupRecord, Marker
@@ -39,6 +40,11 @@ def append_binding(name: str = "rows", **state: object) -> StateBinding:
 def map_binding(name: str = "counts", **settings: Any) -> StateBinding:
     count = SimpleNamespace(native_name="count")
     return StateBinding(DeltaMapState(name, **settings), KEYED, ("word",), COUNTS, ("count",), count)
+
+
+def deposed() -> None:
+    """The fence of a coordinator that was replaced."""
+    raise Deposed("another coordinator leads now")
 
 
 def foreign_row(table: Path, row: pa.Table | None = None) -> None:

@@ -39,10 +39,7 @@ def file_of(warehouse: Path, name: str = "counts") -> Path:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"kind": "append", "keys": (), "aggregator": None},
-        {"keys": ("a b", "ключ")},
-        {"ends_at": 17},
+        *[{}, {"kind": "append", "keys": (), "aggregator": None}, {"keys": ("a b", "ключ")}, {"ends_at": 17}],
         {"merging": "last"},
     ],
     ids=["keyed", "append", "odd names", "detached", "whole values"],
@@ -100,15 +97,7 @@ def _with(**changes: object) -> str:
     return json.dumps({**value, **changes})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        _with(kind="other"),
-        _with(name="__x"),
-        _with(merging="first"),
-        _with(merging=None),
-    ],
-)
+@pytest.mark.parametrize("text", [_with(kind="other"), _with(name="__x"), _with(merging="first"), _with(merging=None)])
 def test_what_contradicts_itself_is_an_error_that_names_the_file(tmp_path, text):
     file_of(tmp_path).parent.mkdir(parents=True)
     file_of(tmp_path).write_text(_with())
@@ -155,14 +144,9 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"merge_every_txids": 0},
-        {"merge_every_txids": 1.5},
-        {"merge_every_txids": True},
-        {"merge_interval_secs": -1},
-        {"merge_interval_secs": float("nan")},
-        {"merge_interval_secs": "30"},
-        {"snapshot_retention_txids": -1},
-        {"snapshot_retention_txids": None},
+        *[{"merge_every_txids": 0}, {"merge_every_txids": 1.5}, {"merge_every_txids": True}],
+        *[{"merge_interval_secs": -1}, {"merge_interval_secs": float("nan")}, {"merge_interval_secs": "30"}],
+        *[{"snapshot_retention_txids": -1}, {"snapshot_retention_txids": None}],
     ],
 )
 def test_an_impossible_setting_of_a_map_state_is_named(setting):

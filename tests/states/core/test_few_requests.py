@@ -67,9 +67,7 @@ def test_where_another_process_has_appended_no_number_is_given_twice(proxy: stor
     assert other.book.numbers == FileLedger(folder / "l", "bytes").book.numbers == expected
 
 
-def test_a_table_is_unchanged_only_while_its_newest_entry_is_the_one_that_was_seen(
-    proxy: store_servers.Proxy, folder: Place
-) -> None:
+def test_a_table_is_unchanged_only_while_its_newest_entry_is_the_one_that_was_seen(proxy, folder):
     tables = [str(folder / name) for name in "abc"]
     for table in tables:
         storage.create(DeltaLog(table).entry(4), b"{}")
@@ -86,9 +84,7 @@ def test_a_table_is_unchanged_only_while_its_newest_entry_is_the_one_that_was_se
     assert unchanged([Watched(tables[0], 5, None)]) == set(), "an entry that was not seen"
 
 
-def test_a_manifest_is_not_read_back_but_by_the_decision_that_names_it(
-    proxy: store_servers.Proxy, folder: Place
-) -> None:
+def test_a_manifest_is_not_read_back_but_by_the_decision_that_names_it(proxy, folder):
     store = ManifestStore(folder, "top", "g", "inc")
     first = store.write(manifest(1))
     assert methods(proxy) == ["PUT"]

@@ -23,7 +23,6 @@ from trident.states.core import copy_rows, local_copy
 from trident.states.core.copy_rows import Rows
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, StaleCopy, count_in_order, in_order, look_up
 
-ROOT = Path(__file__).resolve().parents[3]
 BYTES_MAX = 1 << 28
 LONG = b"long" * 500
 VALUES = pa.schema([("v", pa.int64()), ("t", pa.string())])
@@ -89,7 +88,7 @@ def in_another_process(folder: Path, keys: list[bytes], wanted: CopyMark) -> lis
         "except StaleCopy as error: print(repr('stale: ' + str(error)))\n"
     )
     arguments = [str(folder), repr(keys), repr((wanted.incarnation, wanted.txid, wanted.digest, wanted.commit))]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return eval(done.stdout)
 
@@ -230,7 +229,7 @@ def test_a_disk_that_takes_no_more_leaves_what_was_there(copy):
     """The kernel refuses each write beyond a size, as a full disk does."""
     filled(copy, a=1).close()
     program = [sys.executable, "-c", _REFUSED, str(copy.folder)]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert "cannot be used" in done.stdout and done.stdout.split()[-1] == "1", done.stdout + done.stderr
     again = LocalCopy(copy.folder, BYTES_MAX, VALUES)
     assert again.mark == mark(1) and read(copy.folder, mark(1), b"a", b"1") == [(1, None), None]
@@ -386,7 +385,7 @@ def test_whenever_the_writer_is_killed_all_values_are_those_of_the_mark(tmp_path
     folder, reached = tmp_path / "copy", 0
     for _ in range(2):
         program = [sys.executable, "-c", _WRITER, str(folder)]
-        writer = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        writer = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
         assert int(writer.stdout.readline()) == reached + 1
         time.sleep(rng.uniform(0, 0.05))
         writer.send_signal(signal.SIGKILL)

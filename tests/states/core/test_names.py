@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 
 from tests.messages.message_helpers import Messages
+from tests.states.group_helpers import map_binding
 from tests.topology_helpers import starter
 from trident import (
     Count,
@@ -67,81 +68,12 @@ from trident.states.maps.sqlite_store import SqliteMap
 from trident.states.publishing.dead_letters import check_names_apart, side_tables
 
 NASTY = [
-    "",
-    " ",
-    ".",
-    "..",
-    "...",
-    "../x",
-    "../../x",
-    "x/..",
-    "a/b",
-    "/etc",
-    "/",
-    "//",
-    "a/",
-    "a\\b",
-    "..\\x",
-    "C:\\x",
-    "a:b",
-    "a\0b",
-    "a\nb",
-    "a\n",
-    "a\tb",
-    "a b",
-    " a",
-    "a ",
-    "`a`",
-    "a`b",
-    "'a'",
-    'a"b',
-    "a;b",
-    "a;DROP TABLE x",
-    "a--b'",
-    "a%2e",
-    "%2e%2e",
-    "%2e%2e%2fx",
-    "~",
-    "~root",
-    "$HOME",
-    "${x}",
-    "$(id)",
-    "*",
-    "?",
-    "[a]",
-    "{a}",
-    "a|b",
-    "a&b",
-    "a<b",
-    "a>b",
-    "-a",
-    "--yes",
-    "_a",
-    ".a",
-    "_delta_log",
-    "_trident",
-    "1a",
-    "é",
-    "ａ",
-    "а",
-    "a\u0301",
-    "\u202eabc",
-    "a\u200bb",
-    "\ufeffa",
-    "a\u2028b",
-    "\ue000",
-    "\ud800",
-    "😀",
-    "a\u0000",
-    "a" * 101,
-    "a" * 10_000,
-    "a.b",
-    "a,b",
-    "a=b",
-    "a+b",
-    "a@b",
-    "a#b",
-    "a!b",
+    *["", " ", ".", "..", "...", "../x", "../../x", "x/..", "a/b", "/etc", "/", "//", "a/", "a\\b", "..\\x"],
+    *["a\0b", "a\nb", "a\n", "a\tb", "a b", " a", "a ", "`a`", "a`b", "'a'", 'a"b', "a;b", "a;DROP TABLE x", "a--b'"],
+    *["a%2e", "%2e%2e", "%2e%2e%2fx", "~", "~root", "$HOME", "${x}", "$(id)", "*", "?", "[a]", "{a}", "a|b", "a&b"],
+    *["a<b", "a>b", "-a", "--yes", "_a", ".a", "_delta_log", "_trident", "1a", "a.b", "a,b", "a=b", "a+b", "a@b"],
+    *["a#b", "a!b", "é", "ａ", "а", "a\u0301", "\u202eabc", "a\u200bb", "\ufeffa", "a\u2028b", "\ue000", "\ud800"],
+    *["C:\\x", "a:b", "a\u0000", "😀", "a" * 101, "a" * 10_000],
 ]
 # A state's name is a table's too: no "-", and "__" is the framework's. Two folders are.
 TAKEN = ["states", "zookeeper", "live", "identity", "incarnation"]
@@ -321,16 +253,7 @@ def test_reset_deletes_nothing_behind_a_symbolic_link(tmp_path: Path, zk_server:
         (outside / folder).mkdir(parents=True)
         (outside / folder / "keep").write_text("keep")
     warehouse.mkdir()
-    StateDescriptor(
-        name="counts",
-        kind="keyed",
-        topology="top",
-        group="g",
-        incarnation="i",
-        keys=("k",),
-        value_fields=("n",),
-        schema_json='{"type":"struct","fields":[]}',
-    ).save(warehouse)
+    StateDescriptor.of(map_binding(), "top", "g", "i", 1).save(warehouse)
     links = {"counts": "counts", "counts__log": "log", "_trident/top": "top"}
     for link, target in links.items():
         (warehouse / link).symlink_to(outside / target)
@@ -410,22 +333,8 @@ def test_a_root_that_leads_elsewhere_is_refused(root: str) -> None:
 # -- paths that are read from ZooKeeper, manifests and tasks ------------------
 
 PATHS = [
-    "",
-    ".",
-    "..",
-    "../x",
-    "a/../../x",
-    "a/..",
-    "/etc/passwd",
-    "//x",
-    "a//b",
-    "a/./b",
-    "./a",
-    "a/",
-    "a\0b",
-    None,
-    7,
-    ["a"],
+    *["", ".", "..", "../x", "a/../../x", "a/..", "/etc/passwd", "//x", "a//b", "a/./b", "./a", "a/", "a\0b"],
+    *[None, 7, ["a"]],
 ]
 
 
@@ -498,43 +407,28 @@ def test_a_decision_cannot_name_another_file_of_the_warehouse(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("field", "value"),
     [
-        {"port": "1;x"},
-        {"port": 70000},
-        {"port": True},
-        {"server_pid": 1},
-        {"server_pid": -1},
-        {"supervisor_pid": "x"},
-        {"server_started": None},
+        *(("port", value) for value in ("1;x", 70000, True)),
+        *(("server_pid", value) for value in (1, -1)),
+        *(("supervisor_pid", "x"), ("server_started", None)),
     ],
 )
-def test_an_endpoint_that_was_tampered_with_is_not_believed(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_endpoint_that_was_tampered_with_is_not_believed(tmp_path: Path, field: str, value: Any) -> None:
     good = {"port": 2181, "supervisor_pid": 10, "supervisor_started": "1", "server_pid": 11, "server_started": "1"}
     (tmp_path / "endpoint.json").write_text(json.dumps(good))
     assert read_endpoint(tmp_path) is not None
-    (tmp_path / "endpoint.json").write_text(json.dumps({**good, **change}))
+    (tmp_path / "endpoint.json").write_text(json.dumps({**good, field: value}))
     assert read_endpoint(tmp_path) is None
 
 
 # -- columns, with real tables ------------------------------------------------
 
 COLUMNS = [
-    "a`b",
-    "a.b",
-    "a'b",
-    'a"b',
-    "a-b",
-    "select",
-    "日本",
-    "é",
-    "../x",
-    "a/b",
-    "--",
-    "%2e%2e",
-    "\u202eabc",
-    "$id",
-    "_a",
+    *[
+        *["a`b", "a.b", "a'b", 'a"b', "a-b", "select", "日本", "é", "../x", "a/b", "--", "%2e%2e", "\u202eabc", "$id"],
+        "_a",
+    ]
 ]
 REFUSED_COLUMNS = ["$(id)", "a b", "a;b", "a,b", "a=b", "a{b", "a(b", "a\nb", "a\tb"]
 

@@ -69,10 +69,7 @@ ALLOWED = {
     ("trident/tuples/tasks.py", "BoltRun.__init__"): FROM_ITS_OWN_DRIVER,
     ("trident/tuples/tasks.py", "LevelTask._tuple"): "tuples between tasks of one round, in Spark's memory",
     ("trident/tuples/rounds.py", "RoundRunner._level"): FROM_ITS_OWN_TASK,
-    (
-        "trident/spouts/data_source.py",
-        "copy_of",
-    ): "the driver tries, in its own memory, whether a reader can be sent",
+    ("trident/spouts/data_source.py", "copy_of"): "the driver tries, in its own memory, whether a reader can be sent",
     ("trident/running/executor_probe.py", "probe"): "imports, on an executor, what its driver's code will import there",
     ("trident/commands/user_file.py", "_run"): "`trident run FILE` runs the user's file",
     ("states/core/imports.py", "client_module"): "imports a client; the callers name its modules",

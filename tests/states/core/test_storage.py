@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from trident.coordinators.errors import ConfigError
 from trident.coordinators.stored_json import Unreadable
 from trident.states.core import storage
+from trident.states.core.addresses import check_server_url, is_this_host, without_credentials
 from trident.states.core.local_storage import NotAllDeleted
-
-
-@pytest.fixture
-def flushed(monkeypatch) -> list[str]:
-    """Names of what was flushed, in order."""
-    names: list[str] = []
-    fsync = os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda handle: (names.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))[1]
-    )
-    return names
+from trident.states.core.remote_files import AppendedParts, RangedFile
 
 
 def test_a_file_is_written_as_a_whole_durably_and_leaves_no_draft(tmp_path: Path, flushed: list[str]) -> None:
@@ -240,3 +237,95 @@ def test_names_whose_flush_failed_are_flushed_again(tmp_path: Path, flushed: lis
             storage.flush_names(tmp_path)
     storage.flush_names(tmp_path)
     assert flushed == [str(tmp_path)]
+
+
+# --- urls ------------------------------------------------------------------------------------------------
+# URLs of servers: one, several, IPv6; and nothing of their credentials in a message.
+
+EXPECTED = "postgresql://host/database"
+
+
+@pytest.mark.parametrize(
+    "url, shown",
+    [
+        ("postgresql://me:secret@db/shop?password=secret", "postgresql://db/shop"),
+        ("postgresql://me:secret@db1:5433,db2/shop", "postgresql://db1:5433,db2/shop"),
+        ("postgresql://me:sec%40ret@[::1]:5433,db2:5434/shop", "postgresql://[::1]:5433,db2:5434/shop"),
+        ("postgresql:///shop?host=/run/postgresql", "postgresql:///shop"),
+    ],
+)
+def test_a_url_of_one_or_several_servers_is_shown_without_its_credentials(url: str, shown: str) -> None:
+    check_server_url(url, "a test", ["postgresql"], EXPECTED, several=True)
+    assert without_credentials(url) == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://db:port/shop",
+        "postgresql://db1:1,db2:99999/shop",
+        "mysql://db",
+        None,
+        3,
+        "postgresql://me:pa@ss@db/shop",  # libpq ends the password at the first @, and tells the rest as a host
+        "postgresql://me:12/3@db/shop",  # no user, and a path: to be shown as it is
+    ],
+)
+def test_what_names_no_server_is_refused_without_being_shown(url: object) -> None:
+    with pytest.raises(ConfigError, match="the url of a test cannot be used; expected: postgresql://host/database$"):
+        check_server_url(url, "a test", ["postgresql"], EXPECTED, several=True)
+
+
+def test_the_address_of_a_page_may_have_an_at_sign_in_its_path() -> None:
+    check_server_url("https://api/@me/orders", "a test", ["https"], EXPECTED)
+
+
+def test_a_client_of_one_server_is_given_one() -> None:
+    check_server_url("redis://cache:6379/1", "a test", ["redis"], EXPECTED)
+    with pytest.raises(ConfigError):
+        check_server_url("redis://cache1:6379,cache2:6379/1", "a test", ["redis"], EXPECTED)
+
+
+def test_one_of_several_servers_that_each_host_takes_for_its_own_is_enough() -> None:
+    assert is_this_host("postgresql://db1,localhost:5432/shop")
+    assert not is_this_host("postgresql://db1,db2:5432/shop")
+    assert not is_this_host("//localhost:$PORT")
+
+
+# --- ranges of a file ------------------------------------------------------------------------------------
+# A file that is read range by range: as a file on a disk, however little a store gives at once.
+
+
+@given(
+    st.binary(max_size=60),
+    st.integers(1, 9),
+    st.lists(st.tuples(st.integers(-70, 70), st.integers(0, 2), st.integers(-1, 70))),
+)
+def test_it_is_read_as_a_file_is(data: bytes, most: int, reads: list[tuple[int, int, int]]) -> None:
+    def read_range(start: int, count: int) -> bytes:
+        assert 0 <= start < start + count <= len(data)
+        return data[start : start + min(count, most)]
+
+    file = io.BufferedReader(RangedFile(len(data), read_range), 8)
+    known = io.BytesIO(data)
+    for offset, whence, count in reads:
+        place = max(0, offset + (0, known.tell(), len(data))[whence])
+        assert file.seek(place) == known.seek(place)
+        assert file.read(count) == known.read(count)
+
+
+def test_a_store_that_gives_nothing_is_an_error_and_no_end() -> None:
+    with pytest.raises(OSError, match="gave 0 of 5 bytes; expected: all of them"):
+        RangedFile(5, lambda start, count: b"").readall()
+
+
+def test_parts_are_read_side_by_side() -> None:
+    """A ledger of files can have thousands, for each of which a store takes 30 ms: a take-over waits for them."""
+    both = threading.Barrier(2)
+
+    def read(path: str) -> bytes:
+        both.wait(20)
+        return b"ab"
+
+    store: Any = SimpleNamespace(read=read, list=lambda _: [f"{at:020d}" for at in (2, 0)])
+    assert AppendedParts(store, "s3a://lake/ledger").read(1) == b"bab"

@@ -75,27 +75,10 @@ OS = {
 OS_PATH = {"exists", "lexists", "isfile", "isdir", "islink", "getsize", "getmtime", "samefile"}
 # Methods of pathlib's paths; most take nothing, which tells them from others of that name.
 WITHOUT_ARGUMENTS = {
-    "exists",
-    "is_dir",
-    "is_file",
-    "is_symlink",
-    "iterdir",
-    "stat",
-    "lstat",
-    "touch",
-    "rmdir",
-    "unlink",
+    *["exists", "is_dir", "is_file", "is_symlink", "iterdir", "stat", "lstat", "touch", "rmdir", "unlink"]
 }
 OF_PATHS = {
-    "glob",
-    "rglob",
-    "mkdir",
-    "read_text",
-    "read_bytes",
-    "write_text",
-    "write_bytes",
-    "symlink_to",
-    "hardlink_to",
+    *["glob", "rglob", "mkdir", "read_text", "read_bytes", "write_text", "write_bytes", "symlink_to", "hardlink_to"]
 }
 PARQUET = {"read_table", "read_metadata", "read_schema", "ParquetFile", "ParquetWriter", "write_table"}
 OPENED = (

@@ -101,6 +101,8 @@ def test_a_refusal_is_told_at_once_and_nothing_happens(proxy: Proxy, root: str, 
             call()
         problem = store_problem_of(raised.value)
         assert isinstance(problem, StoreProblem) and not isinstance(problem, StoreUnreachable)
+        assert isinstance(raised.value, PermissionError) == (fault[0] == 403)  # type: ignore[index]
+        assert not isinstance(raised.value, FileNotFoundError)
         assert said in str(problem) and f"{root}" in str(problem)
         assert len(proxy.requests) == 1, "a refusal is not asked for again"
     proxy.answers = {}
@@ -143,9 +145,7 @@ def test_a_commit_without_an_answer_is_looked_at(proxy: Proxy, root: str, fault:
 
 
 @pytest.mark.parametrize(("fault", "said"), REFUSALS, ids=["no permission", "clock skew", "no bucket"])
-def test_a_commit_that_is_refused_behind_one_without_an_answer_is_not_called_refused(
-    proxy: Proxy, root: str, fault: Fault, said: str
-) -> None:
+def test_a_commit_that_is_refused_behind_one_without_an_answer_is_not_called_refused(proxy, root, fault, said):
     """The first may still be under way: only a commit of which no request is open certainly did not happen."""
     proxy.plan("PUT", fault)
     assert commit(root, b"ours") == "refused"
@@ -153,9 +153,7 @@ def test_a_commit_that_is_refused_behind_one_without_an_answer_is_not_called_ref
     assert commit(root, b"ours") == "unknown"
 
 
-def test_a_commit_that_is_never_answered_is_unknown_and_of_all_that_were_sent_one_counts(
-    proxy: Proxy, root: str
-) -> None:
+def test_a_commit_that_is_never_answered_is_unknown_and_of_all_that_were_sent_one_counts(proxy, root):
     proxy.plan("PUT", *[LOSE_REQUEST] * 3)
     assert commit(root, b"ours") == "unknown" and not storage.exists(f"{root}/{ENTRY}")
     proxy.requests.clear()
@@ -204,9 +202,7 @@ def test_a_large_file_is_sent_in_parts_and_is_what_was_written(proxy: Proxy, roo
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("fault", some(PASSING, LOSE_ANSWER, CUT_ANSWER), ids=str)
 @pytest.mark.parametrize("method", ["POST", "PUT"], ids=["begin", "part"])
-def test_the_begin_of_a_large_file_and_its_parts_are_sent_again(
-    proxy: Proxy, root: str, fault: Fault, method: str
-) -> None:
+def test_the_begin_of_a_large_file_and_its_parts_are_sent_again(proxy, root, fault, method):
     proxy.plan(method, fault)
     if (method, fault) == ("POST", CUT_ANSWER):  # the library takes this one for an answer, which it cannot read
         with pytest.raises(OSError, match=f"{root}/a"):
@@ -234,16 +230,10 @@ def test_a_completion_of_a_large_file_that_fails_is_sent_again(proxy: Proxy, roo
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize(
     ("faults", "fails"),
-    [
-        ([LOSE_ANSWER], False),
-        ([LOSE_ANSWER, (404, "NoSuchUpload")], True),
-        ([CUT_ANSWER], True),
-    ],
+    [([LOSE_ANSWER], False), ([LOSE_ANSWER, (404, "NoSuchUpload")], True), ([CUT_ANSWER], True)],
     ids=["the second is answered as the first", "the second finds no upload", "half an answer"],
 )
-def test_a_large_file_whose_completion_was_done_and_not_answered_is_whole_whatever_is_told(
-    proxy: Proxy, root: str, faults: list[Fault], fails: bool
-) -> None:
+def test_a_large_file_whose_completion_was_done_and_not_answered_is_whole_whatever_is_told(proxy, root, faults, fails):
     """Where an error is told, the attempt fails; the next one writes a file of another name."""
     proxy.plan("POST", None, *faults)
     if fails:
@@ -272,9 +262,7 @@ def test_a_large_file_whose_completion_is_refused_is_not_there(proxy: Proxy, roo
 @pytest.mark.parametrize(
     "fault", [(403, "AccessDenied"), pytest.param((500, "InternalError"), marks=pytest.mark.long)], ids=str
 )
-def test_a_deletion_that_is_refused_fails_and_a_later_one_deletes(
-    monkeypatch: pytest.MonkeyPatch, proxy: Proxy, root: str, fault: tuple[int, str]
-) -> None:
+def test_a_deletion_that_is_refused_fails_and_a_later_one_deletes(monkeypatch, proxy, root, fault):
     hurry(monkeypatch, 30.0, 0.2)
     files = [f"{root}/a", f"{root}/b"]
     for path in files:

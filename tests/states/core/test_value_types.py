@@ -32,42 +32,14 @@ NAN, INF, UTC = float("nan"), math.inf, dt.timezone.utc
 MICRO = dt.timedelta(microseconds=1)
 FIRST, LAST = dt.datetime.min, dt.datetime.max
 TIMES = [
-    FIRST,
-    FIRST + MICRO,
-    dt.datetime(999, 12, 31, 23, 59, 59, 999_999),
-    dt.datetime(1582, 10, 4, 12),
-    dt.datetime(1582, 10, 15),
-    dt.datetime(1883, 11, 18, 12, 3, 58, 1),
-    dt.datetime(1969, 12, 31, 23, 59, 59, 999_999),
-    dt.datetime(1970, 1, 1),
-    dt.datetime(2024, 2, 29, 1, 2, 3, 456_789),
-    LAST - 1000 * MICRO,
-    LAST,
+    *[FIRST, FIRST + MICRO, dt.datetime(999, 12, 31, 23, 59, 59, 999_999), dt.datetime(1582, 10, 4, 12)],
+    *[dt.datetime(1582, 10, 15), dt.datetime(1883, 11, 18, 12, 3, 58, 1), dt.datetime(1970, 1, 1) - MICRO],
+    *[dt.datetime(1970, 1, 1), dt.datetime(2024, 2, 29, 1, 2, 3, 456_789), LAST - 1000 * MICRO, LAST],
 ]
 TEXTS = [
-    " ",
-    "a",
-    "0",
-    "null",
-    "None",
-    "true",
-    "__HIVE_DEFAULT_PARTITION__",
-    "a/b=c",
-    "a%20b",
-    "%",
-    "'\"\\`",
-    "{}\n\r\t",
-    "\x00x",
-    "é ü 刘备 🙂",
-    "\ud7ff\ue000\uffff",
-    "x" * 31,
-    "x" * 32,
-    "x" * 33,
-    "y" * 40 + "z",
-    "\U0010ffff" * 33,
-    "🙂" * 40,
-    "..",
-    "a:b*?",
+    *[" ", "a", "0", "null", "None", "true", "__HIVE_DEFAULT_PARTITION__", "a/b=c", "a%20b", "%", "'\"\\`", "{}\n\r\t"],
+    *["\x00x", "é ü 刘备 🙂", "\ud7ff\ue000\uffff", "x" * 31, "x" * 32, "x" * 33, "y" * 40 + "z", "\U0010ffff" * 33],
+    *["🙂" * 40, "..", "a:b*?"],
 ]
 FLOATS = [0.0, -0.0, 1.5, -1.5, INF, -INF, NAN, 2.0**60, 2.0**-30]
 VALUES: dict[str, list[Any]] = {

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import OrderedDict
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import IntEnum
 from zoneinfo import ZoneInfo
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
+from tests.states.core.test_copy_rows import VALUES, arrow_schema
 from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch, TridentError
+from trident.states.core.copy_rows import plain_values
+from trident.states.core.copyable import is_folded
+from trident.states.core.folds import DoesNotFit, folded, onto
+from trident.states.core.native import NATIVE
 from trident.states.core.values import (
     UNCHANGED,
     OpaqueValue,
@@ -155,18 +165,13 @@ zones = (
     | st.builds(lambda secs: timezone(timedelta(seconds=secs)), st.integers(-23 * 3600, 23 * 3600))
 )
 moments = st.builds(lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold), st.datetimes(), zones, st.integers(0, 1))
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.binary(),
-    st.decimals(),
-    st.dates(),
-    st.timedeltas(),
-    st.text(st.characters(), max_size=5),
-    moments,
-    st.text(st.characters(categories=["Cs"]), max_size=3),
+scalars = (
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.binary(), st.decimals(), st.dates(), st.timedeltas()
+    )
+    | st.text(st.characters(), max_size=5)
+    | st.text(st.characters(categories=["Cs"]), max_size=3)
+    | moments
 )
 keys = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=3)
 
@@ -230,82 +235,36 @@ LOOP: list = []
 LOOP.append(LOOP)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        object(),
-        {1, 2},
-        bytearray(b"x"),
-        Number.ONE,
-        OrderedDict(a=1),
-        time(1),
-        1j,
-        range(3),
-        LOOP,
-        lambda: 1,
-        {"a": [Number.ONE]},
-        T(1, object()),
-        datetime(
-            2020,
-            1,
-            1,
-            tzinfo=type("Z", (timezone.utc.__class__.__base__,), {"utcoffset": lambda self, at: timedelta(0)})(),
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
+OWN_ZONE = type("Z", (tzinfo,), {"utcoffset": lambda self, at: timedelta(0)})()
+NOT_STORED = [
+    *[object(), {1, 2}, bytearray(b"x"), Number.ONE, OrderedDict(a=1), time(1), 1j, range(3), LOOP, lambda: 1],
+    *[{"a": [Number.ONE]}, T(1, object()), datetime(2020, 1, 1, tzinfo=OWN_ZONE)],
+]
+
+
+@pytest.mark.parametrize("value", NOT_STORED, ids=lambda value: type(value).__name__)
 def test_anything_else_cannot_be_stored(value):
     with pytest.raises(ConfigError, match="expected: "):
         dumps(value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "x",
-        "nul",
-        "1 2",
-        "NaN",
-        "-Infinity",
-        "1e999",
-        "{}",
-        '{"a":1}',
-        '{"tuple":[],"tuple":[]}',
-        '{"tuple":1}',
-        '{"dict":[[1]]}',
-        '{"dict":[[1,2],[1,3]]}',
-        '{"dict":[[[],2]]}',
-        '{"float":"1.0"}',
-        '{"float":"NaN"}',
-        '{"int":"0x1"}',
-        '{"int":5}',
-        "9223372036854775808",
-        '{"bytes":"a"}',
-        '{"bytes":"YR=="}',
-        '{"date":"2020-1-1"}',
-        '{"date":"20200101"}',
-        '{"decimal":"1_0"}',
-        '{"decimal":"x"}',
-        '{"timedelta":[0,86400,0]}',
-        '{"timedelta":[0]}',
-        '{"timedelta":[0,0.5,0]}',
-        '{"datetime":["2020-01-01T00:00:00",null]}',
-        '{"datetime":["2020-01-01",null,0]}',
-        '{"datetime":["2020-01-01T00:00:00","No/Where",0]}',
-        '{"datetime":["2020-01-01T00:00:00",null,true]}',
-        '{"datetime":["2020-01-01T00:00:00+00:00","UTC",0]}',
-        '{"transactional":[0,1,""]}',
-        '{"transactional":[1,1]}',
-        '{"opaque":[1,1,1,null]}',
-        '{"opaque":[true,1,1,""]}',
-        '{"str":"YQ=="}',
-        "[" * 100_000,
-        b"1",
-        None,
+NOT_WRITTEN_SO = [
+    *[
+        *["", "x", "nul", "1 2", "NaN", "-Infinity", "1e999", "{}", '{"a":1}', "9223372036854775808", "[" * 100_000],
+        *[b"1", None],
     ],
-    ids=lambda text: repr(text)[:30],
-)
+    *['{"tuple":[],"tuple":[]}', '{"tuple":1}', '{"dict":[[1]]}', '{"dict":[[1,2],[1,3]]}', '{"dict":[[[],2]]}'],
+    *['{"float":"1.0"}', '{"float":"NaN"}', '{"int":"0x1"}', '{"int":5}', '{"bytes":"a"}', '{"bytes":"YR=="}'],
+    *['{"date":"2020-1-1"}', '{"date":"20200101"}', '{"decimal":"1_0"}', '{"decimal":"x"}', '{"str":"YQ=="}'],
+    *['{"timedelta":[0,86400,0]}', '{"timedelta":[0]}', '{"timedelta":[0,0.5,0]}'],
+    *['{"transactional":[0,1,""]}', '{"transactional":[1,1]}', '{"opaque":[1,1,1,null]}', '{"opaque":[true,1,1,""]}'],
+    *['{"datetime":["2020-01-01T00:00:00",null]}', '{"datetime":["2020-01-01",null,0]}'],
+    *['{"datetime":["2020-01-01T00:00:00","No/Where",0]}', '{"datetime":["2020-01-01T00:00:00",null,true]}'],
+    '{"datetime":["2020-01-01T00:00:00+00:00","UTC",0]}',
+]
+
+
+@pytest.mark.parametrize("text", NOT_WRITTEN_SO, ids=lambda text: repr(text)[:30])
 def test_a_text_that_was_not_written_so_is_an_error(text):
     with pytest.raises(TridentError, match="stored value cannot be read"):
         loads(text)
@@ -314,3 +273,78 @@ def test_a_text_that_was_not_written_so_is_an_error(text):
 def test_dates_are_not_datetimes():
     assert type(loads(dumps(date(2020, 1, 1)))) is date
     assert type(loads(dumps(datetime(2020, 1, 1)))) is datetime
+
+
+# --- folds -----------------------------------------------------------------------------------------------
+# The fold of each built-in aggregate gives what Spark gives for the same rows in the same order.
+
+KINDS = [(name, kind) for name in ("min", "max") for kind in VALUES if not kind.startswith("map")]
+KINDS += [("sum", "bigint"), ("sum", "double"), ("sum", "decimal(38,2)"), ("count", "bigint")]
+GROUPS = 150
+
+
+def texts(values: pa.Array) -> list[str]:
+    """Of values that differ others, also of 0.0 and -0.0."""
+    return [repr(value) for value in plain_values(values, values.type)]
+
+
+@pytest.mark.parametrize(("aggregator", "kind"), KINDS)
+def test_spark_is_the_oracle(spark: SparkSession, rng: random.Random, aggregator: str, kind: str) -> None:
+    schema = arrow_schema(f"g bigint, v {kind}")
+    groups = np.array([*range(GROUPS), *(rng.randrange(GROUPS) for _ in range(3 * GROUPS))])
+    values = pa.array([rng.choice([*VALUES[kind], None]) for _ in groups], schema.types[1])
+    rows = spark.createDataFrame(pa.table([pa.array(groups), values], schema=schema)).coalesce(1)
+    adds = aggregator in ("sum", "count")
+    merged = F.expr("try_sum(v)") if adds else NATIVE[aggregator].merge(F.col("v"))  # null where ANSI's sum fails
+    found = rows.groupBy("g").agg(merged.alias("v")).orderBy("g").toArrow().column("v").combine_chunks()
+    expected, refused = texts(found.cast(values.type)), list[int]()
+    for group in range(GROUPS):
+        own = values.filter(pa.array(groups == group))
+        try:
+            alone = folded(aggregator, [], own)[1]
+        except DoesNotFit:
+            refused.append(group)
+            assert expected[group] == "None", own
+            continue
+        if texts(alone) != [expected[group]]:  # in Spark a sum must fit on its way, too
+            assert adds and expected[group] == "None" and alone[0].as_py() == sum(filter(None, own.to_pylist())), own
+    kept = ~np.isin(groups, refused)
+    numbers = np.unique(groups[kept], return_inverse=True)[1]
+    left, count = values.filter(pa.array(kept)), GROUPS - len(refused)
+    (names,), together = folded(aggregator, [pa.array(numbers)], left)
+    assert names.to_pylist() == list(range(count))
+    assert texts(onto(aggregator, left.slice(0, count), left.slice(count), numbers[count:])) == texts(together)
+
+
+def test_a_fold_of_no_row_is_null_and_the_key_of_a_sum_that_does_not_fit_is_named() -> None:
+    assert folded("sum", [], pa.array([], pa.int64()))[1].to_pylist() == [None]
+    assert folded("sum", [pa.array([], pa.string())], pa.array([], pa.int64()))[1].to_pylist() == []
+    with pytest.raises(DoesNotFit, match="overflow: the sum 9223372036854775808 does not fit bigint") as caught:
+        folded("sum", [pa.array(["a", "b", "b"])], pa.array([1, 2**63 - 1, 1]))
+    assert caught.value.key == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "kind"),
+    [
+        ("sum", pa.float32()),
+        ("sum", pa.string()),
+        ("another", pa.int64()),
+        ("min", pa.duration("us")),
+        ("max", pa.list_(pa.duration("us"))),
+        ("min", pa.month_day_nano_interval()),
+    ],
+)
+def test_these_are_not_folded(aggregator: str, kind: pa.DataType) -> None:
+    assert not is_folded(aggregator, kind)
+
+
+@pytest.mark.parametrize("count", [3, 40, 5000])
+def test_sum_of_doubles_without_keys_is_from_the_first_to_the_last(count: int) -> None:
+    source = random.Random(1)
+    values = [source.uniform(-1e16, 1e16) if at % 2 else source.random() for at in range(count)]
+    expected = 0.0
+    for value in values:
+        expected += value
+    rows = pa.chunked_array([values[:2], values[2:]])
+    assert folded("sum", [], rows)[1].to_pylist() == [expected]

@@ -7,14 +7,16 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import TableError
-from trident.states.core.tables import StagedFile
 from trident.states.delta.delta_log import DeltaLog, TableCommit
 from trident.states.delta.history import commits_since, find_version_by_control, find_version_by_txn, foreign
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
+from trident.states.delta.parquet_files import FileTarget, write_partition
+from trident.states.delta.staging import staged_file
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
 APP = "trident/topology/group"
@@ -41,17 +43,10 @@ def template(spark: SparkSession, engine: KernelEngine, tmp_path_factory) -> str
     path = str(tmp_path_factory.mktemp("log") / "t")
     snapshot = engine.create_table(path, SCHEMA, [], {}, control(0), f"trident/{INCARNATION}")
     for txid in (1, 2):
-        folder = Path(path, "data", str(txid))
-        spark.range(txid * 10, txid * 10 + 2).coalesce(1).write.parquet(str(folder))
-        file = next(folder.glob("*.parquet"))
-        stats = {
-            "numRecords": 2,
-            "minValues": {"id": txid * 10},
-            "maxValues": {"id": txid * 10 + 1},
-            "nullCount": {"id": 0},
-        }
-        staged = StagedFile(f"data/{txid}/{file.name}", file.stat().st_size, 1, 2, json.dumps(stats))
-        snapshot = engine.commit_files(snapshot, [staged], (APP, txid), control(txid), f"trident/{INCARNATION}")
+        rows = pa.table({"id": [txid * 10, txid * 10 + 1]})
+        (report,) = write_partition(FileTarget("t", path, f"data/{txid}"), rows.to_batches())
+        files = [staged_file(report)]
+        snapshot = engine.commit_files(snapshot, files, (APP, txid), control(txid), f"trident/{INCARNATION}")
     return path
 
 
@@ -80,23 +75,6 @@ def test_our_commits_are_read_as_they_were_made(table):
     assert Path(table, second.adds[0]).exists()
     assert [commit.version for commit in commits_since(table, 0)] == [1, 2]
     assert commits_since(table, 2) == []
-
-
-def test_user_metadata_is_read(table):
-    entry = {"commitInfo": {"operation": "WRITE", "userMetadata": '{"upto": 7}'}}
-    Path(table, "_delta_log", f"{3:020d}.json").write_text(json.dumps(entry) + "\n")
-    assert DeltaLog(table).commit(3).info["userMetadata"] == '{"upto": 7}'
-
-
-@pytest.mark.parametrize(
-    "content", [b"{", b"\xff\xfe", b"[]\n", b'{"txn": {"appId": "a"}}\n', b'{"add": {}}\n', b"3\n"]
-)
-def test_a_damaged_entry_is_an_error_and_never_an_empty_commit(table, content):
-    Path(table, "_delta_log", f"{2:020d}.json").write_bytes(content)
-    with pytest.raises(TableError):
-        DeltaLog(table).commit(2)
-    with pytest.raises(TableError):
-        commits_since(table, 0)
 
 
 def test_an_entry_that_was_cleaned_up_is_an_error_that_says_so(engine, table):
@@ -128,20 +106,16 @@ def test_our_commits_and_a_log_drop_are_ours(engine, table):
     assert reasons(table, 0) == [None] * 4
 
 
+TABLE, ONE, LONG = "delta.`{}`", "(SELECT 10L id) s", pytest.mark.long
+APPEND_ONLY = "SET TBLPROPERTIES ('delta.appendOnly' = 'true')"
+
+
 @pytest.mark.parametrize(
     ("operation", "statement"),
     [
-        ("UPDATE", "UPDATE delta.`{}` SET id = 99 WHERE id = 10"),
-        pytest.param(
-            "SET TBLPROPERTIES",
-            "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('delta.appendOnly' = 'true')",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "MERGE",
-            "MERGE INTO delta.`{}` t USING (SELECT 10L id) s ON t.id = s.id WHEN MATCHED THEN DELETE",
-            marks=pytest.mark.long,
-        ),
+        ("UPDATE", f"UPDATE {TABLE} SET id = 99 WHERE id = 10"),
+        pytest.param("SET TBLPROPERTIES", f"ALTER TABLE {TABLE} {APPEND_ONLY}", marks=LONG),
+        pytest.param("MERGE", f"MERGE INTO {TABLE} t USING {ONE} ON t.id = s.id WHEN MATCHED THEN DELETE", marks=LONG),
     ],
 )
 def test_a_change_by_others_is_named(spark, table, operation, statement):

@@ -23,6 +23,7 @@ from trident.states.delta.history import commits_since, foreign, harmful_change
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import read_state
+from trident.udf.types import as_schema
 
 UPSERT = Native("upsert")
 
@@ -179,12 +180,8 @@ def test_adding_again_does_nothing_and_conflicts_are_tried_again(spark, engine, 
 @pytest.mark.parametrize(
     "schema",
     [
-        "line bigint, n int",
-        "line string, Line string",
-        "line string, `a b` int",
-        "line string, n struct<`a,b`:int>",
-        "line string, t timestamp_ntz",
-        "line string, t array<timestamp_ntz>",
+        *["line bigint, n int", "line string, Line string", "line string, `a b` int"],
+        *["line string, n struct<`a,b`:int>", "line string, t timestamp_ntz", "line string, t array<timestamp_ntz>"],
         "line string, _deleted boolean",
     ],
 )
@@ -282,15 +279,7 @@ META = {
     "format": {"provider": "parquet"},
     "partitionColumns": [],
     "configuration": {"delta.a": "b"},
-    "schemaString": json.dumps(
-        {
-            "type": "struct",
-            "fields": [
-                {"name": "x", "type": "integer", "nullable": True, "metadata": {}},
-                {"name": "y", "type": "string", "nullable": True, "metadata": {}},
-            ],
-        }
-    ),
+    "schemaString": as_schema("x int, y string", "the tests").json(),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -10,13 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -33,21 +30,13 @@ from trident.states.delta.kernel import (
     TableSnapshot,
     TxnAlreadyApplied,
 )
+from trident.states.delta.parquet_files import FileTarget, write_partition
+from trident.states.delta.staging import staged_file
+from trident.udf.types import as_schema
 
-ROOT = Path(__file__).resolve().parents[3]
-SCHEMA = json.dumps(
-    {
-        "type": "struct",
-        "fields": [
-            {"name": "id", "type": "long", "nullable": True, "metadata": {}},
-            {"name": "word", "type": "string", "nullable": True, "metadata": {}},
-        ],
-    }
-)
+SCHEMA = as_schema("id long, word string", "the tests").json()
 APP = "trident/topology/group"
-# By default as many rounds as a busy machine does in the time, at most 200.
 RACE_ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0"))
-RACE_SECS = 2.0
 KILLS = int(os.environ.get("TRIDENT_COMMIT_KILLS", "1"))
 
 
@@ -67,36 +56,12 @@ def record(txid: int, **more: object) -> str:
     return json.dumps({"txid": txid, **more})
 
 
-def stage(path: str, name: str, ids: list[int], partition: Mapping[str, str | None] | None = None) -> StagedFile:
-    """Write one Parquet file with the statistics that a task would give it."""
-    file = Path(path, "data", name, "part-0.parquet")
-    file.parent.mkdir(parents=True)
-    words = [f"w{i}" for i in ids]
-    columns = {"id": ids} if partition else {"id": ids, "word": words}
-    pq.write_table(pa.table(columns), file)
-    stats = {
-        "numRecords": len(ids),
-        "minValues": {"id": min(ids), "word": min(words)},
-        "maxValues": {"id": max(ids), "word": max(words)},
-        "nullCount": {"id": 0, "word": 0},
-    }
-    if partition:
-        for values in stats.values():
-            isinstance(values, dict) and values.pop("word")
-    found = file.stat()
-    return StagedFile(
-        f"data/{name}/part-0.parquet",
-        found.st_size,
-        found.st_mtime_ns // 10**6,
-        len(ids),
-        json.dumps(stats),
-        partition or {},
-    )
-
-
 def commit(engine: KernelEngine, on: TableSnapshot, txid: int, ids: list[int]) -> TableSnapshot:
-    file = stage(on.path, f"{txid}-{random.getrandbits(40):x}", ids)
-    return engine.commit_files(on, [file], (APP, txid), {"trident": record(txid)}, "trident/tests")
+    """As a task and the committer do it."""
+    target = FileTarget("t", on.path, f"data/{txid}-{random.getrandbits(40):x}")
+    rows = pa.table({"id": ids, "word": [f"w{n}" for n in ids]})
+    files = [staged_file(report) for report in write_partition(target, rows.to_batches())]
+    return engine.commit_files(on, files, (APP, txid), {"trident": record(txid)}, "trident/tests")
 
 
 def ids_by_spark(session: SparkSession, path: str) -> list[int]:
@@ -170,9 +135,8 @@ def test_a_commit_on_an_old_snapshot_is_refused_and_changes_nothing(engine, tabl
     with pytest.raises(CommitConflict):
         commit(engine, table, 2, [2])
     with pytest.raises(CommitConflict):
-        engine.drop_files(engine.load_version(table.path, 1), lambda _: True, {}, "x") and commit(
-            engine, newest, 2, [2]
-        )
+        engine.drop_files(engine.load_version(table.path, 1), lambda _: True, {}, "x")
+        commit(engine, newest, 2, [2])
     assert log_names(table.path)[: len(before)] == before
     assert engine.load(table.path).txn_version(APP) == 1
 
@@ -190,7 +154,7 @@ def test_a_transaction_that_the_table_has_is_not_committed_again(engine, table):
 def test_an_io_error_before_the_link_is_a_failure_and_neither_a_conflict_nor_an_open_question(engine, table):
     log = Path(table.path, "_delta_log")
     log.rename(log.with_name("away"))
-    with pytest.raises(TableError) as caught:
+    with pytest.raises(TableError, match="could not be written; nothing happened") as caught:
         engine.commit_files(table, [], None, {"trident": record(1)}, "trident/tests")
     assert not isinstance(caught.value, CommitConflict | CommitOutcomeUnknown)
     log.with_name("away").rename(log)
@@ -200,31 +164,6 @@ def test_an_io_error_before_the_link_is_a_failure_and_neither_a_conflict_nor_an_
 def test_a_log_entry_has_no_checksum_file_beside_it(engine, table):
     commit(engine, table, 1, [1])
     assert [name for name in log_names(table.path) if name.startswith(".")] == []
-
-
-@pytest.mark.long
-def test_any_folder_name_can_hold_a_table_and_a_file(spark, engine, tmp_path):
-    names = ["with space", "per%cent", "a+b=c&d", "König-刘备", "#hash?", "a%20b"]
-    path = str(tmp_path / "a table, 刘备 #1")
-    table = engine.create_table(path, SCHEMA, [], {}, {}, "trident/tests")
-    files = [stage(path, name, [n]) for n, name in enumerate(names)]
-    snapshot = engine.commit_files(table, files, None, {}, "trident/tests")
-    assert {file.path for file in engine.live_files(snapshot)} == {f"data/{name}/part-0.parquet" for name in names}
-    assert ids_by_spark(spark, path) == list(range(len(names)))
-    assert sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist()) == list(range(len(names)))
-
-
-@pytest.mark.long
-def test_partition_values_are_read_back_also_null_and_odd_ones(spark, engine, tmp_path):
-    path = str(tmp_path / "t")
-    table = engine.create_table(path, SCHEMA, ["word"], {}, {}, "trident/tests")
-    values = [None, "plain", "a b/c=d%e", "刘备"]
-    files = [stage(path, str(n), [n], {"word": value}) for n, value in enumerate(values)]
-    snapshot = engine.commit_files(table, files, None, {}, "trident/tests")
-    rows = spark.read.format("delta").load(path).collect()
-    assert {row.id: row.word for row in rows} == dict(enumerate(values))
-    assert snapshot.partition_columns == ("word",)
-    assert {file.partition_values["word"] for file in engine.live_files(snapshot)} == set(values)
 
 
 @pytest.mark.long
@@ -240,14 +179,6 @@ def test_statistics_let_spark_skip_files_and_count_without_reading(spark, engine
     for file in engine.live_files(snapshot):
         Path(table.path, file.path).unlink()
     assert data.count() == 8
-
-
-@pytest.mark.long
-def test_the_committer_is_named_in_the_history(spark, engine, table):
-    commit(engine, table, 1, [1])
-    history = spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`").collect()
-    assert [(row.version, row.operation) for row in history] == [(1, "WRITE"), (0, "CREATE TABLE")]
-    assert all(row.engineInfo.endswith("/trident/tests") for row in history)
 
 
 # --- removing, rewriting, changing ----------------------------------------------------------------
@@ -274,22 +205,6 @@ def test_dropping_nothing_commits_nothing(engine, table):
     assert engine.load(table.path).version == 1
 
 
-@pytest.mark.long
-def test_nullable_columns_are_added_and_commits_go_on(spark, engine, table):
-    wider = json.loads(SCHEMA)
-    wider["fields"].append({"name": "extra", "type": "double", "nullable": True, "metadata": {}})
-    old = commit(engine, table, 1, [1])
-    new = engine.add_columns(old, json.dumps(wider), {"trident": record(1)}, "trident/tests")
-    assert facts(new) == facts(engine.load(table.path))
-    assert (new.table_id, json.loads(new.schema_json)) == (old.table_id, wider)
-    newest = commit(engine, new, 2, [2])
-    assert [(row.id, row.extra) for row in spark.read.format("delta").load(table.path).orderBy("id").collect()] == [
-        (1, None),
-        (2, None),
-    ]
-    assert engine.add_columns(newest, json.dumps(wider), {}, "x") is newest
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -307,36 +222,15 @@ def test_any_other_change_of_schema_is_refused(engine, table, change):
     assert engine.load(table.path).version == 0
 
 
-@pytest.mark.long
-def test_a_table_made_by_spark_is_adopted(spark, engine, tmp_path):
-    path = str(tmp_path / "t")
-    spark.range(3).selectExpr("id", "cast(id as string) word").write.format("delta").save(path)
-    plain = engine.load(path)
-    with pytest.raises(TableError):
-        engine.commit_files(plain, [], None, {"trident": record(1)}, "trident/tests")
-    able = engine.enable_control(plain)
-    assert able.version == 1
-    assert engine.enable_control(able) is able
-    commit(engine, able, 1, [100])
-    assert ids_by_spark(spark, path) == [0, 1, 2, 100]
-    assert engine.load(path).control("trident") == record(1)
+WHOLE = {"path": "p", "size": 1, "mtime_ms": 1, "num_records": 1, "stats": "{}", "partition_values": {}}
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        None,
-        {},
-        {"path": "p"},
-        {"path": 1, "size": 1, "mtime_ms": 1, "num_records": 1, "stats": "{}", "partition_values": {}},
-        {"path": "p", "size": True, "mtime_ms": 1, "num_records": 1, "stats": "{}", "partition_values": {}},
-        {"path": "p", "size": 1, "mtime_ms": 1, "num_records": 1, "stats": "{}", "partition_values": {"a": 1}},
-        {"path": "p", "size": 1, "mtime_ms": 1, "num_records": 1, "stats": "{}", "partition_values": {}, "new": 1},
-    ],
-)
-def test_a_staged_file_is_read_whole_or_not_at_all(broken):
-    with pytest.raises(TableError):
-        StagedFile.from_json(broken)
+@pytest.mark.parametrize("change", [{"path": 1}, {"size": True}, {"partition_values": {"a": 1}}, {"new": 1}])
+def test_a_staged_file_is_read_whole_or_not_at_all(change):
+    StagedFile.from_json(WHOLE)
+    for broken in (WHOLE | change, {"path": "p"}, {}, None):
+        with pytest.raises(TableError):
+            StagedFile.from_json(broken)
 
 
 def test_a_staged_file_survives_json():
@@ -469,55 +363,29 @@ def test_of_threads_that_commit_on_one_snapshot_exactly_one_wins(engine, table):
 
 
 WORKER = """
-import json, sys, time
-from trident.coordinators.errors import CommitConflict
+import json, sys
 from trident.states.delta.kernel import KernelEngine
 from trident.states.core.tables import StagedFile
 from trident.spark.session import make_session
-mode, path, confs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-engine = KernelEngine(make_session("race", confs))
-def say(*words):
-    print(*words, flush=True)
-say("up")
-if mode == "race":
-    won = None
-    for line in sys.stdin:
-        snapshot, won = won or engine.load(path), None
-        say("ready", snapshot.version)
-        start, txid = json.loads(sys.stdin.readline())
-        time.sleep(max(0.0, start - time.monotonic()))
-        try:
-            control = json.dumps({"txid": txid, "by": "child"})
-            won = engine.commit_files(snapshot, [], ("app", txid), {"trident": control}, "trident/child")
-            say("won")
-        except CommitConflict:
-            say("lost")
-else:
-    snapshot, txid = engine.load(path), int(sys.argv[4])
-    while True:
-        txid += 1
-        names = [f"data/{txid}-{n}.parquet" for n in range(3)]
-        files = [StagedFile(name, 1, 1, 1, '{"numRecords":1}', {}) for name in names]
-        snapshot = engine.commit_files(
-            snapshot, files, ("trident/topology/group", txid), {"trident": json.dumps({"txid": txid})}, "trident/child"
-        )
-        say(txid)
+
+path, confs, txid = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+engine = KernelEngine(make_session("commits", confs))
+print("up", flush=True)
+snapshot = engine.load(path)
+while True:
+    txid += 1
+    files = [StagedFile(f"data/{txid}-{n}.parquet", 1, 1, 1, '{"numRecords":1}', {}) for n in range(3)]
+    control = {"trident": json.dumps({"txid": txid})}
+    snapshot = engine.commit_files(snapshot, files, ("trident/topology/group", txid), control, "trident/child")
+    print(txid, flush=True)
 """
 
 
 def start_worker(*arguments: str) -> subprocess.Popen[str]:
     """A process of its own, with its own JVM, in a process group that can be killed as one."""
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        bufsize=1,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    return worker
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    command = [sys.executable, "-c", WORKER, *arguments]
+    return subprocess.Popen(command, text=True, bufsize=1, start_new_session=True, **pipes)
 
 
 def kill(worker: subprocess.Popen[str]) -> None:
@@ -531,49 +399,11 @@ def small_confs(folder: Path) -> str:
 
 
 @pytest.mark.long
-def test_of_two_processes_that_race_for_one_version_exactly_one_wins(engine, table, tmp_path):
-    """Many rounds, from before to after each other by up to 3 ms (TRIDENT_RACE_ROUNDS for more)."""
-    worker = start_worker("race", table.path, small_confs(tmp_path))
-    random.seed(2024)
-    won = {"parent": 0, "child": 0}
-    try:
-        assert worker.stdout.readline() == "up\n"
-        deadline = time.monotonic() + RACE_SECS
-        snapshot, rounds, lead = table, RACE_ROUNDS or 200, 0.0
-        for txid in range(1, rounds + 1):
-            worker.stdin.write("load\n")
-            assert worker.stdout.readline() == f"ready {snapshot.version}\n"
-            start = time.monotonic() + 0.004
-            worker.stdin.write(json.dumps([start + max(0.0, -lead) + random.uniform(0, 0.003), txid]) + "\n")
-            time.sleep(max(0.0, start + max(0.0, lead) + random.uniform(0, 0.003) - time.monotonic()))
-            mine = None
-            with contextlib.suppress(CommitConflict):
-                control = {"trident": record(txid, by="parent")}
-                mine = engine.commit_files(snapshot, [], ("app", txid), control, "trident/parent")
-            child_won = worker.stdout.readline() == "won\n"
-            assert (mine is None) == child_won, f"round {txid}: parent won {mine is not None}, child won {child_won}"
-            winner = "child" if child_won else "parent"
-            won[winner] += 1
-            lead += 0.001 if winner == "parent" else -0.001  # the slower one begins earlier, until both win
-            assert DeltaLog(table.path).commit(txid).control == {"trident": {"txid": txid, "by": winner}}
-            snapshot = mine or engine.load(table.path)
-            if txid % 50 == 0:
-                engine.run_maintenance(snapshot)
-            if not RACE_ROUNDS and time.monotonic() > deadline:
-                break
-        assert facts(engine.load(table.path)) == facts(snapshot)
-    finally:
-        kill(worker)
-    # A race that one side always wins tests nothing.
-    assert min(won.values()) > sum(won.values()) // 20, won
-
-
-@pytest.mark.long
 def test_a_process_killed_inside_a_commit_leaves_it_whole_or_absent(engine, table, tmp_path):
     """SIGKILL to Python and the JVM at once, at random instants (TRIDENT_COMMIT_KILLS for more)."""
     done = 0
     for _ in range(KILLS):
-        worker = start_worker("commit", table.path, small_confs(tmp_path), str(done))
+        worker = start_worker(table.path, small_confs(tmp_path), str(done))
         assert worker.stdout.readline() == "up\n"
         told = [int(worker.stdout.readline())]
         killer = threading.Timer(random.uniform(0.05, 1.0), kill, [worker])
@@ -593,3 +423,58 @@ def test_a_process_killed_inside_a_commit_leaves_it_whole_or_absent(engine, tabl
         assert len(engine.live_files(snapshot)) == 3 * done
     after = commit(engine, engine.load(table.path), done + 1, [1])
     assert facts(engine.load(table.path)) == facts(after)
+
+
+# --- where a user's own callbacks share the way to the JVM -----------------------------------------------
+# Kernel calls a commit back into Python: also where a user's own callbacks share the way to the JVM.
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from pyspark.java_gateway import ensure_callback_server_started
+from trident.coordinators.errors import TableError
+from trident.spark.session import make_session
+from trident.states.delta.kernel import KernelEngine
+
+SCHEMA = '{"type":"struct","fields":[{"name":"n","type":"long","nullable":true,"metadata":{}}]}'
+spark, path = make_session("callbacks"), sys.argv[1]
+engine = KernelEngine(spark)
+committed, called, new = (ThreadPoolExecutor(1) for _ in range(3))
+
+def commit():
+    snapshot = engine.load(path)
+    return engine.commit_files(snapshot, [], None, {"trident": json.dumps({"at": snapshot.version})}, "x").version
+
+properties = {"delta.enableInCommitTimestamps": "true"}  # so that Kernel writes every entry
+committed.submit(engine.create_table, path, SCHEMA, [], properties, {"trident": "{}"}, "x").result()
+called.submit(engine.load, path).result()
+ensure_callback_server_started(spark.sparkContext._gateway)  # what foreachBatch and addListener do
+for name, pool in (("committed", committed), ("called", called), ("new", new)):
+    for _ in range(2):
+        try:
+            print(name, pool.submit(commit).result(), flush=True)
+            break
+        except TableError as error:  # py4j closes the connections of threads that were called back
+            print(name, error, file=sys.stderr, flush=True)
+    else:
+        print(name, "cannot commit", flush=True)
+try:
+    print("main", commit(), flush=True)
+except TableError as error:
+    print("main", error, flush=True)
+"""
+
+
+@pytest.mark.long
+def test_threads_commit_on_when_the_user_starts_a_callback_server(tmp_path: Path) -> None:
+    """A stream's foreachBatch in the same session: from then on Java calls threads that were there back on others."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "t")],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.split("\n")[:-1] == ["committed 1", "called 2", "new 3", "main 4"], done.stderr[-3000:]

@@ -6,6 +6,7 @@ entry is there, rename over it. The real one, in the JVM, races in test_kernel_r
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -19,14 +20,15 @@ from typing import Any
 
 import pytest
 
+from tests.servers.zk_fixtures import eventually
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core.local_storage import LocalFolder
 from trident.states.delta import log_commit
+from trident.states.delta import torn_entries as table_locks
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.log_commit import EntryMayBeLost, Signature, publish_draft, remove_drafts
 from trident.states.delta.torn_entries import table_lock
 
-ROOT = Path(__file__).resolve().parents[3]
 ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0")) or 60
 
 
@@ -201,12 +203,7 @@ except log_commit.CommitConflict:
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_a_process_that_is_stopped_inside_a_commit_keeps_nobody_waiting(table: str, where: str) -> None:
     """It used to keep a lock: its successor on the same machine waited until a person killed it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", STOPPED, table, where],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    process = subprocess.Popen([sys.executable, "-c", STOPPED, table, where], stdout=subprocess.PIPE, text=True)
     try:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         version = 1 if where == "before" else 2
@@ -251,9 +248,7 @@ def test_a_flush_that_fails_behind_the_link_leaves_the_outcome_open(table: str, 
 
 
 @pytest.mark.parametrize("refused", ["names", "stat", "delete", "flush"])
-def test_nothing_that_the_disk_refuses_behind_the_link_is_told_as_a_failure(
-    table: str, monkeypatch, refused: str
-) -> None:
+def test_nothing_that_the_disk_refuses_behind_the_link_is_told_as_a_failure(table, monkeypatch, refused):
     """The commit is there: a caller that is told otherwise deletes the files that it names."""
     claim = LocalFolder.claim
 
@@ -328,3 +323,54 @@ def test_merges_share_the_lock_that_a_repair_has_alone(tmp_path: Path) -> None:
                 pass
     with table_lock(str(tmp_path), timeout_secs=5):
         pass
+
+
+# --- the lock that a repair has, over real processes -----------------------------------------------------
+# The lock that a repair has against MERGEs, on a local disk, over real processes.
+
+HOLDER = """
+import sys
+from trident.states.delta.torn_entries import table_lock
+with table_lock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    command, pipe = [sys.executable, "-c", HOLDER, str(tmp_path)], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_stopped_holder_is_waited_for_and_named_and_its_death_lets_the_next_one_in(
+    holder, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(table_locks, "_WARN_AFTER_SECS", 0.2)
+    entered = threading.Event()
+
+    def enter() -> None:
+        with table_lock(str(tmp_path)):
+            entered.set()
+
+    os.kill(holder.pid, signal.SIGSTOP)
+    waiting = threading.Thread(target=enter, daemon=True)
+    with caplog.at_level(logging.WARNING):
+        waiting.start()
+        assert eventually(lambda: caplog.messages)
+    assert f"{tmp_path} since 0 s; it is held by process {holder.pid} (stopped)" in caplog.text
+    assert not entered.is_set()
+    holder.kill()
+    assert entered.wait(10)
+
+
+def test_who_waits_a_moment_hears_nothing(holder, tmp_path: Path, caplog) -> None:
+    threading.Timer(0.2, holder.stdin.close).start()
+    with caplog.at_level(logging.WARNING), table_lock(str(tmp_path)):
+        assert holder.wait(10) == 0
+    assert not caplog.messages

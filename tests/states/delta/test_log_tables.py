@@ -11,43 +11,33 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from trident.coordinators.errors import SourceError, TableError
 from trident.spouts.delta.log import DeltaChanges
 from trident.states.delta.delta_log import DeltaLog, LogTables, Segment, SizedTables, TableMissing, totals_of
+from trident.udf.types import as_schema
 
-FIELDS = [{"name": "n", "type": "long", "nullable": True, "metadata": {}}]
 METADATA = {
     "id": "the table",
-    "schemaString": json.dumps({"type": "struct", "fields": FIELDS}),
+    "schemaString": as_schema("n long", "the tests").json(),
     "partitionColumns": ["n"],
     "configuration": {"delta.appendOnly": "true"},
 }
 PROTOCOL = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["v2Checkpoint"]}
 UNIQUE = "00000000-0000-0000-0000-000000000001"
-PAIRS, TEXT, INT = pa.map_(pa.string(), pa.string()), pa.string(), pa.int64()
-SCHEMA = pa.schema(
-    {
-        "metaData": pa.struct(
-            {"id": TEXT, "schemaString": TEXT, "partitionColumns": pa.list_(TEXT), "configuration": PAIRS}
-        ),
-        "protocol": pa.struct(
-            {"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32(), "readerFeatures": pa.list_(TEXT)}
-        ),
-        "txn": pa.struct({"appId": TEXT, "version": INT}),
-        "domainMetadata": pa.struct({"domain": TEXT, "configuration": TEXT, "removed": pa.bool_()}),
-        "add": pa.struct(
-            {
-                "path": TEXT,
-                "partitionValues": PAIRS,
-                "size": INT,
-                "modificationTime": INT,
-                "stats": TEXT,
-                "deletionVector": pa.struct({"storageType": TEXT}),
-            }
-        ),
-        "sidecar": pa.struct({"path": TEXT}),
-    }
+SCHEMA = to_arrow_schema(
+    as_schema(
+        "metaData struct<id: string, schemaString: string, partitionColumns: array<string>, "
+        "configuration: map<string, string>>, "
+        "protocol struct<minReaderVersion: int, minWriterVersion: int, readerFeatures: array<string>>, "
+        "txn struct<appId: string, version: bigint>, "
+        "domainMetadata struct<domain: string, configuration: string, removed: boolean>, "
+        "add struct<path: string, partitionValues: map<string, string>, size: bigint, modificationTime: bigint, "
+        "stats: string, deletionVector: struct<storageType: string>>, "
+        "sidecar struct<path: string>",
+        "the tests",
+    )
 )
 
 
@@ -177,9 +167,7 @@ def test_a_table_that_a_catalog_manages_is_refused_as_a_source(log: Log) -> None
         (b'{"metaData": {"configuration": ["a"]}}\n', "not as Delta's protocol says"),
     ],
 )
-def test_an_empty_torn_or_strange_entry_is_an_error_for_states_and_for_sources(
-    table: Log, content: bytes, says: str
-) -> None:
+def test_an_empty_torn_or_strange_entry_is_an_error_for_states_and_for_sources(table, content, says):
     tables, sized, read = LogTables(), SizedTables(), DeltaLog(table.table)
     tables.load(table.table), sized.load(table.table)
     (table.folder / f"{1:020d}.json").write_bytes(content)

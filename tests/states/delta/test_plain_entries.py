@@ -10,21 +10,14 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.jvm.spark_fixtures import calls_to_the_jvm
-from trident.coordinators.errors import CommitConflict, TableError
+from trident.coordinators.errors import TableError
 from trident.states.core.tables import StagedFile
 from trident.states.delta.delta_log import DeltaLog
-from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied
+from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import add_action, is_plain
+from trident.udf.types import as_schema
 
-SCHEMA = json.dumps(
-    {
-        "type": "struct",
-        "fields": [
-            {"name": "id", "type": "long", "nullable": True, "metadata": {}},
-            {"name": "word", "type": "string", "nullable": True, "metadata": {}},
-        ],
-    }
-)
+SCHEMA = as_schema("id long, word string", "the tests").json()
 OURS = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["domainMetadata", "invariants", "appendOnly"]}
 STATS = json.dumps({"numRecords": 1, "minValues": {"id": 1}, "maxValues": {"id": 1}, "nullCount": {"id": 0}})
 
@@ -101,29 +94,6 @@ def test_kernel_goes_on_from_entries_of_python_and_python_from_kernels(engine, t
     assert (loaded.version, loaded.control("trident"), loaded.txn_version("app")) == (7, "6", 6)
     assert after.version == 7
     assert sorted(file.path for file in engine.live_files(after)) == [f"data/{n}.parquet" for n in (3, 4, 5, 6)]
-
-
-def test_a_transaction_that_another_process_has_stored_is_found_on_a_table_that_was_loaded(engine, tmp_path) -> None:
-    snapshot = engine.commit_files(made(engine, tmp_path / "t"), [], ("app", 5), {"trident": "5"}, "x")
-    with pytest.raises(TxnAlreadyApplied):
-        engine.commit_files(snapshot, [part("1")], ("app", 5), {"trident": "5"}, "x")
-    with pytest.raises(TxnAlreadyApplied):
-        engine.commit_files(engine.load(snapshot.path), [part("1")], ("app", 4), {"trident": "4"}, "x")
-    assert engine.load(snapshot.path).version == 1
-
-
-def test_a_lost_race_is_a_conflict_and_a_refused_draft_a_failure(engine, tmp_path) -> None:
-    table = made(engine, tmp_path / "t")
-    engine.commit_files(table, [part("1")], None, {"trident": "1"}, "x")
-    with pytest.raises(CommitConflict):
-        engine.commit_files(table, [part("2")], None, {"trident": "2"}, "x")
-    newest = engine.load(table.path)
-    log = Path(table.path, "_delta_log")
-    log.rename(log.with_name("away"))
-    with pytest.raises(TableError, match="could not be written; nothing happened"):
-        engine.commit_files(newest, [part("3")], None, {"trident": "3"}, "x")
-    log.with_name("away").rename(log)
-    assert sorted(name.name for name in log.iterdir()) == [f"{n:020d}.json" for n in (0, 1)]
 
 
 def test_a_snapshot_does_not_take_a_table_that_was_made_anew_for_its_own(engine, tmp_path) -> None:

@@ -24,7 +24,6 @@ from tests.servers import store_servers
 from tests.servers.store_servers import LOSE_ANSWER, LOSE_REQUEST
 from trident.states.core import storage
 
-ROOT = Path(__file__).resolve().parents[3]
 ALL = os.environ.get("TRIDENT_STORES") == "all"
 ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS") or (100 if ALL else 15))
 KINDS = [os.environ["TRIDENT_STORE"]] if os.environ.get("TRIDENT_STORE") else ["disk", "s3", *(["hdfs"] if ALL else [])]
@@ -105,10 +104,7 @@ class Racer:
         if endpoint:
             settings["fs.s3a.endpoint"] = endpoint
         command = [sys.executable, "-c", RACE, table, json.dumps(settings), name, str(rounds), stops]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT, text=True
-        )
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None and self.process.stdin is not None
         assert self.process.stdout.readline() == "ready\n"
 
@@ -183,9 +179,7 @@ def test_of_processes_that_race_one_wins_each_table_version(table: str) -> None:
 
 
 @pytest.mark.parametrize("stops", ["before", "behind"])
-def test_a_process_that_is_stopped_at_its_claim_and_goes_on_wins_nothing_that_another_has(
-    table: str, stops: str
-) -> None:
+def test_a_process_that_is_stopped_at_its_claim_and_goes_on_wins_nothing_that_another_has(table, stops):
     """Stopped right before: its version is another's by the time. Right behind: it is its own, for all that come."""
     zombie = Racer(table, "zombie", 1, stops)
     zombie.go()

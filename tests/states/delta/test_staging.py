@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
-from pyspark.sql import SparkSession
 
 from trident.coordinators.identities import TransactionAttempt
 from trident.states.delta import staging
 from trident.states.delta.staging import StagingTarget, stage
 
 
-def test_the_files_of_a_try_that_spark_gave_up_do_not_count(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_of_a_try_that_spark_gave_up_do_not_count(spark, tmp_path, monkeypatch):
     """A task that is run again, or speculatively beside itself, leaves files of both tries in the attempt's folder."""
 
     def tried_twice(*arguments: Any) -> Any:

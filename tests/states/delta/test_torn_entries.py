@@ -7,7 +7,6 @@ from pathlib import Path
 
 import deltalake
 import pytest
-from pyspark.sql import SparkSession
 
 from trident.states.core.tables import StagedFile
 from trident.states.delta.kernel import KernelEngine
@@ -52,9 +51,7 @@ def test_several_in_a_row_are_set_aside_and_what_is_whole_is_not_read_again(tmp_
     assert set_torn_entries_aside(str(tmp_path / "none")) is set_torn_entries_aside("s3://bucket/table") is None
 
 
-def test_after_a_power_cut_the_commit_that_nobody_was_told_of_is_made_again(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_after_a_power_cut_the_commit_that_nobody_was_told_of_is_made_again(spark, tmp_path):
     engine, table = KernelEngine(spark), tmp_path / "table"
     snapshot = engine.create_table(str(table), SCHEMA, [], {}, {"d": "{}"}, "test")
     for version in (1, 2, 3):

@@ -22,7 +22,9 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructTy
 
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, ControlRecord
+from trident.states.core.copy_rows import RowCodec
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.local_copy import CopyAsOf, look_up
 from trident.states.core.place import Place
 from trident.states.core.tables import StagedFile
 from trident.states.delta.append import APPEND, DeltaAppend
@@ -205,12 +207,7 @@ class Group:
         """The same group over a copy of its tables: a MERGE costs more than anything else here."""
         shutil.copytree(self.warehouse, warehouse)
         copied = Group(
-            self.spark,
-            self.engine,
-            warehouse,
-            topology=self.topology,
-            group=self.group,
-            incarnation=self.incarnation,
+            self.spark, self.engine, warehouse, topology=self.topology, group=self.group, incarnation=self.incarnation
         )
         copied.bindings = dict(self.bindings)
         copied.rows = {name: list(rows) for name, rows in self.rows.items()}
@@ -280,3 +277,23 @@ def comparable(kind: DataType, value: Any) -> Any:
     if isinstance(kind, TimestampType):
         return value.astimezone(datetime.timezone.utc)  # Spark gives the time of the machine
     return bytes(value) if isinstance(kind, BinaryType) else value
+
+
+def publish_words(group: Group, *txids: int) -> None:
+    """Transactions of the states counts, which is combined, and last, which keeps a key's last value."""
+    for txid in txids:
+        counts = [("the", 2), (f"w{txid}", 1), (None, txid)]
+        last = [("the", float(txid), False), (f"w{txid}", -0.0, False), (f"w{txid - 2}", None, True)]
+        group.publish(txid, {"counts": counts, "last": last})
+
+
+def all_words(group: Group, name: str = "counts") -> list[str | None]:
+    """All keys that there ever were."""
+    return sorted({row[0] for _, row in group.rows[name]}, key=str)
+
+
+def values_in(copy: CopyAsOf, words: Sequence[str | None]) -> dict[tuple, tuple]:
+    """Key → values of those words that a local copy has."""
+    codec = RowCodec(copy.schema, copy.keys)
+    rows, there = look_up(copy, codec.key_array(pa.table({"word": pa.array(words, pa.string())})))
+    return {(word,): tuple(one.values()) for word, is_there, one in zip(words, there, rows.to_pylist()) if is_there}

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.states.group_helpers import Group, append_binding, foreign_row, map_binding
-from tests.topology_helpers import WAIT_SECS, Starter
+from tests.topology_helpers import WAIT_SECS
 from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology, Upsert, read
 from trident.commands import admin
 from trident.config import TridentConfig
@@ -99,9 +99,7 @@ def words(batches: list) -> TridentTopology:
 
 
 @pytest.mark.long
-def test_the_rows_of_an_adopted_table_are_the_state_before_its_first_transaction(
-    spark: SparkSession, start: Starter, engine: KernelEngine, tmp_path: Path
-) -> None:
+def test_the_rows_of_an_adopted_table_are_the_state_before_its_first_transaction(spark, start, engine, tmp_path):
     """Read as of any transaction, looked up, merged natively; and another start reads what is merged."""
     warehouse = tmp_path / "warehouse"
     table(spark, warehouse / "counts")
@@ -161,17 +159,9 @@ def test_delta_s_own_merge_goes_on_from_adopted_rows(spark: SparkSession, engine
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "commit, outcome",
-    [
-        (2, "do_then_fail"),
-        (1, "do_then_fail"),
-        (2, "fail_before"),
-        (3, "do_then_fail"),
-    ],
+    "commit, outcome", [(2, "do_then_fail"), (1, "do_then_fail"), (2, "fail_before"), (3, "do_then_fail")]
 )
-def test_an_adoption_that_is_killed_runs_again(
-    spark: SparkSession, engine: KernelEngine, old: Path, commit: int, outcome: str
-) -> None:
+def test_an_adoption_that_is_killed_runs_again(spark, engine, old, commit, outcome):
     """While it looks for keys with several rows, and at the commits: control records, the adoption, the log."""
     files, warehouse = data_files(old), old.parent
     killed(engine, warehouse, "adopt.look:fail_before:1")
@@ -193,9 +183,7 @@ def killed(engine: KernelEngine, warehouse: Path, fault: str) -> None:
     faults.disarm()
 
 
-def test_an_adoption_that_is_killed_holds_where_the_next_start_does_not_ask_for_it(
-    spark: SparkSession, engine: KernelEngine, old: Path
-) -> None:
+def test_an_adoption_that_is_killed_holds_where_the_next_start_does_not_ask_for_it(spark, engine, old):
     """Killed after the adoption and before the log: the log that is made then knows that it has not all rows."""
     killed(engine, old.parent, "delta.commit:do_then_fail:2")
     group = Group(KernelEngine(spark), old.parent, [map_binding()], epoch=2).open()
@@ -358,9 +346,7 @@ MADE_BY_SPARK = {"deletion vectors", "shallow clone"}
 @pytest.mark.parametrize(
     "what", [pytest.param(what, marks=[pytest.mark.long] * (what in MADE_BY_SPARK)) for what in REFUSED]
 )
-def test_a_table_of_which_not_all_is_understood_is_refused_and_left_as_it_was(
-    what: str, spark: SparkSession, engine: KernelEngine, tmp_path: Path
-) -> None:
+def test_a_table_of_which_not_all_is_understood_is_refused_and_left_as_it_was(what, spark, engine, tmp_path):
     make, said = REFUSED[what]
     path = tmp_path / "counts"
     make(spark, path)

@@ -101,13 +101,7 @@ def test_two_merges_of_one_snapshot_are_kept_apart_by_delta_alone():
         (LogView(9, 11, 0), TableView(4, 10), 9, 1, True, None),
     ],
     ids=[
-        "due",
-        "not due",
-        "forced",
-        "nothing waits",
-        "floor at P",
-        "published, not advanced",
-        "empty batches",
+        *["due", "not due", "forced", "nothing waits", "floor at P", "published, not advanced", "empty batches"],
         "stale",
     ],
 )

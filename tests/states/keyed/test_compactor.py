@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import deltalake
@@ -21,7 +21,7 @@ from trident.states.core.control import DOMAIN, decode_control
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed import compactor as compactor_module
 from trident.states.keyed.background_compactor import BackgroundCompactor
-from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.compactor import GRACE_SECS, Compactor, LogSweeper
 from trident.states.keyed.file_merge import FileMerge
 
 
@@ -182,20 +182,12 @@ def test_a_crash_between_merge_and_drop_costs_only_space(merged):
     assert plain(merged) == merged.expected("counts", 6)
 
 
-def test_what_a_merge_wrote_is_on_disk_before_the_log_drops_it(merged, monkeypatch):
+def test_what_a_merge_wrote_is_on_disk_before_the_log_drops_it(merged, monkeypatch, flushed):
     """Spark flushes nothing, the drop is flushed: a power cut in between would lose what only the log had."""
-    flushed, at_the_drop = [], []
-    fsync = os.fsync
-
-    def record(handle: int) -> None:
-        flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
-        fsync(handle)
-
-    merging = compactor_of(merged, snapshot_retention_txids=0)
+    at_the_drop, merging = [], compactor_of(merged, snapshot_retention_txids=0)
     table = merged.warehouse / "counts"
     wanted = {str(path) for path in [*table.glob("*.parquet"), *table.glob("_delta_log/*.json")]}
     drop = merging._engine.drop_files
-    monkeypatch.setattr(os, "fsync", record)
     monkeypatch.setattr(merging._engine, "drop_files", lambda *args: (at_the_drop.extend(flushed), drop(*args))[1])
     assert merging.drop_once(6) == 5
     assert len(wanted) >= 3 and wanted <= set(at_the_drop)
@@ -287,31 +279,6 @@ def test_a_drop_that_loses_against_a_publish_is_done_on_top_of_it(merged):
     assert (control(merged).txid, control(merged).floor) == (7, 5)
 
 
-@pytest.mark.long
-def test_publishing_and_dropping_at_once_loses_nothing(merged):
-    merging = compactor_of(merged, snapshot_retention_txids=0)
-    errors: list[BaseException] = []
-
-    def drop() -> None:
-        try:
-            assert merging.drop_once(6) == 5
-        except BaseException as error:
-            errors.append(error)
-
-    dropper = threading.Thread(target=drop)
-    dropper.start()
-    for txid in range(7, 15):
-        while True:
-            try:
-                publish_words(merged, [txid])
-                break
-            except CommitConflict:
-                pass
-    dropper.join()
-    assert not errors
-    assert log_txids(merged) == list(range(6, 15))
-
-
 # --- in the background ------------------------------------------------------------------------------------
 
 
@@ -401,3 +368,40 @@ def test_stopping_without_a_merge_cancels_until_none_of_its_jobs_is_left():
     started = time.monotonic()
     assert background.stop(compact=False)
     assert (slow.jobs, time.monotonic() - started < 15) == (0, True)
+
+
+# --- the sweeper of logs ---------------------------------------------------------------------------------
+# Dropped log files go from the disk after their grace, and nothing else does.
+
+
+def test_what_was_dropped_goes_after_the_grace_and_what_was_not_stays(tmp_path: Path) -> None:
+    now = [0.0]
+    for name in ("mine/1-0-a", "mine/2-1-b", "mine/3-0-c", "mine/10-0-d", "mine/not-ours", "other/1-0-a"):
+        folder = tmp_path / "data" / name
+        folder.mkdir(parents=True)
+        (folder / "part.parquet").touch()
+
+    def left() -> set[str]:
+        return {str(path.relative_to(tmp_path / "data")) for path in (tmp_path / "data").glob("*/*")}
+
+    sweeper = LogSweeper(tmp_path, "mine", lambda: now[0])
+    sweeper.dropped(1)
+    assert sweeper.sweep() == 0, "a reader that began before the drop may still be at it"
+    now[0] = GRACE_SECS / 2
+    sweeper.dropped(3)
+    sweeper.dropped(3)
+    now[0] = GRACE_SECS
+    assert sweeper.sweep() == 1
+    assert left() == {"mine/2-1-b", "mine/3-0-c", "mine/10-0-d", "mine/not-ours", "other/1-0-a"}
+    now[0] = 1.5 * GRACE_SECS
+    assert sweeper.sweep() == 2
+    assert left() == {"mine/10-0-d", "mine/not-ours", "other/1-0-a"}
+    assert sweeper.sweep() == 0
+
+
+def test_a_log_without_staged_files_is_nothing_to_sweep(tmp_path: Path) -> None:
+    now = [0.0]
+    sweeper = LogSweeper(tmp_path, "mine", lambda: now[0])
+    sweeper.dropped(5)
+    now[0] = 2 * GRACE_SECS
+    assert sweeper.sweep() == 0

@@ -150,29 +150,6 @@ def test_a_checkpoint_is_written_when_it_is_due(spark, engine, tmp_path, monkeyp
 # --- others -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_a_zombies_merge_and_another_writers_optimize_refuse_each_other(merged) -> None:
-    """The loser changes nothing, leaves nothing on the disk, and does it again on what is there."""
-    words(merged, 7)
-    zombie, successor = compactor_of(merged), compactor_of(merged)
-    stale = zombie.plan(7)
-    successor.merge_once(6, force=True)
-    with pytest.raises(CommitConflict, match="another compactor"):
-        zombie.merge(*stale)
-    stale = by_delta(compactor_of(merged)).plan(7)
-    successor.merge_once(7, force=True)
-    assert by_delta(zombie).merge(*stale).p_new == 7  # Delta passes over it: it is there
-    assert plain(merged) == merged.expected("counts", 7)
-    words(merged, 8)
-    planned = successor.plan(8)
-    merged.spark.sql(f"optimize delta.`{merged.warehouse}/counts` zorder by (word)")
-    with pytest.raises(CommitConflict):
-        successor.merge(*planned)
-    assert successor.merge_once(8, force=True).p_new == 8
-    assert by_whom(merged) == "native"
-    assert plain(merged) == merged.expected("counts", 8) and not leftovers(merged)
-
-
 def test_a_commit_that_comes_while_the_files_are_written_wins(merged, monkeypatch) -> None:
     """Of two that both have read P and both have written, one has the version: the other's rows would double."""
     words(merged, 7)
@@ -196,10 +173,7 @@ def test_a_commit_that_comes_while_the_files_are_written_wins(merged, monkeypatc
 
 @pytest.mark.parametrize(
     "done",
-    [
-        "set tblproperties ('delta.appendOnly' = 'true')",
-        pytest.param("add column note string", marks=pytest.mark.long),
-    ],
+    ["set tblproperties ('delta.appendOnly' = 'true')", pytest.param("add column note string", marks=pytest.mark.long)],
 )
 def test_tables_that_it_does_not_know_are_deltas_and_the_log_says_so(merged, caplog, done: str) -> None:
     caplog.set_level(logging.INFO, "trident.compactor")
@@ -237,9 +211,7 @@ def test_files_whose_commit_never_came_are_removed_by_the_next_merge(merged) -> 
     [("names", OSError(5, "Input/output error")), ("flush", KeyboardInterrupt())],
     ids=["disk", "interrupt"],
 )
-def test_files_that_a_commit_may_name_stay_whatever_fails_behind_it(
-    merged, monkeypatch, step: str, error: object
-) -> None:
+def test_files_that_a_commit_may_name_stay_whatever_fails_behind_it(merged, monkeypatch, step, error):
     """The entry is there: without its files every later read and MERGE of the table fails."""
     claim = LocalFolder.claim
 
@@ -387,9 +359,7 @@ def test_the_worker_is_niced_has_nothing_of_spark_open_and_ends_with_its_parent(
 
 
 @pytest.mark.long
-def test_a_large_table_is_merged_when_its_log_is_worth_it_or_at_the_latest_when_it_is_overdue(
-    merged, monkeypatch
-) -> None:
+def test_a_large_table_is_merged_when_its_log_is_worth_it_or_at_the_latest_when_it_is_overdue(merged, monkeypatch):
     merging = compactor_of(merged, merge_every_txids=1, merge_interval_secs=1000)
     sizes = {"rewritten": 100 << 20}
     monkeypatch.setattr(FileMerge, "bytes_to_move", lambda *_: (sizes["rewritten"], 1 << 20))

@@ -225,9 +225,7 @@ def test_small_sums_are_not_looked_up(engine, tmp_path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
-def test_a_state_that_was_left_without_a_value_names_the_key_and_can_be_repaired(
-    spark, engine, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_was_left_without_a_value_names_the_key_and_can_be_repaired(spark, engine, tmp_path, monkeypatch):
     """As versions before the look have left it."""
     group = Sums(engine, tmp_path)
     monkeypatch.setattr(fitting.Fitting, "check", lambda *_: None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,9 +78,7 @@ def test_any_permutation_over_any_cuts_and_merges_gives_the_same_changes(data: s
 
 
 @pytest.mark.parametrize("way", ["by files", pytest.param("by Spark", marks=pytest.mark.long)])
-def test_the_periods_of_many_histories_as_spark_reads_them_before_and_behind_merges(
-    spark, tmp_path, rng: random.Random, way: str
-) -> None:
+def test_the_periods_of_many_histories_as_spark_reads_them_before_and_behind_merges(spark, tmp_path, rng, way):
     engine = KernelEngine(spark)
     schema = "k string, `s.eq` bigint, gone boolean, v string"
     name = Native("upsert history by s.eq")

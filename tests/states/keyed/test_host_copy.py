@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,17 +19,15 @@ import pyarrow as pa
 import pytest
 
 from tests.servers.zk_fixtures import eventually
-from tests.states.keyed_helpers import Group, compactor_of, keyed
+from tests.states.keyed_helpers import Group, all_words, compactor_of, keyed, publish_words, values_in
 from trident.coordinators import faults
 from trident.states.core import local_copy, storage
-from trident.states.core.copy_rows import RowCodec
-from trident.states.core.local_copy import CopyAsOf, StaleCopy, look_up
+from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.core.place import Place
 from trident.states.core.shards import SentCopy, Shard
-from trident.states.keyed import host_copy, state_copy
+from trident.states.keyed import host_copy
 from trident.states.keyed.copies import HostCopies, forget_copies, last_repair, own_folder
 
-ROOT = Path(__file__).resolve().parents[3]
 BYTES_MAX = 1 << 28
 # A worker of another process: prints the values of the words that it is given, or why it has none.
 WORKER = """
@@ -56,10 +52,7 @@ def caught_up_copy(sent: SentCopy) -> CopyAsOf:
 
 def values(sent: SentCopy, words: list) -> dict:
     """Key → values of those that the copy on this host has."""
-    found = caught_up_copy(sent)
-    codec = RowCodec(found.schema, found.keys)
-    rows, there = look_up(found, codec.key_array(pa.table({"word": pa.array(words, pa.string())})))
-    return {(word,): tuple(one.values()) for word, is_there, one in zip(words, there, rows.to_pylist()) if is_there}
+    return values_in(caught_up_copy(sent), words)
 
 
 @pytest.fixture
@@ -91,12 +84,10 @@ class Worker:
 
     def __init__(self, host: Path, armed: str = "", armed_here: str = "", wait_secs: float = 60.0) -> None:
         host.mkdir(exist_ok=True)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(host), "TRIDENT_FAULTS": armed}
-        environment |= {"ARMED_HERE": armed_here, "WAIT_SECS": str(wait_secs)}
+        environment = {**os.environ, "TMPDIR": str(host), "TRIDENT_FAULTS": armed, "ARMED_HERE": armed_here}
         self._process = subprocess.Popen(
             [sys.executable, "-c", WORKER],
-            env=environment,
-            cwd=ROOT,
+            env=environment | {"WAIT_SECS": str(wait_secs)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -129,17 +120,6 @@ def workers(tmp_path):
         worker._process.wait()
 
 
-def publish(group, *txids):
-    for txid in txids:
-        counts = [("the", 2), (f"w{txid}", 1), (None, txid)]
-        last = [("the", float(txid), False), (f"w{txid}", -0.0, False), (f"w{txid - 2}", None, True)]
-        group.publish(txid, {"counts": counts, "last": last})
-
-
-def words(group, name="counts"):
-    return sorted({row[0] for _, row in group.rows[name]}, key=str)
-
-
 def told(group, states=("counts", "last"), repair=""):
     return HostCopies(group.warehouse, BYTES_MAX, states, repair)
 
@@ -151,12 +131,12 @@ def copies(tmp_path, host="one"):
 @pytest.mark.parametrize("name", ["counts", "last"])
 def test_each_host_has_its_own_and_brings_it_on(group, tmp_path, hosts, name):
     leader = told(group)
-    publish(group, 1, 2)
+    publish_words(group, 1, 2)
     for host, upto in (("one", 2), ("one", 3), ("two", 3), ("two", 5), ("one", 7)):
-        publish(group, *range(group.rows[name][-1][0] + 1, upto + 1))
+        publish_words(group, *range(group.rows[name][-1][0] + 1, upto + 1))
         hosts(host)
         sent = pickle.loads(pickle.dumps(leader.as_of([name], upto)[name]))
-        assert values(sent, words(group, name)) == group.expected(name, upto), (host, upto)
+        assert values(sent, all_words(group, name)) == group.expected(name, upto), (host, upto)
         leader.served({name: sent})
     assert len(copies(tmp_path, "one")) == len(copies(tmp_path, "two")) == 1, "it was built again"
     health = leader.health()
@@ -168,10 +148,10 @@ def test_each_host_has_its_own_and_brings_it_on(group, tmp_path, hosts, name):
 def test_a_log_that_a_host_sees_as_it_was_is_not_taken_for_the_whole(group, tmp_path):
     """As on a network file system: the entry of the transaction before is not there yet."""
     leader = told(group)
-    publish(group, 1, 2)
-    assert values(leader.as_of(["counts"], 2)["counts"], words(group)) == group.expected("counts", 2)
+    publish_words(group, 1, 2)
+    assert values(leader.as_of(["counts"], 2)["counts"], all_words(group)) == group.expected("counts", 2)
     log = group.warehouse / group.bindings["counts"].published_table.path / "_delta_log"
-    publish(group, 3)
+    publish_words(group, 3)
     sent = leader.as_of(["counts"], 3)["counts"]
     (last,) = [path for path in log.glob("*.json") if int(path.stem) == 3]
     for hide in (True, False):
@@ -183,18 +163,18 @@ def test_a_log_that_a_host_sees_as_it_was_is_not_taken_for_the_whole(group, tmp_
             (tmp_path / "hidden").rename(last)
     # Transaction 4 has committed nothing: its state is that of 3.
     sent = leader.as_of(["counts"], 4)["counts"]
-    assert values(sent, words(group)) == group.expected("counts", 3)
+    assert values(sent, all_words(group)) == group.expected("counts", 3)
     assert len(copies(tmp_path)) == 1
 
 
 def test_a_task_of_a_deposed_leader_gets_none_and_takes_none_back(group, tmp_path):
     leader = told(group)
-    publish(group, 1, 2)
+    publish_words(group, 1, 2)
     old = leader.as_of(["counts"], 2)["counts"]
-    assert values(old, words(group)) == group.expected("counts", 2)
-    publish(group, 3)
+    assert values(old, all_words(group)) == group.expected("counts", 2)
+    publish_words(group, 3)
     assert leader.as_of(["counts"], 2) is None, "the log is past it"
-    assert values(leader.as_of(["counts"], 3)["counts"], words(group)) == group.expected("counts", 3)
+    assert values(leader.as_of(["counts"], 3)["counts"], all_words(group)) == group.expected("counts", 3)
     (folder,) = copies(tmp_path)
     with pytest.raises(StaleCopy, match="past transaction 2"):
         caught_up_copy(old)
@@ -205,18 +185,18 @@ def test_a_task_of_a_deposed_leader_gets_none_and_takes_none_back(group, tmp_pat
 
 def test_a_task_behind_transactions_that_changed_nothing_costs_no_copy(group, tmp_path):
     leader = told(group)
-    publish(group, 1, 2)
+    publish_words(group, 1, 2)
     before, behind = leader.as_of(["counts"], 4)["counts"], leader.as_of(["counts"], 3)["counts"]
-    assert values(before, words(group)) == group.expected("counts", 2)
+    assert values(before, all_words(group)) == group.expected("counts", 2)
     (folder,) = copies(tmp_path)
     with pytest.raises(StaleCopy, match="as of transaction 4 already"):
         caught_up_copy(behind)
     assert copies(tmp_path) == [folder]
-    assert values(before, words(group)) == group.expected("counts", 2)
+    assert values(before, all_words(group)) == group.expected("counts", 2)
 
 
 def test_a_repair_and_another_incarnation_are_other_copies(group, tmp_path):
-    publish(group, 1)
+    publish_words(group, 1)
     sent = told(group).as_of(["counts"], 1)["counts"]
     assert values(sent, ["the"]) == {("the",): (2,)}
     (before,) = copies(tmp_path)
@@ -241,11 +221,11 @@ def test_shards_have_all_keys_once_also_after_they_moved_and_were_cut_anew(group
     tables are merged, and the next leader has another number of shards."""
     leader, count = told(group), rng.randint(1, 7)
     homes = [rng.choice(["one", "two", "three"]) for _ in range(7)]
-    publish(group, *range(1, 9))
+    publish_words(group, *range(1, 9))
     for txid in range(9, 21):
         if txid % 3 == 0:
             count, leader = rng.choice([n for n in range(1, 8) if n != count]), told(group)
-        publish(group, txid)
+        publish_words(group, txid)
         if rng.random() < 0.2:
             for name in group.bindings:
                 compactor_of(group, name).merge_once(txid, force=True)
@@ -255,7 +235,7 @@ def test_shards_have_all_keys_once_also_after_they_moved_and_were_cut_anew(group
             if rng.random() < 0.2:
                 homes[shard.number] = rng.choice(["one", "two", "three"])
             hosts(homes[shard.number])
-            found = values(replace(sent, shard=shard), words(group, name))
+            found = values(replace(sent, shard=shard), all_words(group, name))
             assert found == of_shard(group, name, txid, shard), (name, txid, shard)
             assert caught_up_copy(replace(sent, shard=shard)).shard == shard and not every.keys() & found.keys()
             every |= found
@@ -268,10 +248,10 @@ def test_a_host_lets_go_of_copies_of_another_number_of_shards_and_of_those_that_
     leader, now = told(group), time.time()
 
     def follow(txid, *shards, used=None):
-        publish(group, txid)
+        publish_words(group, txid)
         sent = leader.as_of(["counts"], txid)["counts"]
         for shard in shards:
-            assert values(replace(sent, shard=shard), words(group)) == of_shard(group, "counts", txid, shard)
+            assert values(replace(sent, shard=shard), all_words(group)) == of_shard(group, "counts", txid, shard)
         return [path.parent.name for path in copies(tmp_path)]
 
     zero, one, two = Shard(0, 1).parts(3)
@@ -296,17 +276,17 @@ def test_half_a_copy_of_a_shard_that_moved_goes_and_one_that_is_being_built_stay
     def sent(txid, shard):
         return replace(leader.as_of(["counts"], txid)["counts"], shard=shard)
 
-    publish(group, 1)
+    publish_words(group, 1)
     killed, builds = (workers(armed="copy.build:pause") for _ in range(2))
     for worker, shard in ((killed, moved), (builds, built)):
-        worker.ask(sent(1, shard), words(group))
+        worker.ask(sent(1, shard), all_words(group))
         assert eventually(lambda shard=shard: str(shard) in [path.parent.name for path in copies(tmp_path)], 60)
     killed._process.kill()
     killed._process.wait(60)
-    assert values(sent(1, here), words(group)) == of_shard(group, "counts", 1, here)
+    assert values(sent(1, here), all_words(group)) == of_shard(group, "counts", 1, here)
     assert [path.parent.name for path in copies(tmp_path)] == [str(here), str(built)]
-    publish(group, 2)
-    assert values(sent(2, moved), words(group)) == of_shard(group, "counts", 2, moved), "it came back"
+    publish_words(group, 2)
+    assert values(sent(2, moved), all_words(group)) == of_shard(group, "counts", 2, moved), "it came back"
 
 
 def test_a_shard_that_moves_while_its_old_host_still_runs_the_task(group, tmp_path, workers):
@@ -314,24 +294,24 @@ def test_a_shard_that_moves_while_its_old_host_still_runs_the_task(group, tmp_pa
     old, new = workers("one"), workers("two")
 
     def sent(txid):
-        publish(group, txid)
+        publish_words(group, txid)
         return replace(leader.as_of(["counts"], txid)["counts"], shard=shard)
 
     first = sent(1)
-    old.ask(first, words(group))
+    old.ask(first, all_words(group))
     assert old.answer() == of_shard(group, "counts", 1, shard)
     hung = workers("one", armed="copy.apply:pause")
     second = sent(2)
-    hung.ask(second, words(group))
-    new.ask(second, words(group))  # speculation, or the executor is taken for dead
+    hung.ask(second, all_words(group))
+    new.ask(second, all_words(group))  # speculation, or the executor is taken for dead
     assert new.answer() == of_shard(group, "counts", 2, shard)
-    new.ask(sent(3), words(group))
+    new.ask(sent(3), all_words(group))
     assert new.answer() == of_shard(group, "counts", 3, shard)
     hung._process.kill()
     back = sent(4)  # the old host has the copy of the first transaction
-    old.ask(back, words(group))
+    old.ask(back, all_words(group))
     assert old.answer() == of_shard(group, "counts", 4, shard)
-    old.ask(second, words(group))
+    old.ask(second, all_words(group))
     assert old.answer().startswith("none: StaleCopy"), "a task that was forgotten takes none back"
     assert len(copies(tmp_path, "one")) == len(copies(tmp_path, "two")) == 1
 
@@ -349,20 +329,20 @@ def test_a_worker_that_is_killed_while_it_brings_a_copy_up_leaves_none_or_that_o
     group, tmp_path, workers, fault
 ):
     leader = told(group)
-    publish(group, 1)
-    asked = words(group)
+    publish_words(group, 1)
+    asked = all_words(group)
     worker, shard = workers(armed=fault), Shard(1, 2)
     follows = fault.startswith(("copy.apply", "copy.piece"))
     worker.ask(replace(leader.as_of(["counts"], 1)["counts"], shard=shard), asked)
     if follows:
         assert worker.answer() == of_shard(group, "counts", 1, shard)
-        publish(group, 2)
-        worker.ask(replace(leader.as_of(["counts"], 2)["counts"], shard=shard), words(group))
+        publish_words(group, 2)
+        worker.ask(replace(leader.as_of(["counts"], 2)["counts"], shard=shard), all_words(group))
     assert worker.answer() == "" and worker.end() == -signal.SIGKILL
-    publish(group, 2 + follows)
+    publish_words(group, 2 + follows)
     txid = group.rows["counts"][-1][0]
     sent = replace(leader.as_of(["counts"], txid)["counts"], shard=shard)
-    assert values(sent, words(group)) == of_shard(group, "counts", txid, shard)
+    assert values(sent, all_words(group)) == of_shard(group, "counts", txid, shard)
     assert len(copies(tmp_path)) == 1, "half a copy stays"
 
 
@@ -376,26 +356,26 @@ _POINTS = ("copy.host", "copy.open", "copy.build", "copy.piece", "copy.apply", "
 def test_a_worker_that_fails_at_any_point_gives_none_or_the_right_values(group, workers, point, outcome):
     leader, worker = told(group), workers(armed=f"{point}:{outcome}")
     for txid in range(1, 5):
-        publish(group, txid)
+        publish_words(group, txid)
         sent = leader.as_of(["counts"], txid)["counts"]
-        worker.ask(sent, words(group))
+        worker.ask(sent, all_words(group))
         answer = worker.answer()
         assert answer == group.expected("counts", txid) or str(answer).startswith("none: "), (txid, answer)
-    assert values(sent, words(group)) == group.expected("counts", 4)
+    assert values(sent, all_words(group)) == group.expected("counts", 4)
     assert worker.end() == 0
 
 
 def test_workers_of_one_host_share_a_copy_and_none_waits_for_one_that_hangs(group, tmp_path, workers, monkeypatch):
     leader = told(group)
-    publish(group, 1)
-    sent, asked = leader.as_of(["counts"], 1)["counts"], words(group)
+    publish_words(group, 1)
+    sent, asked = leader.as_of(["counts"], 1)["counts"], all_words(group)
     several = [workers() for _ in range(2)]
     for worker in several:
         worker.ask(sent, asked)
     assert [worker.answer() for worker in several] == [group.expected("counts", 1)] * 2
     assert len(copies(tmp_path)) == 1
-    publish(group, 2)
-    sent, asked = leader.as_of(["counts"], 2)["counts"], words(group)
+    publish_words(group, 2)
+    sent, asked = leader.as_of(["counts"], 2)["counts"], all_words(group)
     hangs = workers(armed="copy.apply:hang")
     hangs.ask(sent, asked)
     lock = copies(tmp_path)[0].parent / "host.lock"
@@ -413,11 +393,11 @@ def test_workers_of_one_host_share_a_copy_and_none_waits_for_one_that_hangs(grou
 def test_a_copy_that_takes_longer_than_a_task_waits_comes_up_behind_the_task(group, tmp_path, workers):
     """Spark ends a Python worker whose task has failed, and with it the thread that fills the copy."""
     leader = told(group)
-    publish(group, 1, 2)
+    publish_words(group, 1, 2)
     worker = workers(armed_here="copy.build:hang", wait_secs=0.2)
-    worker.ask(leader.as_of(["counts"], 2)["counts"], words(group))
+    worker.ask(leader.as_of(["counts"], 2)["counts"], all_words(group))
     assert worker.answer().startswith("none: NotReady")
-    publish(group, 3)  # the leader has read the tables, and the batches go on
+    publish_words(group, 3)  # the leader has read the tables, and the batches go on
     worker._process.kill()
     worker._process.wait(60)
     sent = leader.as_of(["counts"], 3)["counts"]
@@ -425,7 +405,7 @@ def test_a_copy_that_takes_longer_than_a_task_waits_comes_up_behind_the_task(gro
     while bringer.ready(sent) is None:
         assert time.monotonic() < deadline, "it never comes up"
         time.sleep(0.01)
-    assert values(sent, words(group)) == group.expected("counts", 3)
+    assert values(sent, all_words(group)) == group.expected("counts", 3)
     assert bringer._thread is None and len(copies(tmp_path)) == 1, "the next task finds it"
 
 
@@ -433,8 +413,8 @@ def test_the_files_of_a_copy_that_is_left_to_others_after_each_transaction_are_m
     monkeypatch.setattr(local_copy, "_SMALL_ROWS", 0)
     leader = told(group)
     for txid in range(1, 9):
-        publish(group, txid)
-        assert values(leader.as_of(["counts"], txid)["counts"], words(group)) == group.expected("counts", txid)
+        publish_words(group, txid)
+        assert values(leader.as_of(["counts"], txid)["counts"], all_words(group)) == group.expected("counts", txid)
     sent = leader.as_of(["counts"], 8)["counts"]
     host_copy._catch_up_of(sent, "a host", "a boot").start(sent).join(60)
     (copy,) = copies(tmp_path)
@@ -443,7 +423,7 @@ def test_the_files_of_a_copy_that_is_left_to_others_after_each_transaction_are_m
 
 @pytest.mark.long
 def test_one_process_brings_a_copy_up_and_tells_why_it_cannot(group):
-    publish(group, 1)
+    publish_words(group, 1)
     whole = told(group).as_of(["counts"], 1)["counts"]
     small = replace(whole, bytes_max=100)
     bringer = host_copy._catch_up_of(small, "a host", "a boot")
@@ -455,13 +435,13 @@ def test_one_process_brings_a_copy_up_and_tells_why_it_cannot(group):
     told_why = bringer.start_process(small)
     assert not isinstance(told_why, host_copy.NotReady) and "is full" in str(told_why)
     assert bringer._process.wait(60) == 0
-    assert values(whole, words(group)) == group.expected("counts", 1)
+    assert values(whole, all_words(group)) == group.expected("counts", 1)
     assert not bringer._failure.exists()
 
 
 @pytest.mark.long
 def test_the_process_that_brings_a_copy_up_ends_with_the_executor(group, monkeypatch):
-    publish(group, 1)
+    publish_words(group, 1)
     sent = told(group).as_of(["counts"], 1)["counts"]
     bringer, daemon = host_copy._catch_up_of(sent, "a host", "a boot"), subprocess.Popen(["sleep", "600"])
     monkeypatch.setattr(os, "getppid", lambda: daemon.pid)
@@ -472,7 +452,7 @@ def test_the_process_that_brings_a_copy_up_ends_with_the_executor(group, monkeyp
         daemon.kill()
         daemon.wait(60)
         assert bringer._process.wait(30) == 1
-    assert values(sent, words(group)) == group.expected("counts", 1)
+    assert values(sent, all_words(group)) == group.expected("counts", 1)
 
 
 def _opened(process: int, path: Path) -> bool:
@@ -504,36 +484,6 @@ def test_a_folder_that_others_may_write_to_is_not_taken_and_one_that_they_may_re
     assert above.stat().st_mode & 0o777 == (0o700 if taken else mode)
 
 
-@pytest.mark.long
-def test_the_folder_is_deleted_in_use(group, tmp_path, workers, rng, monkeypatch):
-    monkeypatch.setattr(state_copy, "_OFF_SECS_MAX", 0.0)  # so that each transaction tries again
-    leader, worker = told(group), workers()
-    done = threading.Event()
-
-    def delete() -> None:
-        while not done.wait(rng.uniform(0, 0.02)):
-            folders = [*tmp_path.glob("one/trident-copies-*"), *copies(tmp_path)]
-            if folders:
-                shutil.rmtree(rng.choice(folders), ignore_errors=True)
-
-    deleting = threading.Thread(target=delete)
-    deleting.start()
-    try:
-        for txid in range(1, 9):
-            publish(group, txid)
-            sent = leader.as_of(["counts"], txid)["counts"]
-            worker.ask(sent, words(group))
-            there = worker.answer()
-            assert there == group.expected("counts", txid) or str(there).startswith("none: "), (txid, there)
-            with suppress(StaleCopy):
-                assert values(sent, words(group)) == group.expected("counts", txid)
-    finally:
-        done.set()
-        deleting.join()
-    sent = leader.as_of(["counts"], 8)["counts"]
-    assert values(sent, words(group)) == group.expected("counts", 8)
-
-
 def test_a_disk_that_has_no_room_is_no_copy_and_the_leader_lets_time_go_by(group, tmp_path, monkeypatch):
     leader = told(group)
     for txid in (1, 2):
@@ -546,11 +496,11 @@ def test_a_disk_that_has_no_room_is_no_copy_and_the_leader_lets_time_go_by(group
     assert [one.condition for one in leader.health()] == ["waiting", "off"]
     monkeypatch.setattr(leader._followed["last"], "off_until", 0.0)
     again = leader.as_of(["last"], 2)["last"]
-    assert len(values(again, words(group, "last"))) == 10_000
+    assert len(values(again, all_words(group, "last"))) == 10_000
 
 
 def test_a_host_whose_temporary_folder_others_can_change_or_write_has_none(group, tmp_path, hosts):
-    publish(group, 1)
+    publish_words(group, 1)
     sent = told(group).as_of(["counts"], 1)["counts"]
     (above,) = [tmp_path / "one" / f"trident-copies-{os.getuid()}"]
     above.mkdir(mode=0o700)

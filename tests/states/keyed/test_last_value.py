@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed, plain
-from trident.coordinators.errors import CommitConflict, ConfigError, TableError
+from trident.coordinators.errors import ConfigError, TableError
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta import table_files
 from trident.states.delta.delta_log import DeltaLog, LogTables
@@ -160,12 +160,8 @@ def nulls_are_nothing(fold):
 
 
 CASES = [
-    last_by_keys,
-    last_without_keys,
-    maps_by_a_python_combiner,
-    sums_by_keys_of_any_name,
-    greatest_of_times_texts_and_structs,
-    a_global_count,
+    *[last_by_keys, last_without_keys, maps_by_a_python_combiner, sums_by_keys_of_any_name],
+    *[greatest_of_times_texts_and_structs, a_global_count],
 ]
 
 
@@ -221,35 +217,6 @@ def put(group, txid, **values):
     group.publish(txid, {"s": [(key, value, value is None) for key, value in values.items()]})
 
 
-@pytest.mark.skipif(os.environ.get("TRIDENT_TYPES") != "all", reason="make types runs it: the explorer has every order")
-def test_of_two_compactors_that_read_the_same_p_the_second_merges_what_it_must_or_nothing(spark, engine, tmp_path):
-    """Deleted rows have no ``_upto``: the second is stopped by a row that the first wrote, else it is exact."""
-    group = users((spark, engine, tmp_path))
-    put(group, 1, a="1", b="1", c="1")
-    compactor_of(group, "s").merge_once(1, force=True)
-    put(group, 2, a=None, b=None, new=None)
-    put(group, 3, a="3", d=None)
-    first, second = compactor_of(group, "s"), compactor_of(group, "s")
-    to_2, to_3 = first.plan(2), second.plan(3)
-    first.merge(*to_2)  # leaves nothing by which the second could see it
-    assert plain(group, "s") == group.expected("s", 2)
-    second.merge(*to_3)
-    assert plain(group, "s") == group.expected("s", 3)
-
-    put(group, 4, a=None, c="4")
-    put(group, 5, c=None, b="5")
-    to_4, to_5 = first.plan(4), second.plan(5)
-    first.merge(*to_4)
-    with pytest.raises(CommitConflict, match="another compactor"):
-        second.merge(*to_5)  # would delete c: its row says who was here
-    assert plain(group, "s") == group.expected("s", 4) == {("c",): ("4",)}
-
-    spark.sql(f"insert into delta.`{tmp_path}/s` values ('x', 'not ours', null)")
-    put(group, 6, x=None)
-    with pytest.raises(CommitConflict):
-        first.merge_once(6, force=True)
-
-
 # --- the reads of the Resolve step -----------------------------------------------------------------------------
 
 
@@ -291,11 +258,7 @@ def test_lookups_are_exact_while_the_tables_move_on_and_load_neither_anew(spark,
     for txid in range(1, 6):
         keys = rng.sample(names, 4)
         group.publish(
-            txid,
-            {
-                "s": [(key, f"{txid}", rng.random() < 0.3) for key in keys],
-                "n": [(key, txid) for key in keys],
-            },
+            txid, {"s": [(key, f"{txid}", rng.random() < 0.3) for key in keys], "n": [(key, txid) for key in keys]}
         )
         if txid == 2:
             merging["n"].merge_once(txid, force=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import threading
-import time
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -17,7 +15,7 @@ from pyspark.sql.types import StructType
 from tests.jvm.unfit_jar import Unfit, unfit_jar
 from tests.states.group_helpers import foreign_row
 from tests.states.keyed_helpers import Concat, Group, Longest, Native, append, as_map, compactor_of, keyed
-from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
+from trident.coordinators.errors import ConfigError, ForeignTable, TableError
 from trident.states.core.typed_values import frozen
 from trident.states.delta.delta_log import DeltaLog, LogTables
 from trident.states.keyed import live_read, log_merge, snapshot
@@ -83,22 +81,6 @@ def test_what_only_some_tables_have_is_not_read(group):
     assert as_map(group.bindings["counts"], frames["counts"]) == group.expected("counts", 3)
 
 
-def test_half_published_the_keyed_state_waits_too(group):
-    publish(group, [1])
-    publish(group, [2], only=["counts"])
-    assert counts(group) == group.expected("counts", 1)
-
-
-@pytest.mark.long
-def test_a_transaction_that_committed_nothing_reads_as_the_one_before(group):
-    publish(group, [1, 4])
-    assert lines(group, 3) == expected_lines(1)
-    assert counts(group, 3) == group.expected("counts", 1)
-    assert read(group, "lines", 6, advanced_txid=6).count() == 2
-    with pytest.raises(SnapshotUnavailable):
-        read(group, "lines", 7, advanced_txid=6)
-
-
 @pytest.mark.long
 def test_a_frame_stays_what_it_was(merged):
     merging = compactor_of(merged, snapshot_retention_txids=0)
@@ -113,13 +95,7 @@ def test_a_frame_stays_what_it_was(merged):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "aggregator",
-    [
-        pytest.param(Native("sum"), id="sum"),
-        pytest.param(Concat(), id="combiner"),
-    ],
-)
+@pytest.mark.parametrize("aggregator", [pytest.param(Native("sum"), id="sum"), pytest.param(Concat(), id="combiner")])
 def test_a_large_table_with_few_rows_on_top_reads_as_both_grouped(spark, engine, tmp_path, monkeypatch, aggregator):
     """By Spark's own equality of keys: null, NaN and both zeros are keys, also within arrays."""
     keys = (
@@ -198,11 +174,7 @@ def test_all_rows_are_read_over_arrow_and_some_keys_by_scans_that_know_the_filte
     for condition in ("name in ('a', 'b')", "name is null", "name like 'a%'"):
         assert "MapInArrow" not in planned(frame.where(condition)), condition
     for condition in (
-        "length(name) = 1",
-        "concat(name, '') >= 'a'",
-        "name is not null",
-        "name = 'a' or l = 0",
-        "n = l",
+        *["length(name) = 1", "concat(name, '') >= 'a'", "name is not null", "name = 'a' or l = 0", "n = l"],
     ):
         assert "MapInArrow" in planned(frame.where(condition)), condition
     # Twice in one query; and never taken for so small that all of it is sent to each task.
@@ -458,63 +430,3 @@ def test_a_transaction_and_its_merge_between_two_looks_at_tables_are_not_half_se
     assert between.loads >= 3 and txid in (1, 2)
     found = as_map(group.bindings["counts"], frames["counts"]), frames["a_lines"].count()
     assert found == (group.expected("counts", txid), txid)
-
-
-@pytest.mark.long
-def test_reads_are_exact_while_others_publish_merge_and_drop(spark, engine, tmp_path):
-    """Each transaction adds 10 to the sum of the counts and one line: any reader can tell what it must see."""
-    group = Group(spark, engine, tmp_path, keyed(), append())
-    stop = threading.Event()
-    last, errors = [0], []
-
-    def guarded(work):
-        def run():
-            while not stop.is_set():
-                try:
-                    work()
-                except CommitConflict:
-                    continue  # somebody was quicker; again
-                except BaseException as error:
-                    errors.append(error)
-                    stop.set()
-
-        return threading.Thread(target=run)
-
-    def publish_next():
-        txid = last[0] + 1
-        for name, rows in (("counts", [("a", 4), (f"w{txid % 7}", 6)]), ("lines", [(f"{txid}",)])):
-            while not stop.is_set():
-                try:
-                    group.publish(txid, {name: rows}, only=[name])
-                    break
-                except CommitConflict:
-                    continue
-            else:
-                return
-        last[0] = txid
-        time.sleep(0.2)  # faster than a MERGE all the same; without it the log is too busy to be dropped from
-
-    merging = compactor_of(group, snapshot_retention_txids=0)
-
-    drops = []
-
-    def compact():
-        if merging.merge_once(last[0], force=True):
-            drops.append(merging.drop_once(last[0]))
-        time.sleep(0.05)
-
-    threads = [guarded(publish_next), guarded(compact)]
-    for thread in threads:
-        thread.start()
-    seen = set()
-    end = time.monotonic() + 120  # on a busy machine; four reads and two drops take some 5 s on an idle one
-    while (len(seen) < 4 or len(drops) < 2) and time.monotonic() < end and not stop.is_set():
-        frames, txid = read_group(spark, tmp_path, ["counts", "lines"])
-        total = frames["counts"].agg({"count": "sum"}).first()[0] or 0
-        assert (total, frames["lines"].count()) == (10 * txid, txid)
-        seen.add(txid)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert len(seen) >= 4 and len(drops) >= 2, "too little happened for this to show anything"

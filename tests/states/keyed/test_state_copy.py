@@ -12,7 +12,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.states.keyed_helpers import Group, Native, as_map, compactor_of, keyed
+from tests.states.keyed_helpers import (
+    Group,
+    Native,
+    all_words,
+    as_map,
+    compactor_of,
+    keyed,
+    publish_words,
+    values_in,
+)
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.states.core.copy_rows import RowCodec
@@ -33,40 +42,29 @@ def group(spark, engine, tmp_path):
     return Group(spark, engine, tmp_path, keyed(), keyed("last", "word string, v double", merging="last"))
 
 
-def publish(group, txids):
-    for txid in txids:
-        counts = [("the", 2), (f"w{txid}", 1), (None, txid)]
-        last = [("the", float(txid), False), (f"w{txid}", -0.0, False), (f"w{txid - 2}", None, True)]
-        group.publish(txid, {"counts": counts, "last": last})
-
-
 def copy_of(group, name, base, inline=INLINE, boot=BOOT, bytes_max=1 << 28, shard=WHOLE):
     return StateCopy(group.warehouse, group.descriptor(name), base / "copies" / name, bytes_max, inline, boot, shard)
 
 
 def held(group, name, copy, txid):
     """Key → values that the copy has, of all keys that there ever were."""
-    found = copy.as_of(txid)
-    words = sorted({row[0] for _, row in group.rows[name]}, key=str)
-    codec = RowCodec(found.schema, found.keys)
-    rows, there = look_up(found, codec.key_array(pa.table({"word": pa.array(words, pa.string())})))
-    return {(word,): tuple(one.values()) for word, is_there, one in zip(words, there, rows.to_pylist()) if is_there}
+    return values_in(copy.as_of(txid), all_words(group, name))
 
 
 @pytest.mark.parametrize("name", ["counts", "last"])
 def test_it_follows_the_transactions_over_merges_and_restarts(group, tmp_path, name):
     copy = copy_of(group, name, tmp_path)
-    publish(group, [1])
+    publish_words(group, 1)
     assert held(group, name, copy, 1) == group.expected(name, 1)  # before the plain table is made
     folder = copy.as_of(1).folder
     for txids in ([2], [3, 4]):
-        publish(group, txids)
+        publish_words(group, *txids)
         assert held(group, name, copy, txids[-1]) == group.expected(name, txids[-1]), txids
     compactor_of(group, name).merge_once(3, force=True)
-    publish(group, [5])
+    publish_words(group, 5)
     assert held(group, name, copy, 5) == group.expected(name, 5)
     copy.close()
-    publish(group, [6])
+    publish_words(group, 6)
     copy = copy_of(group, name, tmp_path)
     assert held(group, name, copy, 6) == group.expected(name, 6)
     assert copy.as_of(6).folder == folder, "it was built again"
@@ -83,7 +81,7 @@ def test_it_follows_the_transactions_over_merges_and_restarts(group, tmp_path, n
 
 
 def test_transactions_without_a_commit_leave_it_as_it_is(group, tmp_path):
-    publish(group, [1, 2])
+    publish_words(group, 1, 2)
     copy = copy_of(group, "last", tmp_path)
     folder = copy.as_of(2).folder
     for txid in (2, 3, 3, 7, 5, 2, 7):  # a reader may be behind the batches
@@ -94,12 +92,12 @@ def test_transactions_without_a_commit_leave_it_as_it_is(group, tmp_path):
 
 def test_a_log_that_is_past_the_transaction_costs_no_copy(group, tmp_path):
     """This process was replaced, or a transaction is published and has not advanced while a reader asks."""
-    publish(group, [1, 2])
+    publish_words(group, 1, 2)
     copy = copy_of(group, "last", tmp_path)
     folder = copy.as_of(2).folder
-    publish(group, [3])
+    publish_words(group, 3)
     assert held(group, "last", copy, 2) == group.expected("last", 2)
-    publish(group, [4])
+    publish_words(group, 4)
     for txid in (1, 3):
         with pytest.raises(StaleCopy, match=f"past transaction {txid}"):
             copy.as_of(txid)
@@ -114,7 +112,7 @@ def test_a_log_that_is_past_the_transaction_costs_no_copy(group, tmp_path):
 def test_a_copy_that_follows_is_at_the_last_transaction_of_the_log(group, tmp_path):
     copy = copy_of(group, "counts", tmp_path)
     for txids in ([1], [2, 3], []):
-        publish(group, txids)
+        publish_words(group, *txids)
         mark = copy.as_of(None).mark
         assert mark == copy.as_of(mark.txid).mark and mark.txid == max(txids, default=3)
         assert held(group, "counts", copy, mark.txid) == group.expected("counts", mark.txid)
@@ -124,10 +122,10 @@ def test_a_copy_that_follows_is_at_the_last_transaction_of_the_log(group, tmp_pa
 @pytest.mark.parametrize("then", ["same process", "restarted", "promised before"])
 def test_after_the_tables_went_back_another_history_is_followed(group, tmp_path, then):
     """A back-up of the log was brought back, and transaction 3 became another one."""
-    publish(group, [1, 2])
+    publish_words(group, 1, 2)
     log = Path(group.snapshots["last"].path)
     saved = shutil.copytree(log, tmp_path / "saved")
-    publish(group, [3])
+    publish_words(group, 3)
     copy = copy_of(group, "last", tmp_path)
     assert held(group, "last", copy, 3) == group.expected("last", 3)
     if then == "restarted":
@@ -146,11 +144,11 @@ def test_after_the_tables_went_back_another_history_is_followed(group, tmp_path,
 
 def test_a_promise_is_the_mark_that_the_copy_is_brought_to_and_none_reads_before(group, tmp_path):
     copy = copy_of(group, "last", tmp_path)
-    publish(group, [1])
+    publish_words(group, 1)
     assert copy.promised(1) is None, "there is no copy yet"
     folder = copy.as_of(1).folder
     assert copy.promised(1) == copy.as_of(1)
-    publish(group, [2])
+    publish_words(group, 2)
     promised = copy.promised(2)
     with pytest.raises(StaleCopy, match="holds something else"):
         look_up(promised, pa.array([b""], pa.large_binary()))
@@ -165,7 +163,7 @@ def test_a_promise_is_the_mark_that_the_copy_is_brought_to_and_none_reads_before
         assert promised == copy.as_of(txid) and promised.mark.txid == 4
     assert held(group, "last", copy, 4) == group.expected("last", 4)
     old = copy.as_of(4)
-    publish(group, [5])
+    publish_words(group, 5)
     assert copy.promised(4) is None, "the log is past it"
     assert copy.promised(5).mark != old.mark and copy.as_of(4) == old
     copy.catch_up(5)
@@ -182,9 +180,9 @@ def test_many_rows_are_not_promised_and_a_failure_in_them_makes_the_copy_anew(gr
     monkeypatch.setattr(state_copy, "_OFF_SECS_MAX", 0.0)
     monkeypatch.setattr(state_copy, limit, 1)
     copy = copy_of(group, "last", tmp_path)
-    publish(group, [1])
+    publish_words(group, 1)
     copy.as_of(1)
-    publish(group, [2])
+    publish_words(group, 2)
     assert copy.promised(2) is None and copy.as_of(1).mark.txid == 1
     faults.arm("copy.publish:fail_before")
     with pytest.raises(faults.InjectedFault):
@@ -196,7 +194,7 @@ def test_many_rows_are_not_promised_and_a_failure_in_them_makes_the_copy_anew(gr
 
 @pytest.mark.parametrize("harm", ["deleted", "cut", "foreign", "another boot", "another form"])
 def test_a_copy_in_doubt_is_built_again(group, tmp_path, harm):
-    publish(group, [1, 2])
+    publish_words(group, 1, 2)
     copy = copy_of(group, "counts", tmp_path)
     folder = copy.as_of(2).folder
     copy.close()
@@ -212,7 +210,7 @@ def test_a_copy_in_doubt_is_built_again(group, tmp_path, harm):
     again = copy_of(group, "counts", tmp_path, boot="another" if harm == "another boot" else BOOT)
     if harm == "another form":
         again._digest = "another"
-    publish(group, [3])
+    publish_words(group, 3)
     assert held(group, "counts", again, 3) == group.expected("counts", 3)
     assert again.as_of(3).folder != folder
     assert sorted(os.listdir(folder.parent)) == sorted([again.as_of(3).folder.name, "a file of another program"])
@@ -220,10 +218,10 @@ def test_a_copy_in_doubt_is_built_again(group, tmp_path, harm):
 
 
 def test_of_two_processes_each_has_its_own(group, tmp_path):
-    publish(group, [1])
+    publish_words(group, 1)
     one, other = copy_of(group, "counts", tmp_path), copy_of(group, "counts", tmp_path)
     assert one.as_of(1).folder != other.as_of(1).folder
-    publish(group, [2])
+    publish_words(group, 2)
     assert held(group, "counts", other, 2) == group.expected("counts", 2)
     assert one.as_of(2).folder != other.as_of(2).folder
     one.close(), other.close()
@@ -260,11 +258,11 @@ def test_copies_of_shards_cut_by_groups_each_have_the_rows_of_no_group(spark, en
 
 
 def test_the_copy_of_a_large_table_is_built_beside_the_transactions(group, tmp_path):
-    publish(group, [1])
+    publish_words(group, 1)
     copy = copy_of(group, "counts", tmp_path, inline=0)
     with pytest.raises(StaleCopy, match="being built"):
         copy.as_of(1)
-    publish(group, [2])
+    publish_words(group, 2)
     end = time.monotonic() + 60
     while True:
         try:
@@ -277,7 +275,7 @@ def test_the_copy_of_a_large_table_is_built_beside_the_transactions(group, tmp_p
 
 
 def test_a_copy_that_does_not_fit_is_off_for_a_while_and_says_why(group, tmp_path):
-    publish(group, [1])
+    publish_words(group, 1)
     copy = copy_of(group, "counts", tmp_path, bytes_max=100)
     assert copy.health().condition == "waiting"
     with pytest.raises(StaleCopy, match="is full"):
@@ -298,10 +296,10 @@ def test_a_copy_that_does_not_fit_is_off_for_a_while_and_says_why(group, tmp_pat
 
 
 def test_a_log_file_that_lost_its_bytes_is_an_error_and_no_copy(group, tmp_path):
-    publish(group, [1])
+    publish_words(group, 1)
     copy = copy_of(group, "counts", tmp_path)
     copy.as_of(1)
-    publish(group, [2])
+    publish_words(group, 2)
     (lost,) = (Path(group.snapshots["counts"].path) / "data" / group.incarnation).glob("2-0-x/*.parquet")
     os.truncate(lost, 10)
     with pytest.raises(TableError, match="not what was written"):
@@ -377,7 +375,7 @@ def copies_of(group):
 
 
 def test_only_failures_without_a_success_between_them_turn_a_copy_off(group, tmp_path):
-    publish(group, [1])
+    publish_words(group, 1)
     copies = copies_of(group)
     for served in (True, True, False):
         for _ in range(3):
@@ -393,11 +391,11 @@ def test_only_failures_without_a_success_between_them_turn_a_copy_off(group, tmp
 
 def test_no_copy_is_opened_behind_a_close_until_this_process_follows_or_leads_again(group, tmp_path):
     """A thread that brings it on may come late, and would keep the next process on this host from writing it."""
-    publish(group, [1])
+    publish_words(group, 1)
     copies = copies_of(group)
     assert copies.as_of(["last"], 1) is not None
     late = copies._copies["last"]  # as a thread holds it that goes on behind the close
-    publish(group, [2])
+    publish_words(group, 2)
     copies.close()
     copies.catch_up(["last"], 2)
     copies.follow()
@@ -441,7 +439,7 @@ def test_a_leader_has_looked_for_repairs_after_the_follower_that_it_was(tmp_path
 @pytest.mark.parametrize("first", ["leads", "waits"])
 def test_copies_that_were_built_in_the_middle_of_a_repair_are_not_used(group, tmp_path, first):
     """A repair changes tables without a transaction: the mark of a copy does not tell."""
-    publish(group, [1, 2])
+    publish_words(group, 1, 2)
     standbys = [copies_of(group) for _ in range(2)]
 
     def folders(copies):

@@ -7,20 +7,16 @@ import os
 import random
 from pathlib import Path
 
-import deltalake
 import pytest
 
-from tests.states.keyed_helpers import Group, append, keyed
 from trident.coordinators.errors import ForeignTable, TableError
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.place import Place
 from trident.states.delta.delta_log import DeltaLog
 from trident.states.delta.history import find_version_by_control, find_version_by_txn
-from trident.states.delta.kernel import KernelEngine
 from trident.states.history.kept import group_as_of, plain_as_of, published_as_of
 from trident.states.keyed.compaction import SnapshotUnavailable
-from trident.states.keyed.compactor import Compactor
 
 SEED = int(os.environ.get("TRIDENT_SEED") or random.randrange(10**6))
 OWNER = ("top", "g", "inc1")
@@ -171,32 +167,3 @@ def test_a_group_is_found_together_without_states_that_began_later(tmp_path):
         group_as_of(Place(tmp_path), "top", "g", 5)
     assert kept.value.available == 6
     assert group_as_of(Place(tmp_path), "top", "g", 6)["counts"].plain.version == 2  # type: ignore[union-attr]
-
-
-@pytest.mark.long
-def test_the_rows_of_the_versions_are_those_of_the_transaction(spark, tmp_path):
-    """Real tables, committed to by Kernel and by native MERGEs; the truth is folded from the rows in Python."""
-    group = Group(spark, KernelEngine(spark), tmp_path, keyed(), append())
-    binding = group.bindings["counts"]
-    compactor = Compactor(spark, group.engine, tmp_path, group.descriptor("counts"), binding.state, binding.aggregator)
-    for txid in range(1, 10):
-        group.publish(txid, {"counts": [("the", txid), (f"w{txid % 4}", 1)], "lines": [(f"line {txid}",)]})
-        if txid in (2, 6):
-            compactor.merge_once(txid, force=True)
-        if txid == 4:
-            spark.sql(f"OPTIMIZE delta.`{tmp_path}/lines`")
-    for txid in range(10):
-        found = group_as_of(Place(tmp_path), "top", "g", txid)
-        lines, counts = found["lines"].published, found["counts"]
-        assert counts.plain is not None
-
-        def rows(path: Place, version: int) -> list:
-            return deltalake.DeltaTable(str(path), version=version).to_pyarrow_table().to_pylist()
-
-        found_lines = sorted(row["line"] for row in rows(lines.path, lines.version))
-        assert found_lines == [f"line {one}" for one in range(1, txid + 1)]
-        values = {(row["word"],): row["count"] for row in rows(counts.plain.path, counts.plain.version)}
-        for row in rows(counts.published.path, counts.published.version):
-            if row["_txid"] > counts.plain.merged:
-                values[(row["word"],)] = values.get((row["word"],), 0) + row["count"]
-        assert values == {key: value for key, (value,) in group.expected("counts", txid).items()}

@@ -323,28 +323,6 @@ def test_old_views_leave_their_table(group, tmp_path, monkeypatch):
     assert sorted({row["txid"] for row in rows}) == [2, 3]
 
 
-@pytest.mark.long
-def test_the_compactor_of_a_group_meets_at_common_transactions(group, tmp_path):
-    made = compactors(group, counts=2, totals=5)
-    background = BackgroundCompactor(made, record=recorded(group, made).record, poll_secs=0.01)
-    background.start()
-    seen = set()
-    for txid in range(1, 31):
-        publish(group, range(txid, txid + 1))
-        background.advanced(txid)
-        time.sleep(0.1)
-        try:
-            view = trident.view(tmp_path, "top")
-        except TableError:
-            continue
-        seen.add(view.txid)
-        check(group, view)
-    assert background.stop(timeout_secs=60)
-    view = trident.view(tmp_path, "top")
-    assert view.txid == 30 and len(seen) >= 3, seen
-    check(group, view)
-
-
 def test_of_appends_alone_the_tables_are_asked(spark, tmp_path):
     group = Group(spark, KernelEngine(spark), tmp_path, append("lines"), append("words"))
     for txid in (1, 2):

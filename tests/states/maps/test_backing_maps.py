@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,6 @@ from trident.states.maps.map_states import CachedMap, NonTransactionalMap, Opaqu
 from trident.states.maps.redis_store import RedisMap
 from trident.states.maps.sqlite_store import SqliteMap
 
-ROOT = Path(__file__).resolve().parents[3]
 STORES = ["memory", "sqlite", "redis"]
 BETWEEN_PROCESSES = ["sqlite", "redis"]
 _numbers = itertools.count()
@@ -160,11 +158,9 @@ except StaleEpoch as refused:
 """
 
 
-def process(script, store, **pipes):
-    arguments = [sys.executable, "-c", script, pickle.dumps(store).hex()]
-    return subprocess.Popen(
-        arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, **pipes
-    )
+def process(script, store):
+    arguments, pipe = [sys.executable, "-c", script, pickle.dumps(store).hex()], subprocess.PIPE
+    return subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True, bufsize=1)
 
 
 @shared_stores
@@ -219,7 +215,7 @@ def test_sqlite_travels_by_its_path_and_survives_a_fork(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = SqliteMap("maps.db", "counts")
     store.multi_put([("parent",)], [1], epoch=1)
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir("/")
     inherited = store._connection()
     child = os.fork()
     if child == 0:

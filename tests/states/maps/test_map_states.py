@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -251,6 +252,13 @@ def test_where_the_table_says_not_exactly_once_it_is_not(store):
 # -- one map ------------------------------------------------------------------------------------
 
 
+@contextmanager
+def transaction(state, txid):
+    state.begin_commit(txid)
+    yield
+    state.commit(txid)
+
+
 def plus(number):
     return lambda old: (old or 0) + number
 
@@ -260,11 +268,10 @@ def test_a_transaction_is_one_get_and_one_put_however_many_keys(map_class):
     backing = CountingMap()
     state = map_class(backing)
     keys = [(n,) for n in range(1000)]
-    state.begin_commit(1)
-    assert state.multi_update(keys, [plus(1)] * 1000) == [1] * 1000
-    assert state.multi_update(keys[:10] * 2, [plus(1)] * 20) == [2] * 10 + [3] * 10
-    assert state.multi_get(keys[:1] + keys[-1:]) == [3, 1]
-    state.commit(1)
+    with transaction(state, 1):
+        assert state.multi_update(keys, [plus(1)] * 1000) == [1] * 1000
+        assert state.multi_update(keys[:10] * 2, [plus(1)] * 20) == [2] * 10 + [3] * 10
+        assert state.multi_get(keys[:1] + keys[-1:]) == [3, 1]
     assert backing.calls == [("get", 1000), ("put", 1000)]
     assert state.multi_get(keys[:1] + keys[-1:] + [("none",)]) == [3, 1, None]
 
@@ -274,17 +281,15 @@ def test_puts_and_removes_are_seen_at_once_and_kept(map_class):
     backing = CountingMap()
     state = map_class(backing, incarnation="i")
     assert isinstance(state, RemovableMapState) and isinstance(SnapshottableMap(state), Snapshottable)
-    state.begin_commit(1)
-    state.multi_put([("a",), ("b",), ("c",)], [1, [2], 3])
-    state.multi_remove([("a",), ("nobody",)])
-    state.multi_get([("b",)])[0].append("not kept")
-    assert state.multi_get([("a",), ("b",)]) == [None, [2]]
-    state.commit(1)
-    state.begin_commit(2)
-    state.multi_remove([("c",)])
-    state.multi_put([("d",)], [4])
-    state.multi_remove([("d",)])
-    state.commit(2)
+    with transaction(state, 1):
+        state.multi_put([("a",), ("b",), ("c",)], [1, [2], 3])
+        state.multi_remove([("a",), ("nobody",)])
+        state.multi_get([("b",)])[0].append("not kept")
+        assert state.multi_get([("a",), ("b",)]) == [None, [2]]
+    with transaction(state, 2):
+        state.multi_remove([("c",)])
+        state.multi_put([("d",)], [4])
+        state.multi_remove([("d",)])
     assert state.multi_get([("a",), ("b",), ("c",), ("d",)]) == [None, [2], None, None]
     # Rows that would say nothing but "absent" are not there.
     assert set(backing.rows) - {("c",)} == {("b",)}
@@ -299,13 +304,11 @@ def test_what_is_stored():
         backing = CountingMap()
         state = SnapshottableMap(map_class(backing, incarnation="i"))
         for txid, row in enumerate(rows, 1):
-            state.begin_commit(txid)
-            assert state.update(plus(txid)) == (1, 3)[txid - 1] == state.get()
-            state.commit(txid)
+            with transaction(state, txid):
+                assert state.update(plus(txid)) == (1, 3)[txid - 1] == state.get()
             assert backing.rows == {(): row}
-        state.begin_commit(3)
-        state.set(10)
-        state.commit(3)
+        with transaction(state, 3):
+            state.set(10)
         assert state.get() == 10
 
 
@@ -314,14 +317,12 @@ def test_a_replay_reads_the_state_as_of_the_transaction_before(map_class, seen):
     backing = CountingMap()
     for txid, value in ((1, 1), (2, 5)):
         state = map_class(backing)
-        state.begin_commit(txid)
-        state.multi_put([("k",)], [value])
-        state.commit(txid)
+        with transaction(state, txid):
+            state.multi_put([("k",)], [value])
     # For a transactional map the value stands: the updates of this try are skipped.
-    state.begin_commit(2)
-    assert state.multi_get([("k",)]) == [seen]
-    state.multi_put([("k",)], [state.multi_get([("k",)])[0] + 4])
-    state.commit(2)
+    with transaction(state, 2):
+        assert state.multi_get([("k",)]) == [seen]
+        state.multi_put([("k",)], [state.multi_get([("k",)])[0] + 4])
     assert state.multi_get([("k",)]) == [5]
 
 
@@ -329,19 +330,17 @@ def test_the_updaters_of_an_applied_transaction_are_not_called():
     backing = CountingMap()
     for updaters in ([plus(1), plus(1)], [lambda old: 1 // 0, plus(5)]):
         state = TransactionalMap(backing)
-        state.begin_commit(1)
-        assert state.multi_update([("k",), ("k",)], updaters)[-1] == 2
-        state.commit(1)
+        with transaction(state, 1):
+            assert state.multi_update([("k",), ("k",)], updaters)[-1] == 2
     assert backing.rows == {("k",): TransactionalValue(1, 2)}
 
 
 def test_a_value_that_the_updater_or_the_caller_goes_on_changing_is_kept_as_it_was():
     held = [1]
     state = OpaqueMap(CountingMap())
-    state.begin_commit(1)
-    state.multi_update([("k",)], [lambda old: held])[0].append(2)
-    held.append(3)
-    state.commit(1)
+    with transaction(state, 1):
+        state.multi_update([("k",)], [lambda old: held])[0].append(2)
+        held.append(3)
     assert state.multi_get([("k",)]) == [[1]]
 
 
@@ -363,9 +362,8 @@ def test_updates_outside_of_a_transaction_are_refused_and_a_newer_one_stops(map_
     state = map_class(backing, incarnation="i")
     with pytest.raises(ConfigError, match="begin_commit"):
         state.multi_update([("k",)], [plus(1)])
-    state.begin_commit(9)
-    state.multi_put([("k",)], [1])
-    state.commit(9)
+    with transaction(state, 9):
+        state.multi_put([("k",)], [1])
     state.begin_commit(8)
     with pytest.raises(Halted, match="txid 9"):
         state.multi_get([("k",)])
@@ -394,9 +392,8 @@ def test_an_updater_that_raises_changes_nothing_outside_of_a_transaction():
 def test_keys_are_tuples_and_differ_by_type():
     state = OpaqueMap(MemoryBackingMap("keys_by_type"))
     keys = [(1,), (1.0,), (True,), ("1",), (float("nan"),), (None,), ((1,),)]
-    state.begin_commit(1)
-    state.multi_update(keys, [plus(n) for n in range(7)])
-    state.commit(1)
+    with transaction(state, 1):
+        state.multi_update(keys, [plus(n) for n in range(7)])
     assert state.multi_get(keys) == list(range(7))
     for key in ("a", ["a"], (object(),), None):
         with pytest.raises(ConfigError):
@@ -430,11 +427,10 @@ def test_an_old_coordinator_is_refused_from_its_successors_first_commit_on(
     old.begin_commit(1)
     if reads_first:
         old.multi_update([("k",)], [plus(1)])
-    new.begin_commit(1)
-    if successor:
-        new.multi_update([("k",)], [plus(1)])
-    # A replay that finds nothing left to write shuts the door as well.
-    new.commit(1)
+    with transaction(new, 1):
+        if successor:
+            new.multi_update([("k",)], [plus(1)])
+        # A replay that finds nothing left to write shuts the door as well.
     if not reads_first:
         old.multi_update([("k",)], [plus(1)])
     with pytest.raises(StaleEpoch, match="epoch 1.*epoch 2"):
@@ -446,13 +442,11 @@ def test_without_a_fence_an_old_coordinator_overwrites():
     """Why the guarantee table marks unfenced maps."""
     backing = CountingMap()
     old, new = OpaqueMap(backing, epoch=1), OpaqueMap(backing, epoch=2)
-    old.begin_commit(1)
-    old.multi_update([("k",)], [plus(1)])
-    for txid in (1, 2):
-        new.begin_commit(txid)
-        new.multi_update([("k",)], [plus(1)])
-        new.commit(txid)
-    old.commit(1)
+    with transaction(old, 1):
+        old.multi_update([("k",)], [plus(1)])
+        for txid in (1, 2):
+            with transaction(new, txid):
+                new.multi_update([("k",)], [plus(1)])
     assert new.multi_get([("k",)]) == [1]
 
 
@@ -536,9 +530,8 @@ def test_a_cache_is_used_across_transactions_of_one_process():
     backing = CountingMap()
     state = TransactionalMap(CachedMap(backing, 10), epoch=1)
     for txid in (1, 2, 3):
-        state.begin_commit(txid)
-        state.multi_update([("k",)], [plus(1)])
-        state.commit(txid)
+        with transaction(state, txid):
+            state.multi_update([("k",)], [plus(1)])
     assert backing.calls.count(("get", 1)) == 1
 
 
@@ -547,9 +540,8 @@ def test_a_cache_does_not_outlive_its_coordinator(writer):
     backing = CountingMap()
     cache = CachedMap(backing, 10)
     state = NonTransactionalMap(cache, epoch=1, incarnation="i")
-    state.begin_commit(5)
-    state.multi_put([("k",)], ["cached"])
-    state.commit(5)
+    with transaction(state, 5):
+        state.multi_put([("k",)], ["cached"])
     backing.rows = {("k",): "what another process wrote"}
     successor = NonTransactionalMap(cache, **writer)
     successor.begin_commit(6)

@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from tests.jvm.spark_fixtures import calls_to_the_jvm
 from tests.servers.zk_fixtures import eventually
-from tests.states.group_helpers import Group, append_binding, foreign_row, map_binding
+from tests.states.group_helpers import Group, append_binding, deposed, foreign_row, map_binding
 from tests.topology_helpers import WAIT_SECS
 from trident.coordinators import faults
 from trident.coordinators.errors import Deposed, ForeignTable, Halted, SchemaMismatch, TableError
@@ -121,9 +121,6 @@ def test_a_stale_writer_is_refused_by_the_control_record(engine, group: Group) -
     """Also when SetTransaction would let it pass, because its txid is later than the table's."""
     group.commit(1, ["a"])
 
-    def deposed() -> None:
-        raise Deposed("another coordinator leads now")
-
     zombie = Group(engine, group.warehouse, record=group.record, fence=deposed).open()
     late = zombie.prepare(TransactionAttempt(2, 0), ["zombie"])
     later = zombie.prepare(TransactionAttempt(3, 0), ["zombie"])
@@ -148,9 +145,6 @@ def test_a_stale_writer_that_still_leads_halts_instead_of_writing(engine, group:
 def test_what_another_coordinator_has_published_stops_the_one_before_the_decision(engine, group: Group) -> None:
     """Its commits are the topology's own, so nothing but the control record tells them from ours."""
 
-    def deposed() -> None:
-        raise Deposed("another coordinator leads now")
-
     zombie = Group(engine, group.warehouse, record=group.record, fence=deposed).open()
     still_leads = Group(engine, group.warehouse, record=group.record).open()
     Group(engine, group.warehouse, epoch=2, record=group.record).open().commit(1, ["b"])
@@ -161,15 +155,10 @@ def test_what_another_coordinator_has_published_stops_the_one_before_the_decisio
     assert words(group.warehouse / "rows") == {"b": 1}
 
 
-def test_a_deposed_coordinator_that_opens_tables_its_successor_has_published_to_does_not_halt(
-    engine, group: Group
-) -> None:
+def test_a_deposed_coordinator_that_opens_tables_its_successor_has_published_to_does_not_halt(engine, group):
     group.commit(1, ["a"])
     stale = group.record
     group.commit(2, ["b"])
-
-    def deposed() -> None:
-        raise Deposed("another coordinator leads now")
 
     with pytest.raises(Deposed):
         Group(engine, group.warehouse, record=stale, fence=deposed).open()
@@ -204,38 +193,23 @@ def test_a_schema_that_does_not_fit_is_refused_with_both(engine, tmp_path: Path)
         Group(engine, tmp_path, [append_binding(adopt=True)]).open()
 
 
-def test_a_staged_file_that_is_gone_after_the_decision_halts(group: Group) -> None:
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (Path.unlink, "decided and cannot be published.*is gone"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not the one that was staged"),
+    ],
+    ids=["gone", "cut"],
+)
+def test_a_staged_file_that_is_damaged_after_the_decision_halts(group: Group, damage: Any, said: str) -> None:
     decision = group.prepare(TransactionAttempt(1, 0), ["a"])
-    next((group.warehouse / "rows" / "data").rglob("*.parquet")).unlink()
-    with pytest.raises(Halted, match="decided and cannot be published.*is gone"):
+    damage(next((group.warehouse / "rows" / "data").rglob("*.parquet")))
+    with pytest.raises(Halted, match=said):
         group.committer.publish(decision, group.record)
 
 
-def test_a_staged_file_of_another_size_halts(group: Group) -> None:
-    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
-    path = next((group.warehouse / "rows" / "data").rglob("*.parquet"))
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Halted, match="not the one that was staged"):
-        group.committer.publish(decision, group.record)
-
-
-def test_a_manifest_that_was_changed_after_the_decision_halts(group: Group) -> None:
-    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
-    path = group.warehouse / decision.manifest
-    value = json.loads(path.read_text())
-    value["tables"][0]["files"] = []
-    path.write_text(json.dumps(value))
-    with pytest.raises(Halted, match="not the one that was decided"):
-        group.committer.publish(decision, group.record)
-
-
-def test_a_deposed_coordinator_whose_successor_has_cleaned_up_is_deposed_and_does_not_halt(
-    engine, group: Group
-) -> None:
+def test_a_deposed_coordinator_whose_successor_has_cleaned_up_is_deposed_and_does_not_halt(engine, group):
     """It was paused between its decision and the manifest: a person has nothing to mend here."""
-
-    def deposed() -> None:
-        raise Deposed("another coordinator leads now")
 
     zombie = Group(engine, group.warehouse, record=group.record, fence=deposed).open()
     decision = zombie.prepare(TransactionAttempt(1, 0), ["a"])
@@ -389,9 +363,7 @@ def test_leftovers_of_failed_attempts_go_only_when_their_txid_has_advanced(group
     assert folders == {"1-1", "2-0"}
 
 
-def test_what_a_cancelled_task_writes_after_its_transaction_was_cleaned_goes_with_the_next(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_cancelled_task_writes_after_its_transaction_was_cleaned_goes_with_the_next(group, monkeypatch):
     monkeypatch.setattr("trident.states.publishing.committer._STRAGGLER_SECS", 0.1)
     group.commit(1, ["good"], attempt_id=1)
     group.committer.advanced(TransactionAttempt(1, 1), published=True)
@@ -479,9 +451,7 @@ def reset(warehouse: Path) -> None:
         shutil.rmtree(path)
 
 
-def test_a_zombie_of_the_life_before_a_reset_commits_nothing_to_tables_of_the_same_length(
-    engine, tmp_path: Path
-) -> None:
+def test_a_zombie_of_the_life_before_a_reset_commits_nothing_to_tables_of_the_same_length(engine, tmp_path):
     """It is stopped between its last question whether it leads and its commit; both tables are made anew meanwhile."""
     new: list[Group] = []
 
@@ -517,18 +487,12 @@ def test_a_zombie_of_the_life_before_a_reset_cleans_nothing_of_the_new_life_away
 
 
 def test_a_zombie_of_the_life_before_a_reset_makes_no_table(engine, tmp_path: Path) -> None:
-    def deposed() -> None:
-        raise Deposed("another coordinator leads now")
-
     with pytest.raises(Deposed):
         Group(engine, tmp_path, fence=deposed).open()
     assert not list(tmp_path.glob("*/_delta_log/*.json"))
 
 
 def test_who_does_not_lead_any_more_is_told_before_it_commits(engine, group: Group) -> None:
-    def deposed() -> None:
-        raise Deposed("another coordinator leads now")
-
     decision = group.prepare(TransactionAttempt(1, 0), ["a"])
     group.committer._tables.check_fence = deposed
     with pytest.raises(Deposed):
@@ -536,47 +500,33 @@ def test_who_does_not_lead_any_more_is_told_before_it_commits(engine, group: Gro
     assert engine.load(str(group.warehouse / "rows")).version == 0
 
 
-def test_what_was_published_by_another_is_flushed_before_the_transaction_advances(engine, group, monkeypatch) -> None:
+def test_what_was_published_by_another_is_flushed_before_the_transaction_advances(engine, group, flushed) -> None:
     """It may have been killed between its commit and the flush."""
     decision = group.prepare(TransactionAttempt(1, 0), ["a"])
     group.committer.publish(decision, group.record)
     successor = Group(engine, group.warehouse, [], epoch=2, record=group.record)
-    flushed: list[str] = []
-    fsync = os.fsync
-
-    def recorded(handle: int) -> None:
-        flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", recorded)
+    flushed.clear()
     successor.committer.publish(decision, successor.record)
     for table in ("rows", "counts__log"):
         assert str(group.warehouse / table / "_delta_log" / f"{1:020d}.json") in flushed
 
 
-def test_from_prepare_to_advance_the_jvm_is_not_called_and_only_what_is_new_is_flushed(group, monkeypatch) -> None:
+def test_from_prepare_to_advance_the_jvm_is_not_called_and_only_what_is_new_is_flushed(group, flushed) -> None:
     """Each call costs a tenth of a millisecond and more, each flush a disk's turn; a publish made 24 calls a table."""
     for txid in (1, 2):
         decision = group.commit(txid, ["a"])
         os.utime((group.warehouse / decision.manifest).parents[1], (1, 1))  # older than a tick of the clock
     staged = group.staged(TransactionAttempt(3, 0), ["b"])
-    flushed: list[str] = []
-    fsync = os.fsync
-
-    def recorded(handle: int) -> None:
-        flushed.append(os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"), group.warehouse))
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", recorded)
+    flushed.clear()
     with calls_to_the_jvm() as calls:
         prepared = group.committer.prepare(TransactionAttempt(3, 0), None, ProcessedBatch(staged), group.record)
         group.advance(prepared.decision, group.committer.publish(prepared.decision, group.record))
     assert calls == []
-    manifest = Path(prepared.decision.manifest)
+    manifest, names = Path(prepared.decision.manifest), [os.path.relpath(path, group.warehouse) for path in flushed]
     logs = [f"{table}/_delta_log" for table in ("rows", "counts__log")]
-    drafts = [name for name in flushed if name.endswith(".trident.tmp")]
+    drafts = [name for name in names if name.endswith(".trident.tmp")]
     assert sorted(os.path.dirname(name) for name in drafts) == sorted(logs)
-    assert sorted(flushed) == sorted([str(manifest), str(manifest.parent), *drafts, *logs])
+    assert sorted(names) == sorted([str(manifest), str(manifest.parent), *drafts, *logs])
 
 
 def add_constraint(path: Path) -> None:

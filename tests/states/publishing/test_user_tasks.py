@@ -44,18 +44,14 @@ def test_a_task_of_an_older_transaction_that_wakes_up_writes_nothing(store: Sqli
     assert current(store) == 2
 
 
-def test_a_task_of_an_older_coordinator_writes_nothing_whatever_its_transaction(
-    store: SqliteMap, tmp_path: Path
-) -> None:
+def test_a_task_of_an_older_coordinator_writes_nothing_whatever_its_transaction(store, tmp_path):
     publish(store, tmp_path, epoch=2, txid=5, value=5)
     with pytest.raises(StaleEpoch):
         publish(store, tmp_path, epoch=1, txid=6, value=6)
     assert current(store) == 5
 
 
-def test_a_transaction_is_put_again_by_another_try_and_by_the_next_coordinator(
-    store: SqliteMap, tmp_path: Path
-) -> None:
+def test_a_transaction_is_put_again_by_another_try_and_by_the_next_coordinator(store, tmp_path):
     for epoch in (1, 1, 2):
         publish(store, tmp_path, epoch, txid=3, value=3)
     assert current(store) == 3

@@ -386,9 +386,8 @@ def test_a_row_that_is_refused_stops_it_and_those_behind_it_in_its_order_wait(se
     out = opened(replace(state, ordered_by="item", concurrency=1), folder)
     batch = [pa.record_batch({"id": [1, 2, 3], "item": ["a", "a", "a"]})]
     for _ in range(2):
-        with pytest.raises(
-            TridentError, match="refuses a row for good.*found: status 422 for Idempotency-Key: inc-1-out"
-        ) as caught:
+        said = "refuses a row for good.*found: status 422 for Idempotency-Key: inc-1-out"
+        with pytest.raises(TridentError, match=said) as caught:
             out.publish(part(1), iter(batch))
         assert not isinstance(caught.value, StateAway) and ids(server) == [1]
     server.answers = lambda asked: TAKES
@@ -517,35 +516,8 @@ def test_a_row_that_cannot_be_json_is_not_sent(server, folder, state, size: int)
     (letter,) = letters(folder)
     assert (letter["row"], letter["rows"], letter["status"]) == (1 if size == 1 else 0, size, 0)
     assert '{"id": 2, "n": NaN, "item": "b"}' in letter["body"] and "in 'n'" in letter["answer"]
-    sent = (
-        [body["id"] for body in server.bodies] if size == 1 else [row["id"] for rows in server.bodies for row in rows]
-    )
-    assert sorted(sent) == ([1, 3, 4] if size == 1 else [3, 4])
-
-
-@pytest.mark.parametrize("moment", ["before the record", "before the file", "behind the file"])
-def test_a_crash_about_a_dead_letter_leaves_it_once(server, folder, state, monkeypatch, moment: str) -> None:
-    """And the row is in the dead letters or with the server, never both: a refusal stands once it is written down."""
-    server.answers = refusing(1)
-    out = opened(replace(state, dead_letters=True), folder)
-    name = "create" if moment == "before the record" else "write"
-    real = getattr(storage, name)
-
-    def crash(*args: Any) -> None:
-        if moment == "behind the file":
-            real(*args)
-        raise OSError("crash")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, name, crash)
-        with pytest.raises(OSError, match="crash"):
-            out.publish(part(1), rows(0, 1, 2))
-    server.answers = lambda asked: TAKES
-    again = opened(replace(state, dead_letters=True), folder, epoch=2)
-    again.publish(part(1, epoch=2), rows(0, 1, 2))
-    again.publish(part(2, epoch=2), rows(3))
-    dead = [one["row"] for one in letters(folder)]
-    assert (dead, ids(server)) == (([], [0, 1, 2, 3]) if moment == "before the record" else ([1], [0, 2, 3]))
+    sent = server.bodies if size == 1 else [row for rows in server.bodies for row in rows]
+    assert sorted(row["id"] for row in sent) == ([1, 3, 4] if size == 1 else [3, 4])
 
 
 class Crash(Exception):
@@ -557,17 +529,14 @@ class Crashing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, behind: bool) -> None:
         self.calls, self._at, self._behind = 0, at, behind
-        for owner, name in (
-            *((storage, name) for name in ("create", "write", "try_delete")),
-            *((LocalFolder, name) for name in ("claim", "flush")),
-        ):
+        writes = {storage: ("create", "write", "try_delete"), LocalFolder: ("claim", "flush")}
+        for owner, name in ((owner, name) for owner, names in writes.items() for name in names):
             monkeypatch.setattr(owner, name, self._or_crash(getattr(owner, name)))
 
     def _or_crash(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             self.calls += 1
-            crashes = self.calls > self._at or (self.calls == self._at and not self._behind)
-            if crashes:
+            if self.calls > self._at or (self.calls == self._at and not self._behind):
                 raise Crash
             done = real(*args)
             if self.calls == self._at:
@@ -577,9 +546,7 @@ class Crashing:
         return call
 
 
-def test_a_crash_at_any_write_leaves_each_row_once_and_each_dead_letter_once(
-    server, folder, state, monkeypatch
-) -> None:
+def test_a_crash_at_any_write_leaves_each_row_once_and_each_dead_letter_once(server, folder, state, monkeypatch):
     """Of a run of two transactions; the server takes, in the next life, what it has refused before."""
     number, crashed = 0, True
     while crashed:
@@ -621,9 +588,7 @@ def test_what_says_nothing_of_the_row_is_no_dead_letter(server, folder, state, s
     assert not isinstance(caught.value, StateAway) and letters(folder) == [] and "s3cret" not in str(caught.value)
 
 
-def test_a_conflict_that_stays_is_a_refusal_unless_it_means_that_the_row_is_there(
-    server, folder, state, monkeypatch
-) -> None:
+def test_a_conflict_that_stays_is_a_refusal_unless_it_means_that_the_row_is_there(server, folder, state, monkeypatch):
     monkeypatch.setattr(http_sender, "_CONFLICT_TIMES", 0.02)  # of 10 s
     server.answers = refusing(1, status=409)
     began = time.monotonic()
@@ -902,10 +867,9 @@ def test_a_coordinator_that_is_killed_at_any_request_leaves_each_row_once(server
     epoch, ends = 0, []
     while not ends or ends[-1]:
         epoch += 1
-        arguments = [server.url, str(folder), str(epoch), str(txids), str(count)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.states.outside.http_process", *arguments], stdout=subprocess.PIPE, text=True
-        )
+        arguments = [str(epoch), str(txids), "http", server.url, str(folder), str(count)]
+        command = [sys.executable, "-m", "tests.states.outside.coordinating", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         process.communicate()
         ends.append(process.returncode)
         assert process.returncode in (0, -signal.SIGKILL)
@@ -921,9 +885,7 @@ def test_a_coordinator_that_is_killed_at_any_request_leaves_each_row_once(server
 # --- secrets and TLS
 
 
-def test_secrets_are_read_where_they_are_kept_and_shown_nowhere(
-    server, folder, state, tmp_path, monkeypatch, caplog
-) -> None:
+def test_secrets_are_read_where_they_are_kept_and_shown_nowhere(server, folder, state, tmp_path, monkeypatch, caplog):
     caplog.set_level(0)
     (tmp_path / "key").write_text("f1le-s3cret\n")
     made = replace(state, secrets={"Authorization": "Bearer env:API_TOKEN", "X-Key": f"file:{tmp_path}/key"})

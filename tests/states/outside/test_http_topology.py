@@ -14,7 +14,7 @@ import deltalake
 import pytest
 
 from tests.servers.zk_fixtures import eventually
-from tests.states.outside.http_server import TAKES, Answer, Server, serving
+from tests.states.outside.http_server import TAKES, Answer, Asked, Server, serving
 from tests.topology_helpers import WAIT_SECS
 from trident import DeltaAppend, FixedBatchSpout, HttpState, OutsidePart, TridentTopology
 from trident.coordinators import faults
@@ -51,9 +51,7 @@ def in_delta(folder: Path) -> Counter:
     return Counter((row["word"], row["n"]) for row in table.to_pylist())
 
 
-def test_each_row_is_sent_behind_its_transaction_and_once_whatever_is_lost(
-    start, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_row_is_sent_behind_its_transaction_and_once_whatever_is_lost(start, server, tmp_path, monkeypatch):
     """A lost answer: it is published again. `make kills`: a coordinator is replaced amid that, and wakes up."""
     monkeypatch.setattr(other_stores, "_DRIVER_ROWS_MAX", 1)  # batches of more rows go by tasks
     here: set[int] = set()  # published in this process, which is no task's
@@ -78,16 +76,17 @@ def test_each_row_is_sent_behind_its_transaction_and_once_whatever_is_lost(
 @pytest.mark.long
 def test_one_that_is_away_is_shown_and_a_refused_row_is_a_dead_letter(start, server: Server, tmp_path: Path) -> None:
     away = [True]
-    server.answers = lambda asked: (
-        Answer(503) if away[0] and asked.row["n"] == 3 else Answer(422) if asked.row["n"] == 2 else TAKES
-    )
+
+    def answers(asked: Asked) -> Answer:
+        return Answer(503) if away[0] and asked.row["n"] == 3 else Answer(422) if asked.row["n"] == 2 else TAKES
+
+    server.answers = answers
     query = start(topology(server, dead_letters=True), max_attempts=1, status_interval_secs=0.0)
     status = tmp_path / "warehouse/_trident/words/status.json"
     assert eventually(lambda: (status.exists() and "IS AWAY" in said(tmp_path)) or not query.is_active, WAIT_SECS)
     assert query.is_active, query.exception()
-    assert "has transaction 1, 1 dead letters, transaction 2 waits: IS AWAY" in said(tmp_path) and "status 503" in said(
-        tmp_path
-    )
+    told = said(tmp_path)
+    assert "has transaction 1, 1 dead letters, transaction 2 waits: IS AWAY" in told and "status 503" in told
     away[0] = False
     query.process_all_available(WAIT_SECS)
     query.stop(WAIT_SECS)

@@ -122,9 +122,7 @@ def test_two_states_of_a_topology_cannot_have_one_group() -> None:
         ({"headers": "v"}, "k string, v map<string, string>", (), "cannot be headers"),
     ],
 )
-def test_rows_that_no_message_can_be_made_of_are_refused_when_the_topology_is_built(
-    arguments, schema: str, keys: tuple, message: str
-) -> None:
+def test_rows_that_no_message_can_be_made_of_are_refused_when_the_topology_is_built(arguments, schema, keys, message):
     rows = OutsideRows("", as_schema(schema, "test"), keys, bool(keys))
     with pytest.raises(TopologyError, match=message):
         KafkaState("h:9092", "t", **arguments).check_rows(rows)

@@ -96,12 +96,7 @@ def test_a_part_is_there_once_however_often_it_is_published(kafka, state, monkey
     assert state.take_over("top", "inc", 2) == {0: OutsideMark("inc", 2, 4, 0)}
     assert values(kafka, state.topic) == [b"a1", b"a2", b"a3", b"a4", b"b1", b"b2"]
     of_a = [one for one in committed(kafka, state.topic) if one.key() == b"a"]
-    assert len({one.partition() for one in of_a}) == 1 and [one.value() for one in of_a] == [
-        b"a1",
-        b"a2",
-        b"a3",
-        b"a4",
-    ]
+    assert len({one.partition() for one in of_a}) == 1 and [one.value() for one in of_a] == [b"a1", b"a2", b"a3", b"a4"]
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["by this process", "by another"])
@@ -143,18 +138,11 @@ def test_a_transaction_that_a_killed_executor_left_open_is_ended_by_the_next_try
 # --- zombies
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "before it begins",
-        "behind its mark",
-        pytest.param("amid its rows", marks=pytest.mark.long),
-        pytest.param("before its commit", marks=pytest.mark.long),
-    ],
-)
-def test_a_stale_coordinators_executor_that_wakes_up_is_refused_each_time(
-    kafka, state, monkeypatch, moment: str
-) -> None:
+LONG = [pytest.param(moment, marks=pytest.mark.long) for moment in ("amid its rows", "before its commit")]
+
+
+@pytest.mark.parametrize("moment", ["before it begins", "behind its mark", *LONG])
+def test_a_stale_coordinators_executor_that_wakes_up_is_refused_each_time(kafka, state, monkeypatch, moment):
     """It is stopped at a moment of its transaction; another coordinator takes over, and publishes; it wakes up."""
     rounds = 25 if ALL else 1  # of each of the four moments
     state.take_over("top", "inc", 1)
@@ -168,9 +156,8 @@ def test_a_stale_coordinators_executor_that_wakes_up_is_refused_each_time(
             mine = kafka_state._PRODUCERS
             another_process(monkeypatch)
             assert state.take_over("top", "inc", new)[0].epoch == new
-            if (txid % 4 == 1) != (
-                moment in ("behind its mark", "before its commit")
-            ):  # the successor has published already, or only taken over
+            late = moment in ("behind its mark", "before its commit")
+            if (txid % 4 == 1) != late:  # the successor has published already, or only taken over
                 published(state, part(txid, new), f"new{txid}")
             monkeypatch.setattr(kafka_state, "_PRODUCERS", mine)
 
@@ -255,10 +242,7 @@ def test_coordinators_and_the_broker_are_killed_and_each_row_is_there_once(kafka
     deaths, txids = (20, 400) if ALL else (2, 30)
     zombies = []
     for epoch in range(1, deaths + 2):
-        if epoch == deaths + 1:
-            amid = None
-        else:
-            amid = rng.randrange(1, 1 + txids // (2 * deaths))
+        amid = None if epoch == deaths + 1 else rng.randrange(1, 1 + txids // (2 * deaths))
         child = coordinate(state, epoch, txids)
         assert child.stdout is not None
         for _ in range(amid or 0):
@@ -284,8 +268,8 @@ def test_coordinators_and_the_broker_are_killed_and_each_row_is_there_once(kafka
 
 
 def coordinate(state: KafkaState, epoch: int, txids: int) -> subprocess.Popen:
-    arguments = [state.bootstrap, state.topic, str(epoch), str(txids)]
-    command = [sys.executable, "-m", "tests.states.outside.kafka_process", *arguments]
+    arguments = [str(epoch), str(txids), "kafka", state.bootstrap, state.topic]
+    command = [sys.executable, "-m", "tests.states.outside.coordinating", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -518,10 +502,8 @@ def test_a_fence_with_messages_still_queued_is_no_refusal(kafka, state, monkeypa
 
     flushed, flush = [], PartProducer._flush
     monkeypatch.setattr(PartProducer, "_flush", lambda self: flushed.append(self) or flush(self))
-    wanted = (
-        pytest.raises(StaleEpoch) if moment == "it sends more" else pytest.raises(StateAway, match="cannot be read")
-    )
-    with wanted:
+    wanted, said = (StaleEpoch, "") if moment == "it sends more" else (StateAway, "cannot be read")
+    with pytest.raises(wanted, match=said):
         slow.publish(part(1), many())
     assert values(kafka, state.topic) == []
     assert not flushed, "behind a fatal error the client may keep its messages until they time out"
@@ -545,9 +527,8 @@ def test_a_transaction_that_is_open_for_too_long_says_so(kafka, state) -> None:
                     pass
         yield from rows("b1")
 
-    with pytest.raises(
-        StateAway, match="begins again; found: .*longer than transaction.timeout.ms.*Raise trans"
-    ) as raised:
+    said = "begins again; found: .*longer than transaction.timeout.ms.*Raise trans"
+    with pytest.raises(StateAway, match=said) as raised:
         short.publish(part(1), slow())
     assert "at most 1.0 s" in str(raised.value)
     short.publish(part(1), rows("a1", "b1"))
@@ -563,17 +544,10 @@ def test_without_a_right_to_write_nothing_starts_and_no_text_has_the_password(ka
         return AclBinding(*of, AclOperation[operation], AclPermissionType[permission])
 
     monkeypatch.setenv("OF_TESTS", PASSWORD)
-    secured = replace(
-        state,
-        bootstrap=kafka.secured,
-        config={
-            "security.protocol": "SASL_SSL",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": "reader",
-            "ssl.ca.location": str(kafka.certificates.ca),
-        },
-        secrets={"sasl.password": "env:OF_TESTS"},
-    )
+    config = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "reader"}
+    config["ssl.ca.location"] = str(kafka.certificates.ca)
+    secrets = {"sasl.password": "env:OF_TESTS"}
+    secured = replace(state, bootstrap=kafka.secured, config=config, secrets=secrets)
     secured.check_store(ROWS)
     secured.take_over("top", "inc", 1)
     sent = pickle.dumps(secured)

@@ -14,11 +14,10 @@ from typing import Any
 
 import deltalake
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.servers.kafka_fixtures import KafkaBroker
 from tests.states.outside.kafka_reading import committed
-from tests.topology_helpers import WAIT_SECS, starter
+from tests.topology_helpers import WAIT_SECS
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, KafkaState, OutsidePart, TridentTopology, Upsert
 from trident.running.status import read_status
 from trident.states.publishing import other_stores
@@ -39,9 +38,7 @@ def topology(kafka: KafkaBroker, topic: str) -> TridentTopology:
 
 
 @pytest.mark.long
-def test_tables_a_log_and_a_changelog_have_each_row_once(
-    spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, kafka, topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_a_log_and_a_changelog_have_each_row_once(start, tmp_path: Path, kafka, topic, monkeypatch) -> None:
     """`make kills`: a coordinator loses its session amid a publication, and wakes up behind its successor."""
     monkeypatch.setattr(other_stores, "_DRIVER_ROWS_MAX", 1)  # batches of more rows go by tasks
     here: set[tuple[str, int]] = set()  # published in this process, which is no task's
@@ -54,11 +51,10 @@ def test_tables_a_log_and_a_changelog_have_each_row_once(
     monkeypatch.setattr(KafkaState, "publish", noted)
     kafka.create(f"{topic}-log", 2)
     kafka.create(f"{topic}-changes", 2)
-    with starter(spark, zk_server, zk_root, tmp_path) as start:
-        if os.environ.get("TRIDENT_KILLS") == "all":  # make kills
-            start.replace_at("publish.outside", topology(kafka, topic), topology(kafka, topic))
-        else:
-            start.run(topology(kafka, topic))
+    if os.environ.get("TRIDENT_KILLS") == "all":  # make kills
+        start.replace_at("publish.outside", topology(kafka, topic), topology(kafka, topic))
+    else:
+        start.run(topology(kafka, topic))
     assert {txid for name, txid in here if name == "log"} & {1, 2, 4} == {2}, "batches of two rows go by tasks"
     rows = Counter((word, n) for batch in BATCHES for word, n in batch)
     log = [json.loads(message.value()) for message in committed(kafka, f"{topic}-log")]
@@ -66,34 +62,23 @@ def test_tables_a_log_and_a_changelog_have_each_row_once(
     assert [row["n"] for row in log if row["word"] == "a"] == [1, 3, 4], "the order of a key holds over transactions"
     table = deltalake.DeltaTable(str(tmp_path / "warehouse" / "rows")).to_pyarrow_table().to_pylist()
     assert Counter((row["word"], row["n"]) for row in table) == rows
-    assert "decided 5 rows; the topic has 5 messages, and 0 " in compared(
-        kafka, tmp_path / "warehouse", "words", "log", f"{topic}-log"
-    )
-    changes = [
-        (message.key(), json.loads(message.value())["count"]) for message in committed(kafka, f"{topic}-changes")
-    ]
-    assert [count for key, count in changes if key == b"a"] == [1, 2, 3] and dict(changes) == {
-        b"a": 3,
-        b"b": 1,
-        b"c": 1,
-    }
+    told = compared(kafka, tmp_path / "warehouse", "words", "log", f"{topic}-log")
+    assert "decided 5 rows; the topic has 5 messages, and 0 " in told
+    messages = committed(kafka, f"{topic}-changes")
+    changes = [(message.key(), json.loads(message.value())["count"]) for message in messages]
+    assert [count for key, count in changes if key == b"a"] == [1, 2, 3]
+    assert dict(changes) == {b"a": 3, b"b": 1, b"c": 1}
 
 
 @pytest.mark.long
-def test_deleted_keys_are_tombstones_and_the_status_says_how_far_it_is(
-    spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, kafka, topic
-) -> None:
+def test_deleted_keys_are_tombstones_and_the_status_says_how_far_it_is(start, tmp_path: Path, kafka, topic) -> None:
     kafka.create(topic, 1)
     made = TridentTopology("users")
     batches = [[("ann", 30, False), ("bob", 40, False)], [("ann", 30, True)]]
     stream = made.new_stream("users", FixedBatchSpout("name string, age int, gone boolean", batches))
-    stream.partition_persist(
-        KafkaState(kafka.address, topic, key="name", name="out"), "name, age, gone", Upsert("name", delete_when="gone")
-    )
-    with starter(spark, zk_server, zk_root, tmp_path) as start:
-        query = start(made)
-        query.process_all_available(WAIT_SECS)
-        query.stop(WAIT_SECS)
+    state = KafkaState(kafka.address, topic, key="name", name="out")
+    stream.partition_persist(state, "name, age, gone", Upsert("name", delete_when="gone"))
+    start.run(made).stop(WAIT_SECS)
     (shown,) = read_status(tmp_path / "warehouse", "users").groups[0].outside
     assert (shown.state, shown.condition, shown.txid) == ("out", "up to date", 2)
     found = [(message.key(), message.value()) for message in committed(kafka, topic)]
@@ -120,9 +105,7 @@ def compared(kafka: KafkaBroker, warehouse: Path, name: str, state: str, topic: 
     return printed.getvalue()
 
 
-def test_the_program_in_the_docs_finds_rows_that_a_topic_lacks(
-    spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, kafka, topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_program_in_the_docs_finds_rows_that_a_topic_lacks(start, tmp_path: Path, kafka, topic, monkeypatch):
     """As versions before lost them: a transaction was committed with its mark and a part of its rows."""
     kafka.create(topic, 2)
     made = TridentTopology("lost")
@@ -139,7 +122,6 @@ def test_the_program_in_the_docs_finds_rows_that_a_topic_lacks(
         publish(self, part, some(batches) if part.mark.txid == 1 else batches)
 
     monkeypatch.setattr(KafkaState, "publish", torn)
-    with starter(spark, zk_server, zk_root, tmp_path) as start:
-        start.run(made)
+    start.run(made)
     told = compared(kafka, tmp_path / "warehouse", "lost", "out", topic)
     assert told == ("transactions 1 to 2 decided 7 rows; the topic has 4 messages, and 0 offsets have expired\n")

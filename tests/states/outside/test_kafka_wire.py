@@ -30,27 +30,11 @@ from trident.states.outside.kafka_producer import PartProducers
 # The requests of a transaction, with those by which the next producer is made; and of a take-over. "name+" is the
 # second of its name.
 TRANSACTION = (
-    "Metadata",
-    "OffsetFetch",
-    "ListOffsets",
-    "AddOffsetsToTxn",
-    "TxnOffsetCommit",
-    "AddPartitionsToTxn",
-    "Produce",
-    "AddOffsetsToTxn+",
-    "TxnOffsetCommit+",
-    "EndTxn",
-    "FindCoordinator",
-    "InitProducerId",
+    *["Metadata", "OffsetFetch", "ListOffsets", "AddOffsetsToTxn", "TxnOffsetCommit", "AddPartitionsToTxn", "Produce"],
+    *["AddOffsetsToTxn+", "TxnOffsetCommit+", "EndTxn", "FindCoordinator", "InitProducerId"],
 )
 TAKE_OVER = (
-    "Metadata",
-    "FindCoordinator",
-    "OffsetFetch",
-    "InitProducerId",
-    "AddOffsetsToTxn",
-    "TxnOffsetCommit",
-    "EndTxn",
+    *["Metadata", "FindCoordinator", "OffsetFetch", "InitProducerId", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"],
 )
 # When a request arrives that was held, or its copy: before the next transaction, after its mark, just before its first
 # row, amid its rows, just before its end, after it; and before a transaction of the next coordinator, or amid it.
@@ -90,7 +74,6 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(kafka_producer, "_MESSAGE_MS", 4_000)
     for module, name, secs in (
-        (kafka_producer, "QUERY_SECS", 2.0),
         (kafka_producer, "QUERY_SECS", 2.0),
         (kafka_producer, "INIT_SECS", 4.0),
         (kafka_producer, "COMMIT_SECS", 4.0),

@@ -16,7 +16,7 @@ import pytest
 
 from tests.chaos.sources import CommittedSpout, Source
 from tests.servers.zk_fixtures import eventually
-from tests.states.group_helpers import ROWS, Group, append_binding
+from tests.states.group_helpers import ROWS, Group, append_binding, deposed
 from tests.states.outside.ledger_state import LedgerState
 from tests.topology_helpers import WAIT_SECS
 from trident import Count, DeltaAppend, FixedBatchSpout, OutsideMark, OutsidePart, TridentTopology, Upsert
@@ -160,9 +160,6 @@ class Forgetful(LedgerState):
 def test_marks_that_a_store_forgets_are_written_again_also_without_rows(engine, tmp_path, monkeypatch) -> None:
     """Not with each transaction; and neither one that fails nor a coordinator that was replaced is in the way."""
     state = Forgetful(str(tmp_path / "ledger.db"))
-
-    def deposed() -> None:
-        raise Deposed("another coordinator leads")
 
     group = Group(engine, place(tmp_path / "w"), [append_binding(), bound(state)]).open()
     group.commit(1, ["a"])
@@ -395,11 +392,7 @@ def test_a_number_of_parts_that_is_impossible_is_refused_when_the_topology_is_bu
 def test_of_many_answers_the_gravest_is_raised() -> None:
     answers = [Answer(number, problem) for number, problem in enumerate(["", "away", "refused", "behind", "stale"])]
     assert [answer.problem for answer in sorted(answers, key=lambda answer: answer.gravity)] == [
-        "stale",
-        "behind",
-        "refused",
-        "away",
-        "",
+        *["stale", "behind", "refused", "away", ""]
     ]
 
 

@@ -96,5 +96,5 @@ SUITES = (
         30,
         covers=("states", "trident/udf"),
     ),
-    Suite("views", "ten minutes of kills and merges under a reader of several tables", ("views",), 20),
+    Suite("views", "ten minutes of kills and merges under a reader of several tables", ("views",), 30),
 )

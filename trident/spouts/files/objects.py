@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from trident.coordinators.errors import SourceError
 from trident.coordinators.threads import DaemonPool
-from trident.spouts.files.ledger import FoundFile, LedgerBook, LedgerEntry, Mark
+from trident.spouts.files.ledger import FoundFile, LedgerBook, LedgerEntry, Mark, Position, length_after
 from trident.spouts.files.tasks import tag_of
 from trident.states.core import storage
 from trident.states.core.storage import Stat
@@ -212,7 +212,7 @@ class ObjectPath:
 
         Args:
             waits: lists the whole path anew; none are found only where it has none.
-            to_end: the same holds of the next looks, until the listing ends.
+            to_end: so do the next looks until the listing ends, while no file waits to be read.
 
         Raises:
             OSError, SourceError: it cannot be listed; an object has changed; one came that is too old.
@@ -234,7 +234,7 @@ class ObjectPath:
             self.reached = self.reached._replace(next=self._whole.began_ns - self._remember_ns, cursor="")
         elif self._begins_tail():
             self._tail = _Pass(self.folder, self._greatest, self._deep, self._step_objects)
-        waits = waits or self.is_waited_for
+        waits = waits or (self.is_waited_for and not length_after(book, Position(position, 0)))
         while self._whole is not None and not found:
             listed = self._whole.step(waits)
             if listed is None:

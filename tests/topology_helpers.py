@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trident.config import TridentConfig
 from trident.coordinators import faults
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
@@ -26,6 +27,10 @@ class Starter:
     def __init__(self, spark: Any, **settings: Any) -> None:
         self._spark, self._settings = spark, settings
         self.queries: list[TopologyQuery] = []
+
+    @property
+    def config(self) -> TridentConfig:
+        return TridentConfig(**self._settings)
 
     def __call__(self, topology: TridentTopology, **settings: Any) -> TopologyQuery:
         query = start_topology(topology, self._spark, **{"standby": True, **self._settings, **settings})

@@ -50,9 +50,7 @@ def test_a_supervisor_that_is_killed_is_replaced_and_the_session_lives_on(tmp_pa
 
 @pytest.mark.parametrize("left", LEVELS)
 @pytest.mark.long
-def test_a_full_disk_ends_the_server_and_with_room_it_is_back_with_all_that_it_had_acknowledged(
-    tmp_path: Path, left: int
-) -> None:
+def test_a_full_disk_ends_the_server_and_with_room_it_is_back_with_all_that_it_had_acknowledged(tmp_path, left):
     with small_disk(tmp_path / "disk", 3) as disk:
         folder = disk.folder / "server"
         with kept_server(folder) as (zk, told):

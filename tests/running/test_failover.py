@@ -73,9 +73,7 @@ class Zombies:
 
 
 @everything
-def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_is_succeeded(
-    cluster: Deployment,
-) -> None:
+def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_is_succeeded(cluster):
     """One stops behind the first of two tables; of the next a worker stops right before it writes to the map."""
     a, b = cluster.start_all(a={"faults": at_the_commit(6)})
     zombies = Zombies()

@@ -103,6 +103,12 @@ class Group:
         with self.plan.build(inputs, attempt) as frames:
             return self._read(txid, stage(frames, self.targets, "inc", attempt))
 
+    def same(self, txid: int, slots: Mapping[str, Slot]) -> dict[str, list[str]]:
+        """What the kept plan stages, which is what one that is made anew does."""
+        found = self.run(txid, slots)
+        assert found is not None and found == self.anew(txid, slots), self.refusal
+        return found
+
     def _read(self, txid: int, staged: Any) -> dict[str, list[str]] | None:
         if staged is None:
             return None
@@ -163,8 +169,7 @@ def two_states(topology: TridentTopology) -> None:
 def test_each_batch_gives_what_a_plan_made_anew_gives(new_group: Any, build: Build) -> None:
     group = new_group(build)
     for txid in (1, 2, 3):
-        slots = group.slots({"rows": rows_of(txid)})
-        assert group.run(txid, slots) == group.anew(txid, slots) != {}, group.refusal
+        assert group.same(txid, group.slots({"rows": rows_of(txid)})) != {}
 
 
 def test_streams_that_meet_each_have_a_slot(new_group: Any) -> None:
@@ -175,9 +180,7 @@ def test_streams_that_meet_each_have_a_slot(new_group: Any) -> None:
 
     group = new_group(merged)
     for txid, order in ((1, ("one", "other")), (2, ("other", "one"))):
-        slots = group.slots({tx_id: rows_of(txid + 100 * len(tx_id)) for tx_id in order})
-        found = group.run(txid, slots)
-        assert found is not None and found == group.anew(txid, slots)
+        found = group.same(txid, group.slots({tx_id: rows_of(txid + 100 * len(tx_id)) for tx_id in order}))
         assert (len(found["ones"]), len(found["out"])) == (4, 8)
 
 
@@ -215,12 +218,8 @@ def test_a_failed_attempt_leaves_nothing_to_the_next(new_group: Any, tmp_path: P
 
 # Spark puts another expression in the place of each, in which 'now' is the time of planning.
 NOW = [
-    "to_timestamp('now')",
-    "try_to_timestamp('now')",
-    "to_timestamp_ntz('now')",
-    "to_timestamp_ltz('now')",
-    "to_date('today')",
-    "try_to_date('now')",
+    *["to_timestamp('now')", "try_to_timestamp('now')", "to_timestamp_ntz('now')", "to_timestamp_ltz('now')"],
+    *["to_date('today')", "try_to_date('now')"],
 ]
 
 
@@ -307,7 +306,7 @@ def test_a_plan_follows_the_sessions_settings(spark: Any, new_group: Any) -> Non
     try:
         for txid, now in enumerate(["UTC", "Asia/Tokyo", "UTC"], 1):
             spark.conf.set("spark.sql.session.timeZone", now)
-            assert group.run(txid, slots) == group.anew(txid, slots), now
+            group.same(txid, slots)
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
 
@@ -326,9 +325,7 @@ def test_a_plan_follows_functions_that_are_registered_again(spark: Any, new_grou
     plans = set()
     for txid, add in enumerate([1, 1, 2], 1):
         registered(add) if txid == 3 else None
-        slots = group.slots({"rows": rows_of(txid)})
-        found = group.run(txid, slots)
-        assert found is not None and found == group.anew(txid, slots), group.refusal
+        group.same(txid, group.slots({"rows": rows_of(txid)}))
         plans.add(group.plan_kept)
     assert len(plans) == 2, "it is made again where a function is another one, and only there"
 
@@ -344,19 +341,13 @@ def test_a_plan_follows_the_database_that_names_are_looked_up_in(spark: Any, new
     try:
         spark.sql("USE kept_one")
         group = new_group(build)
-        for txid, change in enumerate(
-            [
-                "USE kept_one",
-                "USE kept_other",
-                "CREATE OR REPLACE FUNCTION of_catalog(n BIGINT) RETURNS BIGINT RETURN n + 7",
-                "CREATE OR REPLACE TEMPORARY FUNCTION of_catalog(n BIGINT) RETURNS BIGINT RETURN n + 8",
-            ],
-            1,
-        ):
+        anew = [
+            f"CREATE OR REPLACE {kind} of_catalog(n BIGINT) RETURNS BIGINT RETURN n + {number}"
+            for number, kind in ((7, "FUNCTION"), (8, "TEMPORARY FUNCTION"))
+        ]
+        for txid, change in enumerate(["USE kept_one", "USE kept_other", *anew], 1):
             spark.sql(change)
-            slots = group.slots({"rows": rows_of(txid)})
-            found = group.run(txid, slots)
-            assert found is not None and found == group.anew(txid, slots), (change, group.refusal)
+            group.same(txid, group.slots({"rows": rows_of(txid)}))
     finally:
         spark.sql("DROP TEMPORARY FUNCTION IF EXISTS of_catalog")
         spark.sql("USE default")
@@ -459,9 +450,7 @@ def test_files_of_each_batch_are_read_by_one_plan(spark: Any, new_group: Any, tm
         paths[0].write_bytes("one\r\ntwö\n\nlast".encode())
         paths[1].write_text("".join(f"{txid} {n}\n" for n in range(txid * 50)))
         paths[2].write_bytes(gzip.compress(b"packed\n"))
-        slots = {"rows": file_slot(spark, paths)}
-        found = group.run(txid, slots)
-        assert found is not None and found == group.anew(txid, slots), group.refusal if found is None else ""
+        found = group.same(txid, {"rows": file_slot(spark, paths)})
         assert len(found["out"]) == 2 * (4 + txid * 50 + 1)
     assert len(group.kept._shapes) == 1
 
@@ -498,7 +487,7 @@ def test_a_row_that_cannot_be_parsed_names_its_own_file(spark: Any, new_group: A
     (tmp_path / "bad.csv").write_text("1,a\nx,b\n")
     good = {"rows": file_slot(spark, [tmp_path / "good.csv"], "csv", "k long, v string")}
     bad = {"rows": file_slot(spark, [tmp_path / "bad.csv"], "csv", "k long, v string")}
-    assert group.run(1, good) == group.anew(1, good)
+    group.same(1, good)
     kept, anew = (str(source_failure(raised(lambda run=run: run(2, bad)))) for run in (group.run, group.anew))
     assert kept == anew and "bad.csv" in kept
 
@@ -532,10 +521,7 @@ def test_parquet_files_of_emitted_partitions_are_read_by_one_plan(spark: Any, ne
             parts.append(EmittedFile(path.name, path.stat().st_size))
         emitted = emission.emitted(Emission({}, 0, "", parts))
         assert isinstance(emitted.data, FilesSlot) and emitted.partitions == 1
-        slots = {"rows": emitted.data}
-        found = group.run(txid, slots)
-        assert found is not None, group.refusal
-        assert found == group.anew(txid, slots) and len(found["out"]) == 80
+        assert len(group.same(txid, {"rows": emitted.data})["out"]) == 80
     assert len(group.kept._shapes) == 1
 
 
@@ -547,9 +533,7 @@ def group_schema(fields: str) -> StructType:
 
 
 @pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a real cluster; TRIDENT_CLUSTER=all runs it")
-def test_tasks_that_are_run_again_read_the_rows_of_their_own_attempt(
-    tmp_path: Path, zk_server: str, zk_root: str
-) -> None:
+def test_tasks_that_are_run_again_read_the_rows_of_their_own_attempt(tmp_path, zk_server, zk_root):
     """A try that fails, and an executor that is lost."""
     environment = {
         **os.environ,

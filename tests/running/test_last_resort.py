@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import logging, sys
 from trident.running import process_defaults as last_resort
@@ -23,7 +21,7 @@ log.warning("again")
 
 
 def test_a_warning_is_told_once_with_date_and_level_and_left_to_the_programs_own_handlers():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
     first, second, third = done.stderr.splitlines()
     date, time, rest = first.split(" ", 2)
     assert len(date) == 10 and len(time) == 8 and rest == "WARNING attempt 1:0 of words/lines failed"

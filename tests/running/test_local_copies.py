@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -25,8 +25,9 @@ from tests.chaos.oracle import Table
 from tests.long_cases import sample
 from tests.running.test_late_at_once import check_sums, sums
 from tests.running.test_late_at_once import topology as at_once
-from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
+from tests.running.test_query import WAIT_SECS
 from tests.servers.zk_fixtures import eventually
+from tests.streams.stream_helpers import split
 from trident import (
     Count,
     DeltaAppend,
@@ -37,6 +38,7 @@ from trident import (
     Split,
     SpoutContext,
     SpoutKind,
+    Stream,
     TridentConfig,
     TridentTopology,
 )
@@ -57,12 +59,7 @@ from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import look_up
 from trident.workers.failures import ERROR, marked
 
-ROOT = Path(__file__).resolve().parents[2]
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a e e e"]
-
-
-def split(line: str) -> Iterator[str]:
-    yield from line.split()
 
 
 class Lengths:
@@ -82,13 +79,10 @@ class Lengths:
         return state[0], state[1]
 
 
-def topology(passes: Callable[[str], bool] = bool) -> TridentTopology:
+def topology() -> TridentTopology:
     made = TridentTopology("copied")
-    lines = made.new_stream("lines", FixedBatchSpout("line string", [[(line,)] if line else [] for line in LINES]))
-    words = lines.filter("line", passes).each("line", split, "word").project("word")
-    counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
-    counts.new_values_stream().partition_persist(DeltaAppend("news"))
-    words.state_query(counts, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
+    words = lines_of(made).filter("line", bool).each("line", split, "word").project("word")
+    count(words)
     words.group_by("word").persistent_aggregate(DeltaMapState("lengths"), "word", Lengths(), "total, count")
     return made
 
@@ -96,12 +90,19 @@ def topology(passes: Callable[[str], bool] = bool) -> TridentTopology:
 def own_topology() -> TridentTopology:
     """Late parts without a function of the user's."""
     made = TridentTopology("owned")
-    lines = made.new_stream("lines", FixedBatchSpout("line string", [[(line,)] if line else [] for line in LINES]))
-    words = lines.each("line", Split(), "word").project("word")
+    count(lines_of(made).each("line", Split(), "word").project("word"))
+    return made
+
+
+def lines_of(made: TridentTopology) -> Stream:
+    return made.new_stream("lines", FixedBatchSpout("line string", [[(line,)] if line else [] for line in LINES]))
+
+
+def count(words: Stream) -> None:
+    """Words, whose new counts are stored, and what they were before."""
     counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
     counts.new_values_stream().partition_persist(DeltaAppend("news"))
     words.state_query(counts, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
-    return made
 
 
 def expected() -> dict[str, Counter]:
@@ -115,8 +116,8 @@ def expected() -> dict[str, Counter]:
     return {"news": news, "asked": asked, "counts": Counter(running.items()), "lengths": lengths}
 
 
-def found(query: Any, warehouse: Path) -> dict[str, Counter]:
-    rows = {name: Counter(tuple(row) for row in query.snapshot(name).collect()) for name in ("counts", "lengths")}
+def found(query: Any, warehouse: Path, maps: Sequence[str] = ("counts", "lengths")) -> dict[str, Counter]:
+    rows = {name: Counter(tuple(row) for row in query.snapshot(name).collect()) for name in maps}
     for name, columns in (("news", ("word", "n")), ("asked", ("word", "before"))):
         rows[name] = Counter(tuple(row[column] for column in columns) for row in Table.read(warehouse / name).rows())
     return rows
@@ -138,11 +139,10 @@ def uses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize("local_copies", sample([True, False], True))
-def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_path, uses, local_copies, monkeypatch):  # noqa: F811
+def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_path, uses, local_copies, monkeypatch):
     # An attempt that fails after it has staged must leave nothing that the copies could take.
     faults.arm("resolve.stage:do_then_fail:3")
-    query = start(topology(), local_copies=local_copies)
-    query.process_all_available(WAIT_SECS)
+    query = start.run(topology(), local_copies=local_copies)
     assert not faults.unfired()
     assert found(query, tmp_path / "warehouse") == expected()
     assert all(uses) and bool(uses) == local_copies
@@ -153,13 +153,12 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
         size = sum(file.stat().st_size for file in runs if file.suffix != ".list")
         assert copy["condition"] == "following" and copy["txid"] == len(LINES) - 1 and copy["builds"] == 1
         assert 0 < copy["bytes"] == size <= copy["bytes_max"]
-    end = time.monotonic() + WAIT_SECS
-    while (shown := read_status(tmp_path / "warehouse", "copied")).to_json()["groups"][0]["copies"] != tuple(
-        copies.values()
-    ):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    assert not copies or f"lengths: following transaction {len(LINES) - 1}" in format_status(shown)
+
+    def shown() -> Any:
+        return read_status(tmp_path / "warehouse", "copied")
+
+    assert eventually(lambda: shown().to_json()["groups"][0]["copies"] == tuple(copies.values()), WAIT_SECS)
+    assert not copies or f"lengths: following transaction {len(LINES) - 1}" in format_status(shown())
     read_tables: list[bool] = []
     real = KeyReader.get
     monkeypatch.setattr(KeyReader, "get", lambda *args, **more: (read_tables.append(True), real(*args, **more))[1])
@@ -173,17 +172,10 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("keep_plans", "small"),
-    [(True, 1000), (False, 1000), (True, 0)],
-    ids=["one task", "no kept plan", "shards"],
+    ("keep_plans", "small"), [(True, 1000), (False, 1000), (True, 0)], ids=["one task", "no kept plan", "shards"]
 )
 def test_one_task_gives_what_spark_gives_on_the_tables(  # noqa: PLR0913
-    start,  # noqa: F811
-    tmp_path,
-    uses,
-    monkeypatch,
-    keep_plans,
-    small,
+    start, tmp_path, uses, monkeypatch, keep_plans, small
 ):
     monkeypatch.setattr("trident.running.late_part.TASK_ROWS", small)
     forms: list[set[str]] = []
@@ -206,17 +198,11 @@ def test_one_task_gives_what_spark_gives_on_the_tables(  # noqa: PLR0913
     monkeypatch.setattr(StateCopies, "as_of", taken_away)
     monkeypatch.setattr(LatePart, "stage_fused", lambda *_: None)  # as where several are in flight
     faults.arm("stage.write:do_then_fail:4")  # an attempt that fails after it has staged
-    query = start(own_topology(), keep_plans=keep_plans)
-    query.process_all_available(WAIT_SECS)
+    query = start.run(own_topology(), keep_plans=keep_plans)
     assert not faults.unfired()
     assert kept
     want = {name: rows for name, rows in expected().items() if name != "lengths"}
-    got = {"counts": Counter(tuple(row) for row in query.snapshot("counts").collect())}
-    for name, columns in (("news", ("word", "n")), ("asked", ("word", "before"))):
-        got[name] = Counter(
-            tuple(row[column] for column in columns) for row in Table.read(tmp_path / "warehouse" / name).rows()
-        )
-    assert got == want
+    assert found(query, tmp_path / "warehouse", ["counts"]) == want
     assert Counter(map(frozenset, forms)) >= Counter({frozenset({"pass"}): 3, frozenset({"tables"}): 1})
 
 
@@ -226,48 +212,6 @@ def test_explain_says_which_form_few_rows_take() -> None:
     assert f"{job} by another):" in at_once().explain()
     assert "before (few rows: one Spark job):" in own_topology().explain()
     assert "before (few rows: one Spark job):" in topology().explain()
-
-
-@pytest.mark.long
-def test_a_restart_goes_on_with_the_copies_that_it_finds(start, tmp_path, uses):  # noqa: F811
-    mended = tmp_path / "mended"
-
-    def stumble(line: str) -> bool:
-        if "longword" in line and not mended.exists():
-            raise ValueError("not yet")
-        return True
-
-    first = start(topology(stumble), max_attempts=1)
-    with pytest.raises(Exception, match="not yet"):
-        first.process_all_available(WAIT_SECS)
-    copies = tmp_path / "warehouse" / "_trident" / ".copies"
-    folders = set(copies.glob("*/*/*.copy"))
-    mended.touch()
-    query = start(topology(stumble))
-    query.process_all_available(WAIT_SECS)
-    assert found(query, tmp_path / "warehouse") == expected()
-    assert folders and folders == set(copies.glob("*/*/*.copy"))
-    assert all(uses)
-
-
-@pytest.mark.long
-def test_copies_that_are_deleted_all_the_time_cost_no_exactness(start, tmp_path, rng):  # noqa: F811
-    query, done = start(topology(), max_spout_pending=3), threading.Event()
-
-    def delete() -> None:
-        while not done.wait(rng.uniform(0, 0.2)):
-            for folder in (tmp_path / "warehouse" / "_trident" / ".copies").glob("*/*"):
-                if rng.random() < 0.5:
-                    shutil.rmtree(folder, ignore_errors=True)
-
-    deleting = threading.Thread(target=delete)
-    deleting.start()
-    try:
-        query.process_all_available(WAIT_SECS)
-    finally:
-        done.set()
-        deleting.join()
-    assert found(query, tmp_path / "warehouse") == expected()
 
 
 _POINTS = ("copy.open:", "copy.build:", "copy.apply:")
@@ -280,11 +224,10 @@ _EACH = [
 
 @pytest.mark.parametrize("armed", [_ONE_EACH, *(_EACH if _SWEEP else ())])
 @pytest.mark.long
-def test_a_copy_that_fails_at_any_point_costs_no_exactness(start, tmp_path, monkeypatch, armed):  # noqa: F811
+def test_a_copy_that_fails_at_any_point_costs_no_exactness(start, tmp_path, monkeypatch, armed):
     monkeypatch.setattr(state_copy, "_OFF_SECS_MAX", 0.0)  # so that each of these batches tries again
     faults.arm(armed)
-    query = start(topology())
-    query.process_all_available(WAIT_SECS)
+    query = start.run(topology())
     assert not faults.unfired()
     assert found(query, tmp_path / "warehouse") == expected()
     assert {copy["condition"] for copy in query.status["groups"][0]["copies"]} == {"following"}
@@ -302,7 +245,7 @@ def test_a_copy_that_fails_at_any_point_costs_no_exactness(start, tmp_path, monk
         ("copy.compact:do_then_die:1", "small runs"),
     ],
 )
-def test_a_leader_that_dies_at_a_copy_is_gone_on_from(start, tmp_path, zk_server, zk_root, fault, form):  # noqa: F811
+def test_a_leader_that_dies_at_a_copy_is_gone_on_from(start, tmp_path, zk_server, zk_root, fault, form):
     code = _LEADER
     if form == "one job":
         code = code.replace("test_local_copies import", "test_late_at_once import sums as")
@@ -311,11 +254,10 @@ def test_a_leader_that_dies_at_a_copy_is_gone_on_from(start, tmp_path, zk_server
         code = code.replace("topology().start", "local_copy._SMALL_ROWS = 0\ntopology().start")
         code = f"from trident.states.core import local_copy\n{code}"
     command = [sys.executable, "-c", code, str(tmp_path / "warehouse"), zk_server, zk_root]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault}
-    died = subprocess.run(command, cwd=ROOT, env=environment, start_new_session=True, timeout=WAIT_SECS)
+    environment = {**os.environ, "TRIDENT_FAULTS": fault}
+    died = subprocess.run(command, env=environment, start_new_session=True, timeout=WAIT_SECS)
     assert died.returncode == -signal.SIGKILL
-    query = start(sums(), max_spout_pending=1) if form == "one job" else start(topology())
-    query.process_all_available(WAIT_SECS)
+    query = start.run(sums(), max_spout_pending=1) if form == "one job" else start(topology())
     if form == "one job":
         check_sums(query, tmp_path / "warehouse")
     else:
@@ -334,12 +276,11 @@ topology().start(spark, warehouse=warehouse, **settings).await_termination()
 
 
 @pytest.mark.long
-def test_a_standby_that_takes_over_has_followed_and_builds_no_copy(start, tmp_path, zk_server, zk_root, uses):  # noqa: F811
+def test_a_standby_that_takes_over_has_followed_and_builds_no_copy(start, tmp_path, zk_server, zk_root, uses):
     warehouse = tmp_path / "warehouse"
     leader = subprocess.Popen(
         [sys.executable, "-c", _LEADER, str(warehouse), zk_server, zk_root],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": "zk.advance:hang:4"},  # published, not advanced
+        env={**os.environ, "TRIDENT_FAULTS": "zk.advance:hang:4"},  # published, not advanced
         start_new_session=True,
     )
     try:
@@ -483,15 +424,14 @@ class Texts:
 
 
 @pytest.mark.long
-def test_texts_that_are_not_utf_8_are_looked_up(start, tmp_path):  # noqa: F811
+def test_texts_that_are_not_utf_8_are_looked_up(start, tmp_path):
     """Python would not read them: on workers and in a copy they are bytes."""
     batches = [b"a b", b"a tw\xffo", b"tw\xffo \xc3", b"a b"]
     made = TridentTopology("bytes")
     words = made.new_stream("words", Texts(batches))
     best = words.group_by("word").persistent_aggregate(DeltaMapState("best"), "word", Max(), "greatest")
     words.state_query(best, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
-    query = start(made)
-    query.process_all_available(WAIT_SECS)
+    query = start.run(made)
     asked = query.snapshot("asked").selectExpr("hex(word)", "hex(before)").collect()
     found, known, expected = Counter(map(tuple, asked)), set[bytes](), Counter[tuple]()
     for batch in batches:
@@ -504,9 +444,7 @@ def test_texts_that_are_not_utf_8_are_looked_up(start, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("asked", [(), ("counts",)])
-def test_on_a_cluster_the_driver_has_copies_for_requests_alone_on_its_own_disk(
-    monkeypatch, tmp_path: Path, asked
-) -> None:
+def test_on_a_cluster_the_driver_has_copies_for_requests_alone_on_its_own_disk(monkeypatch, tmp_path, asked):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
@@ -524,13 +462,12 @@ def test_on_a_cluster_the_driver_has_copies_for_requests_alone_on_its_own_disk(
 
 @pytest.mark.parametrize("fails", [None, "a log that is not mounted there"])
 @pytest.mark.long
-def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(start, tmp_path, monkeypatch, fails):  # noqa: F811
+def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(start, tmp_path, monkeypatch, fails):
     """As on a cluster: the master is local, and the batches are told that it is not."""
     monkeypatch.setattr("trident.running.site.is_local_master", lambda master: False)
     if fails:
         monkeypatch.setattr(HostCopies, "as_of", _elsewhere(HostCopies.as_of, fails))
-    query = start(topology(), state_shards=3)
-    query.process_all_available(WAIT_SECS)
+    query = start.run(topology(), state_shards=3)
     warehouse = tmp_path / "warehouse"
     assert found(query, warehouse) == expected()
     copies = {copy["state"]: copy for copy in query.status["groups"][0]["copies"]}
@@ -559,9 +496,7 @@ def _elsewhere(as_of: Callable[..., Any], folder: str) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("found", "shards"), [(None, 4), (b"6", 6), (b"", 4), (b"6\x00", 4), (b"\xff", 4), (b"0", 4), (b"-6", 4)]
 )
-def test_the_number_of_shards_is_that_of_the_first_leader_and_a_damaged_file_has_none(
-    tmp_path: Path, found: bytes | None, shards: int
-) -> None:
+def test_the_number_of_shards_is_that_of_the_first_leader_and_a_damaged_file_has_none(tmp_path, found, shards):
     warehouse = Place(tmp_path)
     (tmp_path / "_trident").mkdir()
     if found is not None:

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from tests.chaos.oracle import Table
 from tests.long_cases import sample
 from tests.servers.zk_fixtures import eventually
-from tests.topology_helpers import IN_ONE_PROCESS
+from tests.streams.stream_helpers import split
 from trident import (
     Count,
     DeltaAppend,
@@ -36,6 +36,7 @@ from trident import (
     TridentTopology,
     non_transactional,
 )
+from trident.commands import admin
 from trident.coordinators import faults
 from trident.coordinators.errors import (
     AttemptCapReached,
@@ -50,7 +51,6 @@ from trident.coordinators.errors import (
 )
 from trident.coordinators.znodes import SetData
 from trident.running.query import TopologyQuery
-from trident.running.starting import start_topology
 from trident.running.status import read_status, status_path
 from trident.spouts.contracts import SpoutKind
 from trident.udf.types import as_schema
@@ -60,10 +60,6 @@ SENTENCES = [[("a b a",), ("b",)], [("c a",)], [], [("b b",)], [("d",), ("a d",)
 EXPECTED = {"a": 4, "b": 4, "c": 1, "d": 2}
 # Of a topology that is there already: its identity, lease and fence; telling its spout the last success.
 MULTIS_OF_A_START = 3
-
-
-def split(sentence: str) -> Iterator[str]:
-    yield from sentence.split()
 
 
 def word_count(name: str = "words", batches: list = SENTENCES, function: Callable = split) -> TridentTopology:
@@ -98,45 +94,9 @@ def merges(folder: Path) -> int:
     return sum('"operation":"MERGE"' in entry.read_text() for entry in entries)
 
 
-@pytest.fixture(autouse=True)
-def no_faults():
-    yield
-    faults.disarm()
-
-
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
-    """Starts topologies over one warehouse and one ZooKeeper root; stops them in the end."""
-    queries: list[TopologyQuery] = []
-
-    def run(topology: TridentTopology, **settings) -> TopologyQuery:
-        given = {
-            "warehouse": str(tmp_path / "warehouse"),
-            "zookeeper": zk_server,
-            "zookeeper_root": zk_root,
-            "zookeeper_session_timeout_secs": 4,
-            **IN_ONE_PROCESS,
-            **settings,
-        }
-        query = start_topology(topology, spark, **{"standby": True, **given})
-        queries.append(query)
-        return query
-
-    yield run
-    faults.disarm()
-    for query in queries:
-        query.stop(WAIT_SECS, compact=False)
-
-
-def run_to_end(start, topology: TridentTopology, **settings) -> TopologyQuery:
-    query = start(topology, **settings)
-    query.process_all_available(WAIT_SECS)
-    return query
-
-
 def test_a_word_count_is_exact_over_a_restart_and_earlier_transactions_can_be_read(start, tmp_path: Path) -> None:
     """It keeps its id and writes little to ZooKeeper; its query is used from several threads."""
-    first = run_to_end(start, word_count(batches=SENTENCES[:2]))
+    first = start.run(word_count(batches=SENTENCES[:2]))
     first.stop()  # with its MERGE: the second reads what that has made
     query = start(word_count(), max_spout_pending=3)
     with ThreadPoolExecutor(3) as pool:
@@ -172,7 +132,7 @@ def test_all_aggregators_global_and_grouped(start, armed) -> None:
     stream.persistent_aggregate(DeltaMapState("total"), "n", Sum(), "n")
     stream.group_by("k").persistent_aggregate(MemoryMapState("memory_counts"), Count(), "n")
     MemoryMapState("memory_counts").clear()
-    query = run_to_end(start, topology)
+    query = start.run(topology)
     assert {(r.k, r.n) for r in query.snapshot("greatest").collect()} == {("x", 5), ("y", None), (None, 7)}
     assert [r.n for r in query.snapshot("total").collect()] == [14]
     assert {(r.k, r.n) for r in query.snapshot("memory_counts").collect()} == {("x", 3), ("y", 1), (None, 1)}
@@ -205,7 +165,7 @@ def test_at_the_cap_it_stops_with_the_function_the_line_and_the_batch(start, tmp
     assert "test_query.py:" in cause.location and caught.value.txid == 2
     assert query.exception() is caught.value and not query.is_active
     assert stored(tmp_path) == {"a": 2, "b": 2}, "the transaction before it is committed"
-    mended = run_to_end(start, word_count(batches=SENTENCES[:2]))
+    mended = start.run(word_count(batches=SENTENCES[:2]))
     assert stored(tmp_path) == {"a": 3, "b": 2, "c": 1}
     assert mended.recent_progress[0]["attempt"] == 3, "attempt ids go on after a restart"
 
@@ -242,7 +202,7 @@ FAULTS = ",".join(
 def test_faults_on_the_way_are_survived_in_the_same_process(start, tmp_path: Path) -> None:
     """Before the decision, in ZooKeeper and in a table; alone, and every outcome: ``make sweep``."""
     faults.arm(FAULTS)
-    run_to_end(start, word_count(), max_spout_pending=1)
+    start.run(word_count(), max_spout_pending=1)
     assert stored(tmp_path) == EXPECTED
     assert faults.unfired() == []
 
@@ -256,9 +216,7 @@ def hanging(start, fault: str) -> TopologyQuery:
 
 
 @pytest.mark.parametrize("point", sample(["zk.decide", "zk.advance"], "zk.advance"))
-def test_a_coordinator_that_gets_stuck_is_replaced_and_its_late_writes_are_refused(
-    start, tmp_path: Path, point: str
-) -> None:
+def test_a_coordinator_that_gets_stuck_is_replaced_and_its_late_writes_are_refused(start, tmp_path, point):
     """The first coordinator hangs at the point; its lease is taken away; then it wakes up.
 
     At its end it merges nothing: that is for its successor to do, and two MERGEs at once are one for nothing.
@@ -274,9 +232,7 @@ def test_a_coordinator_that_gets_stuck_is_replaced_and_its_late_writes_are_refus
 
 
 @pytest.mark.long
-def test_a_recovery_that_loses_its_lease_again_and_again_is_begun_again_less_and_less_often(
-    start, tmp_path: Path, caplog
-) -> None:
+def test_a_recovery_that_loses_its_lease_again_and_again_is_begun_again_less_and_less_often(start, tmp_path, caplog):
     """ZooKeeper does not answer while the session lives: the decision is pending still, and no contradiction."""
     caplog.set_level(logging.INFO, logger="trident.query")
     first = hanging(start, "publish.table:hang:2")
@@ -325,7 +281,7 @@ def test_a_standby_that_has_led_does_not_write_over_the_leaders_status(start, tm
     def writer() -> str:
         return read_status(tmp_path / "warehouse", "words").run_id
 
-    first = run_to_end(start, word_count(batches=SENTENCES[:1]))
+    first = start.run(word_count(batches=SENTENCES[:1]))
     second = start(word_count(batches=SENTENCES[:2]))
     assert eventually(lambda: second._supervisor.standby_of, WAIT_SECS)
     first._zk._client.delete(first._zk.path("words", "live"))
@@ -357,7 +313,7 @@ def test_pause_starts_nothing_new_and_resume_goes_on(start, tmp_path: Path) -> N
 
 
 def test_another_topology_of_this_name_and_a_znode_that_holds_garbage_are_refused(start, zk) -> None:
-    run_to_end(start, word_count(batches=SENTENCES[:1])).stop(compact=False)
+    start.run(word_count(batches=SENTENCES[:1])).stop(compact=False)
     other = TridentTopology("words")
     stream = other.new_stream("lines", FixedBatchSpout("line string", SENTENCES)).each("line", split, "word")
     stream.group_by("word").persistent_aggregate(DeltaMapState("counts"), "word", Max(), "count")
@@ -399,14 +355,14 @@ def test_a_map_that_skips_replays_has_each_row_at_most_once(start, tmp_path: Pat
     with pytest.warns(NotExactlyOnceWarning):
         words.group_by("word").persistent_aggregate(state, Count(), "n")
     faults.arm(f"publish.user:{outcome}:2")
-    query = run_to_end(start, topology)
+    query = start.run(topology)
     assert faults.unfired() == []
     assert sum(row.n for row in query.snapshot("seen").collect()) == found
 
 
 @pytest.mark.long
 def test_another_process_reads_the_tables_while_the_topology_runs(start, tmp_path: Path) -> None:
-    query = run_to_end(start, word_count(batches=SENTENCES[:3]))
+    query = start.run(word_count(batches=SENTENCES[:3]))
     code = (
         "import sys, trident\n"
         "from pyspark.sql import SparkSession\n"
@@ -423,10 +379,7 @@ def test_another_process_reads_the_tables_while_the_topology_runs(start, tmp_pat
 
 
 @pytest.mark.long
-def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, zk_server, zk_root, tmp_path: Path) -> None:
-    from trident import TridentConfig
-    from trident.commands import admin
-
+def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, tmp_path: Path) -> None:
     def broken(sentence: str) -> Iterator[str]:
         if "c" in sentence:
             raise ValueError("never")
@@ -436,12 +389,7 @@ def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, zk_server, zk_r
     query = start(word_count(function=broken, batches=batches), max_attempts=1)
     with pytest.raises(AttemptCapReached):
         query.await_termination(WAIT_SECS)
-    config = TridentConfig(
-        warehouse=str(tmp_path / "warehouse"),
-        zookeeper=zk_server,
-        zookeeper_root=zk_root,
-        zookeeper_session_timeout_secs=4,
-    )
+    config = start.config
     with pytest.raises(Exception, match="transaction 3 .* cannot be skipped.*current transaction 2"):
         admin.skip("words", 3, config=config)
     manifests = tmp_path / "warehouse" / "_trident" / "words" / "lines" / "manifests"
@@ -451,29 +399,24 @@ def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, zk_server, zk_r
     assert sorted(kept) == ["1", "2"], "skip leaves the history that the topology keeps"
     letters = DeltaTable(str(tmp_path / "warehouse" / "words__lines__dead_letters")).to_pyarrow_table().to_pylist()
     assert [(row["txid"], "ValueError: never" in row["error"]) for row in letters] == [(2, True)]
-    rest = run_to_end(start, word_count(function=broken, batches=batches))
+    rest = start.run(word_count(function=broken, batches=batches))
     assert stored(tmp_path) == {"a": 3, "b": 2, "d": 2}
     assert counts(rest, txid=2) == {"a": 2, "b": 2}
 
 
 @pytest.mark.long
-def test_of_an_adopted_table_a_transaction_is_that_of_this_life(start, zk_server, zk_root, tmp_path: Path) -> None:
-    from trident import TridentConfig
-    from trident.commands import admin
-
+def test_of_an_adopted_table_a_transaction_is_that_of_this_life(start, tmp_path: Path) -> None:
     def lines(prefix: str) -> TridentTopology:
         topology = TridentTopology("lines")
         stream = topology.new_stream("s", FixedBatchSpout("line string", [[(f"{prefix}{n}",)] for n in range(2)]))
         stream.partition_persist(DeltaAppend("lines", adopt=True))
         return topology
 
-    query = start(lines("old"))
-    query.process_all_available(WAIT_SECS)
+    query = start.run(lines("old"))
     query.stop()
-    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
+    config = start.config
     admin.reset("lines", config=config)
-    query = start(lines("new"))
-    query.process_all_available(WAIT_SECS)
+    query = start.run(lines("new"))
     kept = {"old0", "old1"}
     for txid in (1, 2):
         found = {row.line for row in query.snapshot("lines", txid=txid).collect()}
@@ -481,19 +424,16 @@ def test_of_an_adopted_table_a_transaction_is_that_of_this_life(start, zk_server
 
 
 @pytest.mark.long
-def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tmp_path: Path) -> None:
-    from trident import TridentConfig
-    from trident.commands import admin
-
-    first = run_to_end(start, word_count(batches=SENTENCES[:2]))
-    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
+def test_reset_begins_again_with_a_new_incarnation(start, tmp_path: Path) -> None:
+    first = start.run(word_count(batches=SENTENCES[:2]))
+    config = start.config
     with pytest.raises(Exception, match="is running"):
         admin.reset("words", config=config)
     # The guard asks the status, which is written half a second after the start, not the sooner for a quick batch.
     file = Path(status_path(config.warehouse, "words"))
     assert eventually(lambda: file.exists() and read_status(config.warehouse, "words").role == "leader", WAIT_SECS)
     # By way of a ZooKeeper that has never heard of it: while it runs, and when it was stopped.
-    wrong = config.replace(zookeeper_root=f"{zk_root}-other")
+    wrong = config.replace(zookeeper_root=f"{config.zookeeper_root}-other")
     reset = partial(admin.reset, "words", True)
     for command in (reset, partial(admin.skip, "words", 3), partial(admin.compact, "words")):
         with pytest.raises(CoordinationError, match="led by way of another ZooKeeper"):
@@ -503,7 +443,7 @@ def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tm
     with pytest.raises(CoordinationError, match="nothing was changed.*table counts__log has transaction"):
         reset(config=wrong)
     admin.reset("words", drop_tables=True, config=config)
-    second = run_to_end(start, word_count(batches=SENTENCES[1:3]))
+    second = start.run(word_count(batches=SENTENCES[1:3]))
     assert second.id != first.id and stored(tmp_path) == {"a": 1, "c": 1} == counts(second)
 
 

@@ -19,7 +19,6 @@ from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
 from trident.states.history.kept import KeptManifests
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLE = "past__lines__transactions"
 # In make test a kill on either side of a commit to the table; more with TRIDENT_HISTORY=all.
 KILLS = [
@@ -72,7 +71,7 @@ class World:
 
     def run(self, fault: str = "") -> int:
         program = [sys.executable, "-c", PROGRAM, str(self.folder), str(self.warehouse), self.zookeeper, self.root]
-        environment = {**os.environ, "TRIDENT_FAULTS": fault, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "TRIDENT_FAULTS": fault}
         done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode in (0, -9), done.stderr[-3000:]
         return done.returncode

@@ -25,7 +25,6 @@ from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.starting import start_topology
 from trident.running.zookeeper import open_zookeeper
 
-ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECS = 90.0
 TOKEN = "token-of-the-http-endpoint"
 
@@ -60,7 +59,6 @@ def life(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     environment = {
         # Two groups with two transactions each: at the fourth publish, each has advanced and one is deciding.
         **os.environ,
-        "PYTHONPATH": str(ROOT),
         "TRIDENT_FAULTS": "publish.table:hang:4",
         "SECURED_JOB_PROBE": "of the JVM",
         **{f"TRIDENT_{name.upper()}": str(value) for name, value in settings.items()},
@@ -68,7 +66,6 @@ def life(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.running.secured_job", str(folder)],
-            cwd=ROOT,
             env=environment,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -121,19 +118,9 @@ def test_every_znode_is_its_creators(life: Life, own: ZooKeeper) -> None:
     found = tree(own, "/whole")
     # At the moment of a publish there is one of each kind; else this would have looked at too little.
     assert {shape(path) for path in found} >= {
-        "",
-        "secured",
-        "secured/identity",
-        "secured/incarnation",
-        "secured/live",
-        "secured/lines",
-        "secured/lines/leader",
-        "secured/lines/coordinator",
-        "secured/lines/coordinator/N",
-        "secured/numbers",
-        "secured/numbers/leader",
-        "secured/numbers/coordinator",
-        "secured/numbers/partitions",
+        *["", "secured", "secured/identity", "secured/incarnation", "secured/live", "secured/lines"],
+        *["secured/lines/leader", "secured/lines/coordinator", "secured/lines/coordinator/N", "secured/numbers"],
+        *["secured/numbers/leader", "secured/numbers/coordinator", "secured/numbers/partitions"],
         "secured/numbers/partitions/N",
     }
     assert [path for path in found if path.endswith("/decided")]

@@ -126,9 +126,7 @@ def strange_certificate(secured: Secured) -> dict[str, Any]:
         (strange_certificate, "refused this client's certificate", "zookeeper_tls_cert_file"),
     ],
 )
-def test_a_certificate_that_is_not_accepted_is_told_at_once(
-    secured: Secured, opened: Open, settings: Callable[[Secured], dict[str, Any]], found: str, action: str
-) -> None:
+def test_a_certificate_that_is_not_accepted_is_told_at_once(secured, opened, settings, found, action):
     before = set(threading.enumerate())
     with pytest.raises(ZooKeeperRefused) as caught:
         opened(**settings(secured), zookeeper_connect_timeout_secs=60)  # so it is not the timeout that ends it
@@ -138,9 +136,7 @@ def test_a_certificate_that_is_not_accepted_is_told_at_once(
     assert eventually(lambda: not [one for one in set(threading.enumerate()) - before if "zk_loop" in one.name])
 
 
-def test_one_server_with_a_strange_certificate_is_no_reason_to_give_up_the_others(
-    secured: Secured, opened: Open
-) -> None:
+def test_one_server_with_a_strange_certificate_is_no_reason_to_give_up_the_others(secured, opened):
     bad = f"127.0.0.1:{secured.tls_port}"  # the certificate is for localhost
     assert opened(**secured.tls_settings(zookeeper=f"{bad},{secured.tls}")).connected
     with pytest.raises(ZooKeeperUnreachable, match="within 1 s.*of another host") as caught:
@@ -184,9 +180,7 @@ def test_files_that_cannot_be_used_are_an_error_before_anything_is_connected(
     assert_no_secret(all_of(caught.value))
 
 
-def test_only_the_authorities_that_are_given_are_trusted(
-    secured: Secured, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_authorities_that_are_given_are_trusted(secured, opened, monkeypatch):
     # As if the system trusted who signed the server's certificate.
     monkeypatch.setenv("SSL_CERT_FILE", str(secured.certificates.ca))
     opened(**secured.tls_settings(zookeeper_tls_ca_file=None)).close()
@@ -235,9 +229,7 @@ def test_a_wrong_password_is_told_at_once(secured: Secured, opened: Open, user: 
     assert_no_secret(all_of(caught.value))
 
 
-def test_a_command_ends_with_code_4_and_shows_no_password(
-    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_ends_with_code_4_and_shows_no_password(secured, tmp_path, monkeypatch):
     for name, value in secured.sasl_settings(zookeeper_sasl_password=WRONG_PASSWORD).items():
         monkeypatch.setenv(f"TRIDENT_{name.upper()}", value)
     done = CliRunner().invoke(cli.main, ["reset", "top", "--yes", "--verbose", "--set", f"warehouse={tmp_path}"])
@@ -245,9 +237,7 @@ def test_a_command_ends_with_code_4_and_shows_no_password(
     assert_no_secret(done.output)
 
 
-def test_without_the_package_sasl_is_an_error_that_names_it(
-    secured: Secured, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_sasl_is_an_error_that_names_it(secured, opened, monkeypatch):
     monkeypatch.setitem(sys.modules, "puresasl", None)
     with pytest.raises(ConfigError, match="pip install pure-sasl"):
         opened(**secured.sasl_settings())
@@ -338,9 +328,7 @@ def test_the_root_of_another_identity_is_an_error_that_says_so(secured: Secured,
         assert exit_code(caught.value) == 2
 
 
-def test_an_identity_that_the_server_does_not_see_is_an_error_and_not_an_open_znode(
-    secured: Secured, opened: Open
-) -> None:
+def test_an_identity_that_the_server_does_not_see_is_an_error_and_not_an_open_znode(secured, opened):
     zk = opened(zookeeper=secured.plain, zookeeper_auth=f"digest:user:{DIGEST_PASSWORD}")
     assert {scheme for scheme, _ in owners(zk)} == {"digest"}
     zk = ZooKeeper(ZooKeeperConfig(secured.plain, "/not-seen", options={"default_acl": own_acl()}))
@@ -486,9 +474,7 @@ def test_no_object_shows_a_credential(secured: Secured) -> None:
 # -- the guide ----------------------------------------------------------------
 
 
-def test_the_settings_of_the_guide_connect_to_the_server_of_the_guide(
-    secured: Secured, tmp_path: Path, zk_root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_settings_of_the_guide_connect_to_the_server_of_the_guide(secured, tmp_path, zk_root, monkeypatch):
     """The server is made of the guide's blocks too, see tests/servers/zk_security.py."""
     made = secured.certificates
     own = {
@@ -531,9 +517,7 @@ def test_localhost_is_what_is_listened_at_and_not_a_name(monkeypatch: pytest.Mon
         HttpServer("localhost:0", None, Front())
 
 
-def test_the_token_is_compared_in_constant_time_and_not_logged(
-    everything: Logged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_is_compared_in_constant_time_and_not_logged(everything, monkeypatch):
     token, wrong = "token-of-the-endpoint", "token-of-the-other-one"
     compared: list[tuple[bytes, bytes]] = []
 

@@ -133,9 +133,7 @@ def test_a_backlog_that_fails_is_said_once_and_is_not_asked_after_close(start: S
 
 
 @pytest.mark.parametrize("hook", ["close", *(["backlog", "success", "is_ready"] if EVERY_HOOK else [])])
-def test_a_stop_leaves_behind_a_hook_that_does_not_return(
-    start: Starter, hang: Callable[[], None], hook: str, caplog: Any
-) -> None:
+def test_a_stop_leaves_behind_a_hook_that_does_not_return(start, hang, hook, caplog):
     caplog.set_level(logging.WARNING, "trident")
     spout = Moody(**{hook: hang})
     query = start(topology(spout), stop_timeout_secs=10 if hook == "backlog" else 1)
@@ -153,9 +151,7 @@ def test_a_stop_leaves_behind_a_hook_that_does_not_return(
 
 
 @pytest.mark.long
-def test_a_stop_ends_when_the_status_cannot_be_written_either(
-    start: Starter, hang: Callable[[], None], monkeypatch: Any
-) -> None:
+def test_a_stop_ends_when_the_status_cannot_be_written_either(start, hang, monkeypatch):
     """A disk that does not answer keeps whoever writes to it: nobody else may wait for that thread."""
     monkeypatch.setattr("trident.running.ending._END_SECS", 0.5)
     write = storage.write
@@ -363,9 +359,7 @@ def tuples(spout: Texts) -> TupleTopology:
 
 @pytest.mark.parametrize("hook", ["ack", *(["close"] if EVERY_HOOK else [])])
 @pytest.mark.long
-def test_a_tuple_topology_leaves_behind_a_hook_that_does_not_return(
-    spark: Any, hang: Callable[[], None], hook: str, caplog: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_tuple_topology_leaves_behind_a_hook_that_does_not_return(spark, hang, hook, caplog, tmp_path, monkeypatch):
     monkeypatch.setattr("trident.tuples.query._GRACE_SECS", 0.2)
     spout = Texts(**{hook: hang})
     query = tuples(spout).start(spark, warehouse=str(tmp_path), stop_timeout_secs=0.5)

@@ -59,9 +59,7 @@ def test_a_full_disk_is_named_with_its_folder_and_what_to_do(tmp_path: Path, err
         (errno.EROFS, "org.apache.hadoop.hdfs.server.namenode.SafeModeException", "in safe mode", "Unreachable"),
     ],
 )
-def test_an_error_of_a_store_is_told_in_words_also_from_a_task(
-    tmp_path: Path, number: int, said: str, meaning: str, kind: str
-) -> None:
+def test_an_error_of_a_store_is_told_in_words_also_from_a_task(tmp_path, number, said, meaning, kind):
     """Of a Python worker's error the text alone comes back."""
     named = "s3a://lake/w/counts/data/part-0.parquet"
     error = OSError(number, said, named)
@@ -74,9 +72,7 @@ def test_an_error_of_a_store_is_told_in_words_also_from_a_task(
     assert FailureExplainer([tmp_path])(missing) is missing
 
 
-def test_a_folder_that_may_not_be_written_is_named_and_a_refusal_by_others_is_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_may_not_be_written_is_named_and_a_refusal_by_others_is_not_ours(tmp_path, monkeypatch):
     (tmp_path / "counts").mkdir()
     explain, error = FailureExplainer([tmp_path]), PermissionError(errno.EACCES, "Permission denied")
     assert explain(error) is error, "every folder of ours can be written"

@@ -12,8 +12,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from tests.running.test_query import WAIT_SECS
-from tests.running.test_query import start as start_made
 from tests.spouts import source_helpers
 from tests.spouts.delta.test_delta_spout import Run
 from tests.states.keyed.test_change_feed import binding
@@ -23,7 +21,7 @@ from trident.coordinators.errors import SourceError, TopologyError
 from trident.spouts.delta.spout import DeltaSpout
 from trident.states.delta.kernel import KernelEngine
 
-start, warehouse = start_made, source_helpers.warehouse
+warehouse = source_helpers.warehouse
 COLUMNS = pa.schema([("n", pa.int64()), ("p", pa.string())])
 FEED = {"delta.enableChangeDataFeed": "true"}
 
@@ -206,9 +204,7 @@ def copied(warehouse: Path) -> TridentTopology:  # noqa: F811
 @pytest.mark.long
 def test_a_keyed_state_is_the_source_of_another_topology(start, warehouse) -> None:  # noqa: F811
     def run(made: TridentTopology) -> Any:
-        query = start(made)
-        query.process_all_available(WAIT_SECS)
-        return query
+        return start.run(made)
 
     run(users(USERS[:1], False)).stop()  # merges into a table without the feed, which then gets it
     run(users(USERS[:1], True)).stop()

@@ -77,9 +77,7 @@ class Replays:
 
 @pytest.mark.skipif(not ALL, reason="replayed with TRIDENT_REPLAYS=all (make replays)")
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example(
-    example: str, spark: SparkSession, zk_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_example(example, spark, zk_server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIDENT_ZOOKEEPER", zk_server)
     monkeypatch.setenv("TRIDENT_ZOOKEEPER_ROOT", f"/replays-{uuid.uuid4().hex}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -21,8 +20,11 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from tests.chaos.sources import OpaqueSpout, PartitionedSpout, Source
+from tests.repair.repair_helpers import znodes_below
 from tests.servers.zk_fixtures import connected
 from tests.spouts.test_data_source_spout import Journal, Letters
+from tests.streams.stream_helpers import split
+from tests.time_travel.test_replay import digest_of
 from tests.topology_helpers import starter
 from trident import Count, DataSourceSpout, DeltaAppend, DeltaMapState, FileSpout, TridentTopology, Upsert, view
 from trident.cli import main
@@ -37,27 +39,30 @@ from trident.coordinators.errors import (
     TransactionNotKept,
     TridentError,
 )
+from trident.coordinators.identities import TransactionAttempt
+from trident.coordinators.leadership import Leadership
+from trident.coordinators.records import Decision, GroupRecord, Marker
+from trident.coordinators.repairing import RepairStore
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.status import read_status
 from trident.spouts.host import load_given
 from trident.states.core.control import ControlRecord
 from trident.states.core.group_context import GroupContext
 from trident.states.core.place import Place
-from trident.states.delta.manifest import Manifest
+from trident.states.core.tables import TXID_COLUMN
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.states.history.cloning import live_table
 from trident.time_travel import fork_plan
 from trident.time_travel.diff import Part, diff
-from trident.time_travel.fork_plan import load_fork
-from trident.time_travel.forking import Forked, fork
+from trident.time_travel.fork_plan import ForkedState, ForkRecord, Past, load_fork
+from trident.time_travel.forking import Forked, _Fork, _unmerged, copy_streams, fork, pasts_of
 
 TXIDS = int(os.environ.get("TRIDENT_FORK", "6"))
 AT, NEW = 2, 3
 # It takes some seconds; a machine on which others work takes much longer.
 WAIT_SECS = 400.0
 LETTERS = "abcdefgh"
-
-
-def split(line: str) -> Iterator[str]:
-    yield from line.split()
 
 
 def split_wrongly(line: str) -> Iterator[str]:
@@ -80,22 +85,6 @@ def words(name: str, folder: Path, function: Any = split, rows: int = 1_000_000)
     counted = found.group_by("word").persistent_aggregate(counts, Count(), "count")
     counted.new_values_stream().partition_persist(DeltaMapState("seen"), "word, count", Upsert("word"))
     return topology
-
-
-def digest_of_folder(folder: Path) -> str:
-    """Of every name and byte below; but for ZooKeeper's own data, which its sessions change."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-def digest_of_znodes(zk: ZooKeeper, path: str) -> str:
-    found = zk.get(path)
-    below = [digest_of_znodes(zk, f"{path}/{name}") for name in sorted(zk.children(path))]
-    data = (found[0], found[1].znode_version) if found else None
-    return hashlib.sha256(repr((path, data, below)).encode()).hexdigest()
 
 
 @dataclass
@@ -138,17 +127,15 @@ class Original:
         with starter(self.spark, self.zookeeper, self.root, self.folder, **settings) as start:
             query = start(topology, warehouse=str(warehouse))
             query.process_all_available(WAIT_SECS + 5.0 * TXIDS)
-            held: dict[str, dict[str, Any]] = {
-                "counts": {row["word"]: row["count"] for row in query.snapshot("counts").collect()},
-                "seen": {row["word"]: row["count"] for row in query.snapshot("seen").collect()},
-                "said": dict(Counter(row["word"] for row in query.snapshot("said").collect())),
-            }
+            rows = {name: query.snapshot(name).collect() for name in ("counts", "seen", "said")}
+            held = {name: {row["word"]: row["count"] for row in rows[name]} for name in ("counts", "seen")}
+            held["said"] = dict(Counter(row["word"] for row in rows["said"]))
             query.stop(compact=False)
         return held
 
-    def digests(self) -> tuple[str, str]:
+    def digests(self) -> tuple[dict[str, str], dict[str, tuple[bytes, int]]]:
         with connected(self.zookeeper, self.root) as zk:
-            return digest_of_folder(self.warehouse), digest_of_znodes(zk, zk.path("words"))
+            return digest_of(self.warehouse), dict(znodes_below(zk, zk.path("words")))
 
     def fork(self, name: str, at: int = AT, **options: Any) -> Forked:
         return fork("words", at, name, str(self.folder / name), self.config, **options)
@@ -265,9 +252,7 @@ def test_a_fork_is_made_while_its_original_runs(original: Original, spark: Spark
     assert diff("words", "beside", str(made.warehouse), own.config).parting is None
 
 
-def test_a_fork_between_two_merges_has_no_view_until_its_own_merge_and_that_is_no_failure(
-    original: Original, spark: SparkSession, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fork_between_two_merges_has_no_view_until_its_own_merge_and_that_is_no_failure(original, spark, caplog):
     """O6: its tables have no version as of the MERGE before, which the original has."""
     made = original.fork("between", at=AT + 3)  # a MERGE is due each four transactions
     target = Path(str(made.warehouse))
@@ -433,18 +418,15 @@ def test_a_transaction_under_the_floor_of_a_log_is_refused_with_the_first_that_i
     assert text.count('\\"floor\\": 0') == 1
     entry.write_text(text.replace('\\"floor\\": 0', '\\"floor\\": 4'))
     own = replace(original, folder=copy)
-    with pytest.raises(
-        TransactionNotKept, match="no longer kept for state counts.*a log that begins after 4"
-    ) as raised:
+    said = "no longer kept for state counts.*a log that begins after 4"
+    with pytest.raises(TransactionNotKept, match=said) as raised:
         own.fork("under")
     assert raised.value.oldest == 4
     assert not (copy / "under").exists()
     assert own.fork("above", at=TXIDS).record.groups["lines"].states["counts"].merged >= 4
 
 
-def test_a_fork_on_another_file_system_is_copied_when_that_is_allowed(
-    original: Original, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_on_another_file_system_is_copied_when_that_is_allowed(original, monkeypatch):
     import errno
 
     def link(source: str, target: str) -> None:
@@ -456,14 +438,14 @@ def test_a_fork_on_another_file_system_is_copied_when_that_is_allowed(
             original.fork("apart")
         made = original.fork("apart", may_copy=True)
     assert made.cost.linked == 0 and made.cost.copied > 0
+    copied, linked = (data_of(one) for one in (made, original.fork("linked")))
+    assert copied and made.cost.copied_bytes >= max(map(len, copied.values()))
+    assert copied == linked
+
+
+def data_of(made: Forked) -> dict[Path, bytes]:
     root = Path(str(made.warehouse))
-    sizes = {path.stat().st_size for path in root.glob("*/data/**/*.parquet")}
-    assert sizes and made.cost.copied_bytes >= max(sizes)
-    linked = Path(str(original.fork("linked").warehouse))
-    found = [
-        {path.relative_to(one): path.read_bytes() for path in one.glob("*/data/**/*.parquet")} for one in (root, linked)
-    ]
-    assert found[0] == found[1]
+    return {path.relative_to(root): path.read_bytes() for path in root.glob("*/data/**/*.parquet")}
 
 
 def past_of(original: Original) -> fork_plan.Past:
@@ -482,9 +464,7 @@ def past_of(original: Original) -> fork_plan.Past:
         ({"spout": "StructuredStreamSpout", "kind": "transactional"}, "Spark's checkpoint"),
     ],
 )
-def test_sources_that_cannot_be_read_again_are_refused_by_name(
-    original: Original, spout: dict[str, Any], said: str
-) -> None:
+def test_sources_that_cannot_be_read_again_are_refused_by_name(original, spout, said):
     past = past_of(original)
     spouts = {"lines": {"metadata": None, "commit_data": None, **spout}}
     with pytest.raises(SourceError, match=said):
@@ -538,9 +518,7 @@ def two_groups(name: str, first: Source, second: Source, kept: Any = keeps) -> T
 
 
 @pytest.mark.long
-def test_streams_in_partitions_and_transactions_without_effect(
-    spark: SparkSession, zk_server: str, tmp_path: Path
-) -> None:
+def test_streams_in_partitions_and_transactions_without_effect(spark, zk_server, tmp_path):
     """An opaque stream goes on behind N by itself; of an empty transaction the fork, too, makes nothing of its rows."""
     own = Original(spark, tmp_path, zk_server, "/test-fork-groups")
     first, second = Source(str(tmp_path / "first")), Source(str(tmp_path / "second"))
@@ -605,3 +583,98 @@ def test_a_fork_does_not_tell_a_source_what_only_it_has_read(original: Original,
         assert own.fork("copy", at=1, accept_acknowledging=True).was_whole
         start.run(letters("copy", folder), warehouse=warehouse).stop(compact=False)
     assert Journal(str(folder)).of("commit")[-1] == [50]
+
+
+# --- the parts of a fork alone ---------------------------------------------------------------------------
+# The parts of a fork alone: files that its streams keep, its record, the files of its tables, its znodes.
+
+
+def record_of(warehouse: Path, incarnation: str, source: str = "9f3c-r1") -> ForkRecord:
+    return ForkRecord(str(warehouse), "words", source, "copy", incarnation, False, {})
+
+
+def test_what_streams_keep_is_copied_with_its_folders_and_under_the_forks_own_id(tmp_path: Path) -> None:
+    """Behind a rollback, too: the files of a stream have the id of the first start in their names."""
+    (folder := tmp_path / "from" / "_trident" / "words" / "streams" / "lines" / "mine" / "deep").mkdir(parents=True)
+    (folder / "x").write_text("1")
+    (folder / ".x.17.draft").write_text("half")
+    (folder.parents[1] / "files-9f3c.jsonl").write_text("whole\nhal")
+    (tmp_path / "to").mkdir()
+    for _ in range(2):  # the second goes on with what the first has left
+        given = Place(str(tmp_path / "from")), Place(str(tmp_path / "to")), record_of(tmp_path, "ab12")
+        assert copy_streams(*given, ["lines", "none"]) == len("whole\n1")
+    own = tmp_path / "to" / "_trident" / "copy" / "streams" / "lines"
+    found = {str(path.relative_to(own)): path.read_text() for path in own.rglob("*") if path.is_file()}
+    assert found == {"files-ab12.jsonl": "whole\n", "mine/deep/x": "1"}
+
+
+def test_of_two_calls_at_once_one_begins_the_fork(tmp_path: Path) -> None:
+    warehouse = Place(str(tmp_path))
+    begun = [record_of(tmp_path, incarnation).begin_in(warehouse) for incarnation in ("ab12", "cd34")]
+    found = load_fork(warehouse, "copy")
+    assert found is not None and found.incarnation == "ab12" and begun == [found, found]
+
+
+def test_of_an_append_table_every_file_is_taken_whatever_a_column_of_the_users_has() -> None:
+    file = LiveFile("a", 1, {}, {"maxValues": {TXID_COLUMN: -5}}, 1, 0)
+    assert _unmerged(ForkedState(3, None, -1))(file)
+    assert not _unmerged(ForkedState(3, None, 0))(file)
+
+
+@pytest.mark.parametrize("removed", ["city=%C3%A9/a%20b", "city=é/a%20b"])
+def test_a_removed_file_does_not_come_again_whichever_letters_of_its_path_are_encoded(tmp_path, removed):
+    """Spark leaves é as it is, and this framework does not."""
+    (log := tmp_path / "_delta_log").mkdir()
+    metadata = {"id": "t", "schemaString": "{}", "partitionColumns": ["city"]}
+    add = {"path": "city=é/a%20b", "size": 1, "partitionValues": {"city": "é"}, "modificationTime": 0}
+    made = [{"protocol": {"minWriterVersion": 7}}, {"metaData": metadata}, {"add": add}]
+    for version, actions in enumerate((made, [{"remove": {"path": removed}}])):
+        (log / f"{version:020d}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+    assert list(live_table(Place(str(tmp_path)), 0).adds) == ["city=é/a b"]
+    assert not live_table(Place(str(tmp_path)), 1).adds
+
+
+def test_a_name_that_another_topology_took_meanwhile_stays_its(zk: ZooKeeper, tmp_path: Path) -> None:
+    """While the tables of the fork were copied, which may take hours, one of its name was started and stopped."""
+
+    def made(incarnation: str) -> tuple[_Fork, list[Past]]:
+        spouts = {"s": {"spout": "A", "metadata": {"n": 5}}}
+        manifest = Manifest("words", "g", "9f3c", TransactionAttempt(5, 0), None, (), spouts)
+        decision = Decision(5, 0, "m", 1, "d" * 64)
+        place = Place(str(tmp_path))
+        fork = _Fork(place, place, record_of(tmp_path, incarnation), False, False)
+        fork._decisions, fork._marks = {"g": decision}, {"g": {}}
+        return fork, [Past("g", decision, manifest, {})]
+
+    identity = {"streams": {"s": "A"}, "states": {}, "groups": {"g": ["s"]}}
+    lease = Leadership(zk, "copy", ["g"]).acquire()
+    assert lease is not None
+    store = RepairStore(zk, "copy", "g", ["s"], lease.fences["g"])
+    store.load()
+    other = GroupRecord("other", 9, last=Marker(8, 0, "d"), last_published=Marker(8, 0, "d"))
+    store.rebuild(other, None, {"s": {8: {"n": 8}}}, {}, 8, ("other", identity))
+    lease.release()
+    fork, pasts = made("ab12")
+    with pytest.raises(CoordinationError, match="the name copy is taken.*incarnation other"):
+        fork.register(zk, identity, pasts)
+    record = RepairStore(zk, "copy", "g", ["s"]).load()[0]
+    assert record is not None and (record.incarnation, record.current_txid) == ("other", 9)
+    again, pasts = made("other")  # its own, which an earlier try has written
+    again.register(zk, identity, pasts)
+
+
+def test_a_batch_group_without_a_transaction_since_a_rollback_is_not_left_out(tmp_path: Path) -> None:
+    """The fork would begin that group at its first transaction, with empty tables."""
+    spouts = {"s": {"spout": "A", "kind": "transactional", "metadata": {"n": 1}}}
+    place = Place(str(tmp_path))
+    for group, incarnation in (("a", "9f3c-r1"), ("b", "9f3c")):
+        for txid in (1, 2):  # the newest may not be decided
+            attempt = TransactionAttempt(txid, 0)
+            parent = TransactionAttempt(1, 0) if txid == 2 else None
+            ManifestStore(place, "words", group, incarnation).write(
+                Manifest("words", group, incarnation, attempt, parent, (), spouts)
+            )
+    with pytest.raises(TransactionNotKept, match="batch group b of words has no kept transaction since the last"):
+        pasts_of(place, "words", "9f3c-r1", {"a": 1})
+    (past,) = pasts_of(place, "words", "9f3c", {"b": 1})
+    assert past.at == 1

@@ -14,8 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.chaos.sources import CommittedSpout
-from tests.running.test_query import WAIT_SECS, start  # noqa: F401
+from tests.running.test_query import WAIT_SECS
 from tests.states.outside.ledger_state import LedgerState
+from tests.streams.stream_helpers import split
 from tests.time_travel.test_replay import digest_of, source_of
 from trident import (
     Count,
@@ -35,10 +36,6 @@ from trident.time_travel.replay_inputs import incarnation_of
 
 BATCHES = [[("a b",)], [("a c",)], [("c c",)]]
 NO_STATE = "not compared: batch group seen: it has no state"
-
-
-def split(line: str) -> Iterator[str]:
-    yield from line.split()
 
 
 def wrong(line: str) -> Iterator[str]:
@@ -84,7 +81,7 @@ def test_a_job_of_a_rehearsal_ends_when_its_process_is_to_lead(spark: SparkSessi
 
 
 @pytest.mark.long
-def test_each_outcome(start, spark: SparkSession, tmp_path: Path) -> None:  # noqa: F811
+def test_each_outcome(start, spark: SparkSession, tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", "a", "b", "a", "c", "d", "a")
 
     def topology(function: Callable[[str], Iterator[str]] = split, both: bool = True) -> TridentTopology:
@@ -103,8 +100,7 @@ def test_each_outcome(start, spark: SparkSession, tmp_path: Path) -> None:  # no
             lines.partition_persist(DeltaAppend("new_in_the_code"))
         return made
 
-    query = start(topology())
-    query.process_all_available(WAIT_SECS)
+    query = start.run(topology())
     query.stop(WAIT_SECS, compact=False)
     warehouse = Place(tmp_path / "warehouse")
     config = TridentConfig(warehouse=str(warehouse))

@@ -19,8 +19,10 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from tests.chaos.sources import CommittedSpout, OpaqueSpout, PartitionedSpout, RangeSpout, Source
-from tests.running.test_query import WAIT_SECS, start  # noqa: F401
+from tests.repair.repair_helpers import znodes_below
+from tests.running.test_query import WAIT_SECS
 from tests.servers.zk_fixtures import connected
+from tests.streams.stream_helpers import Longest, split
 from tests.topology_helpers import starter
 from trident import (
     Count,
@@ -30,7 +32,6 @@ from trident import (
     FixedBatchSpout,
     MapGet,
     MemoryMapState,
-    TridentConfig,
     TridentTopology,
     Upsert,
     replay,
@@ -56,7 +57,6 @@ from trident.time_travel.replay import require_readable
 from trident.time_travel.replay_inputs import incarnation_of
 from trident.time_travel.rollback import roll_back
 
-ROOT = Path(__file__).resolve().parents[2]
 START = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 
 
@@ -72,21 +72,9 @@ BATCHES = [
 ]
 
 
-def split(line: str) -> Iterator[str]:
-    yield from line.split()
-
-
 def split_upper(line: str) -> Iterator[str]:
     """As the code after a change: of the words one is written otherwise."""
     yield from (word.upper() if word == "b" else word for word in line.split())
-
-
-class Longest:
-    def init(self) -> str:
-        return ""
-
-    def reduce(self, current: str, word: str) -> str:
-        return max(current, word, key=len)
 
 
 class Greatest:
@@ -111,14 +99,11 @@ ZK_ROOT = f"/test-{uuid.uuid4().hex}"
 def topology_of(function: Any = split, name: str = "told") -> TridentTopology:
     """Late parts: queries, new values; and, with ALL, reducers, combiners in Python, windows, keys that are known."""
     topology = TridentTopology(name)
-    lines = topology.new_stream("lines", FixedBatchSpout("at timestamp, line string, cost double", BATCHES))
-    words = lines.each("line", function, "word").project("at, word, cost")
+    words = lines_of(topology).each("line", function, "word").project("at, word, cost")
     words.partition_persist(DeltaAppend("words", ["word"]))
-    counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
-    counts.new_values_stream().partition_persist(DeltaAppend("news"))
-    words.state_query(counts, "word", MapGet(), "before").project("word, before").partition_persist(
-        DeltaAppend("known")
-    )
+    counts = counted_words(words)
+    known = words.state_query(counts, "word", MapGet(), "before").project("word, before")
+    known.partition_persist(DeltaAppend("known"))
     if ALL:
         words.persistent_aggregate(DeltaMapState("longest"), "word", Longest(), "longest")
         words.partition_persist(DeltaMapState("newest"), None, Upsert("word", order_by="at"))
@@ -130,6 +115,16 @@ def topology_of(function: Any = split, name: str = "told") -> TridentTopology:
     return topology
 
 
+def lines_of(topology: TridentTopology) -> Stream:
+    return topology.new_stream("lines", FixedBatchSpout("at timestamp, line string, cost double", BATCHES))
+
+
+def counted_words(words: Stream) -> Any:
+    counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    counts.new_values_stream().partition_persist(DeltaAppend("news"))
+    return counts
+
+
 STATES = {
     *("words", "counts", "news", "known"),
     *(("longest", "newest", "tens", "per_ten", "texts", "seen", "once") if ALL else ()),
@@ -138,27 +133,18 @@ STATES = {
 CHECKED = STATES - {"tens", "per_ten", "seen", "once", "known"} if ALL else {"counts"}
 
 
+def znodes_of(zk_server: str) -> dict[str, tuple[bytes, int]]:
+    """Of the topology that has run."""
+    with connected(zk_server, ZK_ROOT) as zk:
+        return dict(znodes_below(zk, ZK_ROOT))
+
+
 def digest_of(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def znodes_of(zk_server: str) -> dict[str, tuple[bytes, int]]:
-    """Path → data and version of each znode below the root of the topology that has run."""
-    found = {}
-    with connected(zk_server, ZK_ROOT) as zk:
-        waiting = [zk.path()]
-        while waiting:
-            path = waiting.pop()
-            if path != zk.path():
-                there = zk.get(path)
-                assert there is not None
-                found[path] = (there[0], there[1].znode_version)
-            waiting += [f"{path}/{child}" for child in zk.children(path)]
-    return found
 
 
 def rows_of(frame: Any) -> list[tuple]:
@@ -174,9 +160,7 @@ def ran(spark: SparkSession, zk_server: str, tmp_path_factory: pytest.TempPathFa
     return folder / "warehouse"
 
 
-def test_every_transaction_gives_what_was_committed_and_nothing_is_written(
-    ran: Path, spark: SparkSession, zk_server: str
-) -> None:
+def test_every_transaction_gives_what_was_committed_and_nothing_is_written(ran, spark, zk_server):
     files, znodes = digest_of(ran), znodes_of(zk_server)
     assert any(path.endswith("/coordinator") for path in znodes), sorted(znodes)
     topology = topology_of()
@@ -232,14 +216,15 @@ def test_bad_input_says_what_is_kept_and_what_to_do(ran: Path, spark: SparkSessi
             replay(topology_of(), ran, txid, spark=spark)  # type: ignore[arg-type]
     with pytest.raises(TransactionNotKept, match="of transactions 1 to 4"):
         replay(topology_of(), ran, 5, spark=spark)
-    with pytest.raises(TopologyError, match="nothing of a topology 'other'; found: those of told"):
-        replay(topology_of(name="other"), ran, 1, spark=spark)
-    with pytest.raises(TopologyError, match="none of any topology"):
-        replay(topology_of(), tmp_path / "elsewhere", 1, spark=spark)
-    with pytest.raises(TopologyError, match="no batch group 'x'"):
-        replay(topology_of(), ran, 1, group="x", spark=spark)
-    with pytest.raises(TopologyError, match="this is no topology"):
-        replay("told", ran, 1, spark=spark)  # type: ignore[arg-type]
+    refused: list[tuple[Any, Path, dict[str, str], str]] = [
+        (topology_of(name="other"), ran, {}, "nothing of a topology 'other'; found: those of told"),
+        (topology_of(), tmp_path / "elsewhere", {}, "none of any topology"),
+        (topology_of(), ran, {"group": "x"}, "no batch group 'x'"),
+        ("told", ran, {}, "this is no topology"),
+    ]
+    for topology, warehouse, more, said in refused:
+        with pytest.raises(TopologyError, match=said):
+            replay(topology, warehouse, 1, spark=spark, **more)
     others = TridentTopology("told")
     others.new_stream("lines", RangeSpout(Source(str(tmp_path)))).partition_persist(DeltaAppend("words"))
     with pytest.raises(TopologyError, match="other spouts") as caught:
@@ -290,22 +275,18 @@ def test_a_capture_is_replayed_without_warehouse_and_source(ran: Path, spark: Sp
 
 @pytest.mark.long
 def test_of_a_large_state_a_capture_has_the_keys_that_were_asked(ran: Path, spark: SparkSession) -> None:
-    def counting(name: str) -> TridentTopology:
+    def counting() -> TridentTopology:
         """A part of the topology: the transaction is the same, and fewer states are read."""
-        topology = TridentTopology(name)
-        lines = topology.new_stream("lines", FixedBatchSpout("at timestamp, line string, cost double", BATCHES))
-        words = lines.each("line", split, "word").project("word")
-        counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
-        counts.new_values_stream().partition_persist(DeltaAppend("news"))
+        topology = TridentTopology("told")
+        counted_words(lines_of(topology).each("line", split, "word"))
         return topology
 
-    found = capture(counting("told"), ran, 4, spark=spark, state_rows=3)
+    found = capture(counting(), ran, 4, spark=spark, state_rows=3)
     assert found.facts["whole"] == [] and sorted(found.states["counts"].column("word").to_pylist()) == ["b", "c"]
-    told = found.differences(counting("told"), spark)
-    assert {one.state for one in told} >= STATES & {"words", "longest", "newest", "tens"}, (
-        "states that this code has not"
-    )
-    assert not {"counts", "news"} & {one.state for one in told}
+    told = found.differences(counting(), spark)
+    states = {one.state for one in told}
+    assert states >= STATES & {"words", "longest", "newest", "tens"}, "states that this code has not"
+    assert not {"counts", "news"} & states
     if ALL:
         with pytest.raises(TopologyError, match="all of state 'longest', which is too large"):
             capture(topology_of(), ran, 4, spark=spark, state_rows=0)
@@ -351,18 +332,14 @@ def test_a_capture_that_was_killed_anywhere_is_written_anew(ran: Path, spark: Sp
         folder = tmp_path / f"killed-{nth}"
         writes = [sys.executable, "-c", WRITES, str(whole), str(folder)]
         environment = {**os.environ, "TRIDENT_FAULTS": f"capture.write:do_then_die:{nth}"}
-        assert subprocess.run(writes, env=environment, cwd=ROOT, timeout=300).returncode == -signal.SIGKILL
+        assert subprocess.run(writes, env=environment, timeout=300).returncode == -signal.SIGKILL
         if nth <= len(files):  # its facts come last
             with pytest.raises(TableError, match="no whole capture"):
                 load_capture(folder)
-            assert subprocess.run(writes, cwd=ROOT, timeout=300).returncode == 0
+            assert subprocess.run(writes, timeout=300).returncode == 0
         found, wanted = load_capture(folder), load_capture(whole)
-        assert (found.facts, found.inputs, found.states, found.expected) == (
-            wanted.facts,
-            wanted.inputs,
-            wanted.states,
-            wanted.expected,
-        )
+        for name in ("facts", "inputs", "states", "expected"):
+            assert getattr(found, name) == getattr(wanted, name)
 
 
 CODE = """
@@ -413,7 +390,7 @@ def counted(topology: TridentTopology, tx_id: str, spout: Any, appended: bool) -
 
 
 @pytest.mark.long
-def test_each_kind_of_source_gives_its_rows_or_says_why_not(start, spark: SparkSession, tmp_path: Path) -> None:  # noqa: F811
+def test_each_kind_of_source_gives_its_rows_or_says_why_not(start, spark: SparkSession, tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", "a", "b", "a", "c", "d", "a")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.txt").write_text("x\ny\n")
@@ -427,8 +404,7 @@ def test_each_kind_of_source_gives_its_rows_or_says_why_not(start, spark: SparkS
         files.partition_persist(DeltaAppend("lines_of_files"))
         return made
 
-    query = start(topology())
-    query.process_all_available(WAIT_SECS)
+    query = start.run(topology())
     query.stop(WAIT_SECS, compact=False)
     ran = tmp_path / "warehouse"
     for group, words in (("parted", ["a", "b", "a", "a!", "b!", "a!"]), ("opaque", None)):
@@ -451,13 +427,7 @@ def test_each_kind_of_source_gives_its_rows_or_says_why_not(start, spark: SparkS
 
 
 @pytest.mark.skipif(not ALL, reason="with TRIDENT_REPLAYS=all (make replays)")
-def test_behind_a_rollback_what_stays_is_replayed_and_what_was_taken_back_is_not(
-    start,  # noqa: F811
-    spark: SparkSession,
-    zk_server: str,
-    zk_root: str,
-    tmp_path: Path,
-) -> None:
+def test_behind_a_rollback_what_stays_is_replayed_and_what_was_taken_back_is_not(start, spark, tmp_path) -> None:
     def topology(third: str) -> TridentTopology:
         made = TridentTopology("back")
         spout = FixedBatchSpout("word string", [[("a",), ("b",)], [("a",)], [(third,)]])
@@ -467,8 +437,7 @@ def test_behind_a_rollback_what_stays_is_replayed_and_what_was_taken_back_is_not
         return made
 
     def run(third: str) -> None:
-        query = start(topology(third))
-        query.process_all_available(WAIT_SECS)
+        query = start.run(topology(third))
         query.stop(WAIT_SECS, compact=False)
 
     def news(third: str, txid: int) -> list[tuple]:
@@ -478,8 +447,7 @@ def test_behind_a_rollback_what_stays_is_replayed_and_what_was_taken_back_is_not
 
     ran = tmp_path / "warehouse"
     run("bad")
-    config = TridentConfig(warehouse=str(ran), zookeeper=zk_server, zookeeper_root=zk_root)
-    roll_back("back", 2, apply=True, config=config, spark=spark)
+    roll_back("back", 2, apply=True, config=start.config, spark=spark)
     assert [news("bad", txid) for txid in (1, 2)] == [[("a", 1), ("b", 1)], [("a", 2)]]
     with pytest.raises(TransactionNotKept):
         replay(topology("bad"), ran, 3, spark=spark)

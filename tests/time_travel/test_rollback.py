@@ -280,9 +280,7 @@ def test_a_dry_run_says_what_goes_and_comes_and_changes_nothing(world: World) ->
     ],
     ids=["there", "newer", "none", "group", "leave"],
 )
-def test_a_rollback_that_cannot_be_meant_says_why_and_changes_nothing(
-    base: World, words: list[str], texts: list[str]
-) -> None:
+def test_a_rollback_that_cannot_be_meant_says_why_and_changes_nothing(base, words, texts):
     seen = base.seen()
     for apply in ([], ["--apply"]):
         code, said = command(base, *words, *apply)
@@ -374,10 +372,7 @@ def test_transactions_that_no_leader_has_recorded_before_a_rollback_are_told_beh
 KILLS = ["rollback.table:do_then_die:3"]
 if ALL:
     KILLS += [
-        "zk.acquire:do_then_die",
-        "zk.rollback:do_then_die",
-        "zk.rollback:do_then_die:2",
-        "zk.release:do_then_die",
+        *["zk.acquire:do_then_die", "zk.rollback:do_then_die", "zk.rollback:do_then_die:2", "zk.release:do_then_die"],
         "zk.record:do_then_die",
         *[f"descriptor.write:do_then_die:{n}" for n in (1, 2, 3)],
         *[f"rollback.table:do_then_die:{n}" for n in (1, 2, 4, 5)],
@@ -398,9 +393,7 @@ def test_a_rollback_that_is_killed_is_finished_by_the_same_command(world: World,
 
 
 @pytest.mark.skipif(not ALL, reason="make rollback")
-def test_zookeeper_that_is_lost_amid_a_rollback_needs_a_copy_of_it_or_of_the_warehouse(
-    world: World, base: World
-) -> None:
+def test_zookeeper_that_is_lost_amid_a_rollback_needs_a_copy_of_it_or_of_the_warehouse(world, base):
     """What docs/operations.md says."""
     faults.arm("rollback.table:do_then_fail:2")
     with pytest.raises(TridentError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,13 +28,13 @@ from trident.maintenance.facts import (
     TopologyFacts,
     positions,
 )
-from trident.maintenance.inventory import StoredTable
+from trident.maintenance.inventory import StoredTable, tables_of
 from trident.states.core.control import ControlRecord
 from trident.states.core.place import Place
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.manifest import Manifest
-from trident.time_travel.rollback import TableCommits
+from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.time_travel.rollback import TableCommits, _GroupInspection
 from trident.time_travel.rollback_plan import (
     UNSEEN_ATTEMPTS,
     Choices,
@@ -81,9 +83,7 @@ class Model:
         self.holds[name] = frozenset(txids)
         return data_file(name, txids)
 
-    def commit(
-        self, table: list[TableAt], files: dict[str, LiveFile], txid: int, floor: int = 0, merged: int = 0
-    ) -> None:
+    def commit(self, table: list[TableAt], files: dict[str, LiveFile], txid: int, floor: int = 0, merged: int = 0):
         attempt = -1 if txid == 0 or table is self.plain else 0
         table.append(TableAt(len(table), control(txid, attempt, floor), merged, files))
 
@@ -120,16 +120,9 @@ class Model:
         return table_facts(state, role, {LOG: "counts__log"}.get(role, state), versions[-1], versions[then])
 
 
-EVENTS = st.lists(
-    st.one_of(
-        st.just(("publish", 0)),
-        st.just(("publish", 0)),
-        st.tuples(st.sampled_from(["merge", "drop"]), st.integers(1, 12)),
-        st.just(("optimize", 0)),
-    ),
-    min_size=3,
-    max_size=25,
-)
+MERGES = st.tuples(st.sampled_from(["merge", "drop"]), st.integers(1, 12))
+ONE = st.one_of(st.just(("publish", 0)), st.just(("publish", 0)), MERGES, st.just(("optimize", 0)))
+EVENTS = st.lists(ONE, min_size=3, max_size=25)
 
 
 @settings(max_examples=150, deadline=None)
@@ -174,9 +167,8 @@ def manifest(txid: int, **spouts: dict[str, Any]) -> Manifest:
 
 
 def topology(tables: tuple[TableFacts, ...], last: int, **changed: Any) -> TopologyFacts:
-    record = changed.pop("record", None) or GroupRecord(
-        "inc", last + 1, last=Marker(last, 0, "x"), last_published=Marker(last, 0, "x")
-    )
+    at = Marker(last, 0, "x")
+    record = changed.pop("record", None) or GroupRecord("inc", last + 1, last=at, last_published=at)
     begun = {txid: 0 for txid in range(1, last + 1)}
     group = GroupFacts("g", record, changed.pop("decision", None), tables, manifest=manifest(1), begun=begun)
     non_delta_states = {name: NonDeltaState(kind) for name, kind in changed.pop("outside", {}).items()}
@@ -195,9 +187,8 @@ def published(txids: Sequence[int], role: str = APPEND) -> list[TableAt]:
 
 def rows_table(upto: int, txid: int) -> TableFacts:
     versions = published(range(1, upto + 1))
-    return table_facts(
-        "rows", APPEND, "rows", versions[-1], versions[txid - 1] if 0 < txid <= upto else None, "cleaned"
-    )
+    then = versions[txid - 1] if 0 < txid <= upto else None
+    return table_facts("rows", APPEND, "rows", versions[-1], then, "cleaned")
 
 
 def refused(facts: TopologyFacts, txid: int, choices: Choices | None = None) -> list[str]:
@@ -324,15 +315,8 @@ def test_transactions_that_changed_nothing_are_read_again() -> None:
 
 
 def test_the_record_is_that_of_then_and_no_attempt_id_comes_again() -> None:
-    record = GroupRecord(
-        "inc",
-        6,
-        {6: 2, 7: 0},
-        {6: 4, 7: 2},
-        Marker(5, 4, "x"),
-        Marker(5, 4, "x"),
-        {"id": TableMark(9, 5, 4, "x"), "outside:o": TableMark(0, 5, 4, "x")},
-    )
+    last, tables = Marker(5, 4, "x"), {"id": TableMark(9, 5, 4, "x"), "outside:o": TableMark(0, 5, 4, "x")}
+    record = GroupRecord("inc", 6, {6: 2, 7: 0}, {6: 4, 7: 2}, last, last, tables)
     facts = topology((rows_table(5, 3),), 5, record=record, begun={4: 9, 5: 4})
     intent = of(facts, 3).intent
     assert intent.used == UsedAttempts(7, 9) and intent.incarnation == "inc-r1" and intent.tables == {"rows": 2}
@@ -410,7 +394,50 @@ def test_a_table_that_another_leader_has_changed_meanwhile_is_not_taken_back() -
 
     intent = UnfinishedRollback("g", 1, Marker(1, 0, "d"), "inc-r1", UsedAttempts(3, 0), {"rows": 1})
     engine: Any = Engine()
+    commits = TableCommits(engine, Place("/nowhere"), "top", intent, 1)
     with pytest.raises(Deposed):
-        TableCommits(engine, Place("/nowhere"), "top", intent, 1).take_back(
-            StoredTable("g", APPEND, "rows"), check_leads
-        )
+        commits.take_back(StoredTable("g", APPEND, "rows"), check_leads)
+
+
+# --- tables of the framework -----------------------------------------------------------------------------
+# A rollback's look: tables of dead letters that a reset has kept are left alone, and no manifest more is read.
+
+
+def dead_letters(folder: Path, incarnation: str) -> None:
+    """A table of a group's dead letters whose newest commit is of an incarnation."""
+    log = folder / f"top__{incarnation.partition('-')[0]}__dead_letters" / "_delta_log"
+    log.mkdir(parents=True)
+    control = {"schema": 1, "topology": "top", "group": "lines", "incarnation": incarnation, "txid": 812}
+    control |= {"attempt_id": 0, "digest": "d", "epoch": 3, "starts_at": 1, "floor": 0}
+    schema = {"type": "struct", "fields": [{"name": "txid", "type": "long", "nullable": True, "metadata": {}}]}
+    metadata = {"id": incarnation, "format": {"provider": "parquet", "options": {}}, "partitionColumns": []}
+    metadata |= {"schemaString": json.dumps(schema), "configuration": {}, "createdTime": 1}
+    actions = [
+        {"commitInfo": {"timestamp": 1, "operation": "CREATE"}},
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["domainMetadata"]}},
+        {"metaData": metadata},
+        {"domainMetadata": {"domain": "trident", "removed": False, "configuration": json.dumps(control)}},
+    ]
+    (log / f"{0:020d}.json").write_text("\n".join(map(json.dumps, actions)) + "\n")
+
+
+def test_only_the_tables_of_this_life_are_taken_back(tmp_path: Path) -> None:
+    dead_letters(tmp_path, "before")
+    dead_letters(tmp_path, "now-r1")
+    found = tables_of([], Place(tmp_path), "top", "now-r2")
+    assert found == [StoredTable("lines", AUXILIARY, "top__now__dead_letters")]
+
+
+def test_of_a_long_past_only_manifests_behind_the_transaction_are_read(tmp_path, monkeypatch):
+    """A store takes a request for each."""
+    place = Place(tmp_path)
+    for txid in range(1, 41):
+        made = Manifest("top", "lines", "9f3c", TransactionAttempt(txid, 0), None, (), {"s": {"metadata": txid}})
+        ManifestStore(place, "top", "lines", "9f3c").write(made)
+    read: list[str] = []
+    whole = ManifestStore.read_found
+    monkeypatch.setattr(ManifestStore, "read_found", lambda self, path: read.append(path.name) or whole(self, path))
+    no_zookeeper: Any = None
+    look = _GroupInspection(no_zookeeper, place, "top", "lines", (), ())
+    assert [found["s"]["metadata"] for found in look._since(Marker(37, 0, "d"), "9f3c-r1")] == [40, 39, 38]
+    assert len(read) == 4

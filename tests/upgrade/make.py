@@ -56,13 +56,7 @@ DIED_AT_MAIL = 40
 ELSEWHERE = "/elsewhere"
 # The server makes these anew; they name this machine.
 OF_THE_SERVER = (
-    "endpoint.json",
-    "start.lock",
-    "owner.lock",
-    "server.out",
-    "zookeeper.log",
-    "port",
-    "zoo.cfg",
+    *["endpoint.json", "start.lock", "owner.lock", "server.out", "zookeeper.log", "port", "zoo.cfg"],
     "log4j2.properties",
 )
 # Where each topology of round two is killed: tables are published, side by side, then states outside of the warehouse.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.zk_fixtures import eventually
 from trident.config import TridentConfig
 from trident.coordinators import faults
 from trident.running.query import TopologyQuery
@@ -49,10 +49,7 @@ class Starter:
         """
         faults.arm(f"{point}:hang:2")
         first = self(topology, max_attempts=1)
-        end = time.monotonic() + WAIT_SECS
-        while faults.unfired():
-            assert time.monotonic() < end, f"never came to {point}"
-            time.sleep(0.05)
+        assert eventually(lambda: not faults.unfired(), WAIT_SECS), f"never came to {point}"
         second = self(successor)
         first._zk._client.stop()  # type: ignore[union-attr]
         second.process_all_available(WAIT_SECS)

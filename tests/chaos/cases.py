@@ -23,19 +23,9 @@ OUTCOMES = {FAIL: "fail_before", LOST: "do_then_fail", DIE: "do_then_hang", HANG
 FIRST, REPLAY, RECOVERY, BIRTH, STOP = "first try", "replay", "recovery", "first start", "stop"
 
 # What each transaction passes, whatever its topology is; and what some kinds pass besides.
-EVERY = (
-    "zk.begin",
-    "stage.write",
-    "manifest.write",
-    "zk.decide",
-    "manifest.read",
-    "stage.verify",
-    "publish.table",
-    "delta.commit",
-    "zk.advance",
-    "spout.success",
-    "clean.manifests",
-    "clean.staged",
+EVERY = tuple(
+    "zk.begin stage.write manifest.write zk.decide manifest.read stage.verify publish.table delta.commit zk.advance "
+    "spout.success clean.manifests clean.staged".split()
 )
 BESIDES = {
     "transactional": (),
@@ -58,21 +48,9 @@ SELDOM = ("delta.checkpoint", "zk.reset", "zk.write")
 
 # The n-th entry, where the second is not the one that is wanted.
 NTH = dict.fromkeys(
-    (
-        "zk.acquire",
-        "zk.sync",
-        "delta.load",
-        "descriptor.write",
-        "open.outside",
-        "zk.ensure",
-        "zk.register",
-        "zk.record",
-        "zk.release",
-        "spout.success",
-        "clean.manifests",
-        "clean.staged",
-        *MERGES,
-    ),
+    "zk.acquire zk.sync delta.load descriptor.write open.outside zk.ensure zk.register zk.record zk.release "
+    "spout.success clean.manifests clean.staged".split()
+    + list(MERGES),
     1,
 )
 
@@ -143,10 +121,7 @@ def dangerous() -> list[Case]:
 
 def in_a_store() -> list[Case]:
     """What `make test` runs over a warehouse in a store."""
-    return [
-        Case("opaque", "delta.commit", FIRST, LOST),
-        Case("opaque", "publish.table", FIRST, HANG),
-    ]
+    return [Case("opaque", "delta.commit", FIRST, LOST), Case("opaque", "publish.table", FIRST, HANG)]
 
 
 SWEPT = {case.point for case in every()} | set(SELDOM)

@@ -23,23 +23,14 @@ TOGETHER = (
     Group("queue", "", "q_", per_batch=7),
     Group("opaque", "", "o_"),
 )
+# At spout.commit the queue has heard, and the coordinator has not; the fourth publish.table is the second table of a
+# transaction: published, not advanced.
 OF_TOGETHER = [
-    ("running", f"{fault.partition(':')[0]}:do_then_die:{fault.partition(':')[2]}")
+    ("running", fault.replace(":", ":do_then_die:"))
     for fault in (
-        "spout.commit:2",  # the queue has heard, the coordinator has not
-        "publish.user:2",
-        "zk.decide:3",
-        "stage.write:3",
-        "zk.advance:4",
-        "zk.begin:3",
-        "spout.emit:2",
-        "resolve.stage:2",
-        "manifest.write:2",
-        "publish.table:3",
-        "publish.table:4",  # the second table of a transaction: published, not advanced
-        "compact.merge:1",
-        "spout.success:2",
-    )
+        "spout.commit:2 publish.user:2 zk.decide:3 stage.write:3 zk.advance:4 zk.begin:3 spout.emit:2 resolve.stage:2 "
+        "manifest.write:2 publish.table:3 publish.table:4 compact.merge:1 spout.success:2"
+    ).split()
 ]
 
 

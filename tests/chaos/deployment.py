@@ -33,6 +33,7 @@ from tests.jvm.jvm_options import cold_options
 from tests.servers import store_servers
 from tests.servers.ensemble import SERVERS, Ensemble
 from tests.servers.networks import Network, make_network
+from tests.servers.zk_fixtures import wait_for
 from trident.commands.handover import HandoverOptions, hand_over
 from trident.config import TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
@@ -81,15 +82,6 @@ def key_of(word: str) -> str:
 topology = coordinator.prepared(key_of)
 """
 RIGHT, WRONG = 'word.split("-")[0]', 'word.split("-")[0].replace("k0", "k1")'
-
-
-def wait_for(what: Callable[[], Any], why: Callable[[], str], secs: float = WAIT_SECS) -> Any:
-    """What it becomes true as."""
-    deadline = time.monotonic() + secs
-    while not (found := what()):
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.02)
-    return found
 
 
 class Coordinator:

@@ -85,13 +85,8 @@ def open_files(pid: int) -> int:
 
 # Spark's own pools, which have bounds of 100 to 1,024 threads, grow with each burst of work and shrink after a minute.
 SPARKS_POOLS = (
-    "block-manager-",
-    "shuffle-exchang",
-    "broadcast-excha",
-    "ResultQueryStag",
-    "QueryStageCreat",
-    "map-output-disp",
-    "Executor task ",
+    *("block-manager-", "shuffle-exchang", "broadcast-excha", "ResultQueryStag", "QueryStageCreat"),
+    *("map-output-disp", "Executor task "),
 )
 
 

@@ -195,10 +195,7 @@ class Group:
 
 
 def topology_of(
-    name: str,
-    groups: Sequence[Group],
-    key: Callable[[str], str] = key_of,
-    map_of: Callable[..., Any] = SqliteMap,
+    name: str, groups: Sequence[Group], key: Callable[[str], str] = key_of, map_of: Callable[..., Any] = SqliteMap
 ) -> TridentTopology:
     topology = TridentTopology(name)
     for group in groups:

@@ -20,8 +20,9 @@ import deltalake
 
 import trident
 from tests.cluster.job import ROWS, WORDS
-from tests.cluster.standalone import Standalone, wait_for
+from tests.cluster.standalone import Standalone
 from tests.servers.ensemble import Ensemble
+from tests.servers.zk_fixtures import wait_for
 from trident.coordinators.embedded_server import LoopbackPort
 from trident.coordinators.errors import TridentError
 from trident.running.status import read_status

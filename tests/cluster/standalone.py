@@ -13,15 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pyspark.find_spark_home import _find_spark_home
 
 from tests.cluster.installed import bare_environment
+from tests.servers.zk_fixtures import wait_for
 from trident.coordinators.embedded_server import LoopbackPort, die_with_parent
 
 WAIT_SECS = 120.0
@@ -29,15 +28,6 @@ WAIT_SECS = 120.0
 _JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 # The command that Python workers are started with: each host finds its own by its PATH.
 PYTHON = "python-of-this-host"
-
-
-def wait_for(condition: Callable[[], Any], why: Callable[[], str], secs: float = WAIT_SECS) -> Any:
-    """The first value that is true."""
-    deadline = time.monotonic() + secs
-    while not (found := condition()):
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
-    return found
 
 
 def may_be_hosts() -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.standalone import wait_for
+from tests.servers.zk_fixtures import wait_for
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRIDENT_CLUSTER") != "all", reason="a session of its own; TRIDENT_CLUSTER=all runs it"

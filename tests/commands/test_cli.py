@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.programs import python
 from trident.cli import main
 from trident.commands.exit_codes import exit_code
 from trident.commands.user_file import load_topology
@@ -186,15 +187,8 @@ lines.each("line", split, "word").group_by("word").persistent_aggregate(DeltaMap
 def test_plan_prints_the_topology_and_starts_nothing(tmp_path):
     file = write(tmp_path, WORD_COUNT)
     before = set(os.listdir(tmp_path))
-    with_java_broken = {"JAVA_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "trident.cli", "plan", file],
-        cwd=tmp_path,
-        env=with_java_broken,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    with_java_broken = {"JAVA_HOME": str(tmp_path), "PATH": ""}
+    done = python("-m", "trident.cli", "plan", file, cwd=tmp_path, **with_java_broken)
     assert done.returncode == 0, done.stderr
     for name in ("word-count", "lines", "raw", "counts", "split"):
         assert name in done.stdout
@@ -307,20 +301,18 @@ def test_skip_wants_a_txid(tmp_path):
     assert "0 is not in the range" in trident("skip", "word-count", "--txid", "0", code=2)
 
 
+BAD_INPUT = (
+    "FieldError ConfigError JavaProblem SourceError IdentityMismatch SchemaMismatch ForeignTable TridentError"
+).split()
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (errors.AttemptCapReached("no", txid=3), 1),
         (errors.UserFunctionError("no", operation="each", location="job.py:3"), 1),
         (errors.StorageProblem("no"), 1),
-        (errors.FieldError("no"), 2),
-        (errors.ConfigError("no"), 2),
-        (errors.JavaProblem("no"), 2),
-        (errors.SourceError("no"), 2),
-        (errors.IdentityMismatch("no"), 2),
-        (errors.SchemaMismatch("no"), 2),
-        (errors.ForeignTable("no"), 2),
-        (errors.TridentError("no"), 2),
+        *((getattr(errors, name)("no"), 2) for name in BAD_INPUT),
         (errors.CoordinationError("it is running"), 2),
         (errors.Halted("no"), 3),
         (errors.CorruptZnode("/trident/x", found="?", expected="a record"), 3),
@@ -339,28 +331,19 @@ def test_exit_codes(error, code):
 UNUSABLE = {"/sys/warehouse": "this process may not use it", "file": "is a file", "file/below": "is a file"}
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["capture", "t", "--txid", "1", "--code", "job.py"],
-        ["diff", "t", "u", "--source", "."],
-        ["fork", "t", "--at", "1", "--as", "u", "--source", "."],
-        ["handover", "t"],
-        ["migrate", "checkpoint", "--topology", "job.py"],
-        ["repair", "t"],
-        ["reset", "t", "--yes"],
-        ["run", "job.py"],
-        ["skip", "t", "--txid", "1"],
-        ["zookeeper", "start"],
-    ],
-    ids=" ".join,
-)
+COMMANDS = (
+    "capture t --txid 1 --code job.py; diff t u --source .; fork t --at 1 --as u --source .; handover t; "
+    "migrate checkpoint --topology job.py; repair t; reset t --yes; run job.py; skip t --txid 1; zookeeper start"
+).split("; ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_warehouse_that_cannot_be_used_is_no_error_of_the_framework(tmp_path, monkeypatch, command):
     write(tmp_path, WORD_COUNT)
     (tmp_path / "file").write_text("no folder")
     monkeypatch.chdir(tmp_path)
     for warehouse, said in UNUSABLE.items():
-        result = CliRunner().invoke(main, [*command, "--warehouse", warehouse])
+        result = CliRunner().invoke(main, [*command.split(), "--warehouse", warehouse])
         assert result.exit_code in (1, 2), result.output
         assert "an error of the framework" not in result.output and "Traceback" not in result.output
         if result.exit_code == 1:
@@ -432,9 +415,7 @@ def test_a_zookeeper_of_your_own_is_not_started():
 
 
 def test_it_runs_as_a_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "trident.cli", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = python("-m", "trident.cli", "--help")
     assert done.returncode == 0
     for command in ("run", "status", "plan", "compact", "skip", "repair", "reset", "zookeeper"):
         assert f"\n  {command}" in done.stdout

@@ -21,33 +21,17 @@ from trident.states.core import hdfs_storage, storage
 
 # Those that look at the warehouse before anything else; the others ask ZooKeeper first.
 COMMANDS = [
-    ["status"],
-    ["status", "t"],
-    ["dead-letters", "list", "t"],
-    ["dead-letters", "replay", "t", "--force"],
-    ["compact", "t"],
-    ["doctor"],
+    command.split()
+    for command in "status; status t; dead-letters list t; dead-letters replay t --force; compact t; doctor".split("; ")
 ]
 
 # Every command that takes a warehouse, with what it needs besides. Files are in the test's own folder.
-WITH_A_WAREHOUSE = [
-    *COMMANDS,
-    ["capture", "t", "--txid", "1", "--code", "topology.py"],
-    ["diff", "t", "u"],
-    ["fork", "t", "--at", "1", "--as", "u"],
-    ["handover", "t"],
-    ["history", "t"],
-    ["migrate", "checkpoint", "--topology", "topology.py"],
-    ["repair", "t"],
-    ["reset", "t", "--yes"],
-    ["rollback", "t", "--to", "1"],
-    ["run", "topology.py"],
-    ["skip", "t", "--txid", "1"],
-    ["ui", "t"],
-    ["zookeeper", "start"],
-    ["zookeeper", "status"],
-    ["zookeeper", "stop"],
-]
+OTHERS = (
+    "capture t --txid 1 --code topology.py; diff t u; fork t --at 1 --as u; handover t; history t; "
+    "migrate checkpoint --topology topology.py; repair t; reset t --yes; rollback t --to 1; run topology.py; "
+    "skip t --txid 1; ui t; zookeeper start; zookeeper status; zookeeper stop"
+)
+WITH_A_WAREHOUSE = [*COMMANDS, *(command.split() for command in OTHERS.split("; "))]
 TOPOLOGY = """
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology
 topology = TridentTopology("t")

@@ -76,10 +76,7 @@ def test_other_rows_are_refused_with_txid_table_and_key_and_equal_code_takes_ove
     with pytest.raises(TopologyError, match="no standby"):
         deployed.hand_over()
 
-    wrong, right = (
-        deployed.start("wrong", expression=WRONG),
-        deployed.start("right", comment="says more than before"),
-    )
+    wrong, right = (deployed.start("wrong", expression=WRONG), deployed.start("right", comment="says more than before"))
     deployed.wait_stands_by(wrong, right)
     with pytest.raises(TopologyError, match="several standbys with other code") as several:
         deployed.hand_over()

@@ -25,14 +25,7 @@ from trident.commands import admin
 from trident.commands.migrate import InDoubt, migrate
 from trident.config import TridentConfig
 from trident.coordinators import faults
-from trident.coordinators.errors import (
-    ConfigError,
-    CoordinationError,
-    Halted,
-    SourceError,
-    TopologyError,
-    TridentError,
-)
+from trident.coordinators.errors import ConfigError, CoordinationError, Halted, SourceError, TopologyError, TridentError
 from trident.coordinators.registration import Registration
 from trident.spouts.checkpoint import StreamCheckpoint, seen_files
 from trident.states.core.place import Place

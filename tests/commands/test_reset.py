@@ -37,16 +37,7 @@ def table(path: Path, incarnation: str, txid: int = 3, attempt_id: int = 0) -> N
 
 
 def state(warehouse: Path, name: str, kind: str, incarnation: str) -> StateDescriptor:
-    descriptor = StateDescriptor(
-        name=name,
-        kind=kind,
-        topology="top",
-        group="lines",
-        incarnation=incarnation,
-        keys=(),
-        value_fields=("n",),
-        schema_json=SCHEMA,
-    )
+    descriptor = StateDescriptor(name, kind, "top", "lines", incarnation, (), ("n",), SCHEMA)
     descriptor.save(warehouse)
     for path in {descriptor.published_path, descriptor.plain_path}:
         table(warehouse / path, incarnation)
@@ -208,18 +199,9 @@ def test_what_could_not_be_deleted_is_said(top: Path, config, zk, monkeypatch) -
         onerror(None, f"{path}/x", (OSError, OSError(13, "Permission denied"), None))
 
     monkeypatch.setattr(shutil, "rmtree", refuses)
-    command = [
-        "reset",
-        "top",
-        "--drop-tables",
-        "--yes",
-        "--warehouse",
-        str(top),
-        "--zookeeper",
-        config.zookeeper,
-        "--set",
-        f"zookeeper_root={config.zookeeper_root}",
-    ]
+    where = ["--warehouse", str(top), "--zookeeper", config.zookeeper]
+    root = f"zookeeper_root={config.zookeeper_root}"
+    command = ["reset", "top", "--drop-tables", "--yes", *where, "--set", root]
     done = CliRunner().invoke(cli.main, command)
     assert done.exit_code == exit_codes.EXIT_HALT, done.output
     assert "counts__log is left" in done.output and "Permission denied" in done.output

@@ -103,9 +103,7 @@ def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM],
-    ids=lambda number: number.name,
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM], ids=lambda number: number.name
 )
 def test_a_signal_while_it_starts_is_one_line_and_its_exit_code(job, tmp_path: Path, number: signal.Signals) -> None:
     """And the first line comes before anything heavy, ZooKeeper before Spark, and the status knows that it starts."""
@@ -128,9 +126,7 @@ def test_a_signal_while_it_starts_is_one_line_and_its_exit_code(job, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
-    ids=lambda number: number.name,
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=lambda number: number.name
 )
 def test_a_signal_to_the_whole_group_is_a_stop_in_good_order(job, tmp_path: Path, number: signal.Signals) -> None:
     """As a terminal's Ctrl-C, ``timeout`` and ``kill -- -PGID`` send it: the JVM goes on until it is not needed."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import python
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, TridentError
 from trident.coordinators.faults import InjectedFault, fault_point
@@ -152,14 +153,7 @@ def test_the_environment_arms_and_do_then_die_kills_after_the_io():
         "with fault_point('t.x'): print('second', flush=True)\n"
         "print('alive', flush=True)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "TRIDENT_FAULTS": "t.x:do_then_die:2"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    done = python("-c", program, TRIDENT_FAULTS="t.x:do_then_die:2")
     assert done.returncode == -signal.SIGKILL
     assert done.stdout.split() == ["first", "second"]
 

@@ -52,11 +52,11 @@ def leader_process(zk_server, zk_root):
 class Standby:
     """A contender in a thread."""
 
-    def __init__(self, zk, groups=("lines",)):
+    def __init__(self, zk):
         self.lease = None
         self.waited_for: list[Holder] = []
         self.stop = threading.Event()
-        self._contender = Leadership(zk, "wc", groups)
+        self._contender = Leadership(zk, "wc", ("lines",))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -254,10 +254,7 @@ ALLOWED = {
 }
 REFUSED = {
     "spout": (changed(lambda i: i["streams"].update(lines="Other")), "FileSpout, now Other"),
-    "stream gone": (
-        changed(lambda i: (i["streams"].pop("words"), i["groups"].pop("words"))),
-        "stream 'words' is gone",
-    ),
+    "stream gone": (changed(lambda i: (i["streams"].pop("words"), i["groups"].pop("words"))), "stream 'words' is gone"),
     "keys": (changed(lambda i: i["states"]["counts"].update(keys=["word", "day"])), "keys of state 'counts' was"),
     "order of keys": (changed(lambda i: i["states"]["counts"].update(keys=["w", "o"])), "keys"),
     "schema": (changed(lambda i: i["states"]["counts"].update(value_schema="s")), "value_schema.*n bigint, now s"),

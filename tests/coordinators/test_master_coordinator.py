@@ -356,12 +356,7 @@ def test_a_failure_that_is_the_same_three_times_in_a_row_is_tried_no_more():
 
 @pytest.mark.parametrize(
     "fingerprints",
-    [
-        [None] * 8,
-        ["a", "a", None, "a", "a", "b", "a", "a"],
-        ["a", "b"] * 4,
-        ["a", "a", "b", "b", "a", "a", "b", "b"],
-    ],
+    [[None] * 8, ["a", "a", None, "a", "a", "b", "a", "a"], ["a", "b"] * 4, ["a", "a", "b", "b", "a", "a", "b", "b"]],
 )
 def test_a_failure_that_may_pass_keeps_all_its_attempts(fingerprints):
     run = Coordinator(max_attempts=8)

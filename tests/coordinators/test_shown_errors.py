@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import linecache
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import trident
+from tests.programs import python
 from trident.coordinators import tracebacks
 from trident.coordinators.errors import AttemptCapReached, UserFunctionError
 from trident.coordinators.tracebacks import is_users, render
@@ -80,14 +79,7 @@ ask()
 @pytest.mark.parametrize("mode", [[], pytest.param(["-X", "dev"], marks=pytest.mark.long)])
 def test_a_script_that_ends_with_an_error_of_ours_shows_its_own_lines_alone(tmp_path: Path, mode: list[str]) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, *mode, "script.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(trident.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python(*mode, "script.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("trident.coordinators.errors.TableError: ")
     frames = [line for line in done.stderr.splitlines() if line.startswith('  File "')]

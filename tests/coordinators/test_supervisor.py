@@ -19,9 +19,7 @@ from trident.coordinators.znodes import Delete
 from trident.watching.metric_facts import ROLES
 
 TOPOLOGY = Supervised(
-    "supervised",
-    {"streams": {"lines": "Stub"}, "states": {}, "groups": {"lines": ["lines"]}},
-    {"lines": ["lines"]},
+    "supervised", {"streams": {"lines": "Stub"}, "states": {}, "groups": {"lines": ["lines"]}}, {"lines": ["lines"]}
 )
 
 

@@ -19,21 +19,11 @@ FILES = [
     *(ROOT / "states" / "outside").glob("kafka_*.py"),
 ]
 # Those of the client that wait for brokers, or for its own thread.
-WAIT = {
-    "init_transactions",
-    "begin_transaction",
-    "send_offsets_to_transaction",
-    "commit_transaction",
-    "abort_transaction",
-    "flush",
-    "list_topics",
-    "offsets_for_times",
-    "get_watermark_offsets",
-    "assign",
-    "unassign",
-    "incremental_assign",
-    "incremental_unassign",
-}
+WAIT = set(
+    "init_transactions begin_transaction send_offsets_to_transaction commit_transaction abort_transaction flush "
+    "list_topics offsets_for_times get_watermark_offsets assign unassign incremental_assign "
+    "incremental_unassign".split()
+)
 
 
 class Client:

@@ -51,6 +51,11 @@ def begin(executor: MessageSpoutExecutor, txid: int, attempt_id: int = 0, shrink
     return attempt
 
 
+def first_attempt(executor: MessageSpoutExecutor) -> TransactionAttempt:
+    assert executor.is_ready(1)
+    return begin(executor, 1)
+
+
 def ids(executor: MessageSpoutExecutor, attempt: TransactionAttempt) -> list:
     return [one.message_id for one in executor.messages(attempt)]
 
@@ -80,8 +85,7 @@ def test_each_message_is_in_one_batch_and_stays_there_over_all_attempts(make) ->
 
 def test_the_rows_of_a_batch_have_their_messages_as_roots(make) -> None:
     executor = make(Messages("n int", {"a": [(1,), (2,)], "b": [], "c": [(3,)]}.items()))
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
+    attempt = first_attempt(executor)
     table = executor.emit(attempt, frozenset(), anchors=True).data
     assert isinstance(table, pa.Table) and table.column("n").to_pylist() == [1, 2, 3]
     counts, roots, values = read_anchors(table.column(ANCHORS).combine_chunks())
@@ -99,8 +103,7 @@ def test_a_plain_message_is_nothing_to_the_garbage_collector(make) -> None:
         executor._open()
         gc.collect()
         before = len(gc.get_objects())
-        executor.is_ready(1)
-        attempt = begin(executor, 1)
+        attempt = first_attempt(executor)
         executor.emit(attempt, frozenset(), anchors=True)
         assert len(executor.outcome(attempt, {}).settled) == 3_000
         gc.collect()
@@ -113,8 +116,7 @@ def test_a_plain_message_is_nothing_to_the_garbage_collector(make) -> None:
 
 def test_messages_with_and_without_ids_keep_their_order_and_their_rows(make) -> None:
     executor = make(Messages("n int", {None: [(0,)], "a": [(1,), (2,)], "b": (3,)}.items()))
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
+    attempt = first_attempt(executor)
     table = executor.emit(attempt, frozenset(), anchors=True).data
     counts, roots, values = read_anchors(table.column(ANCHORS).combine_chunks())
     assert table.column("n").to_pylist() == [0, 1, 2, 3] and counts.tolist() == [0, 1, 1, 1]
@@ -126,8 +128,7 @@ def test_messages_with_and_without_ids_keep_their_order_and_their_rows(make) -> 
 def test_a_message_that_is_handed_out_twice_counts_once(make) -> None:
     spout = Messages("n int", {1: (1,)}.items())
     executor = make(spout)
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
+    attempt = first_attempt(executor)
     spout.put(1, (1,))  # the source was impatient: it is in a batch
     assert not executor.is_ready(2)
     finish(executor, attempt)
@@ -149,16 +150,14 @@ def test_what_fails_comes_again_and_is_given_up_in_the_end(make) -> None:
 def test_the_spout_hears_of_a_failure_when_its_time_has_come(make) -> None:
     spout = Messages("n int", {1: (1,)}.items())
     executor = make(spout, replay_backoff_secs=600.0)
-    executor.is_ready(1)
-    finish(executor, begin(executor, 1), 1)
+    finish(executor, first_attempt(executor), 1)
     assert not executor.is_ready(2) and spout.failed == [] and executor.counts()[1] == 1
 
 
 def test_an_attempt_that_does_not_count_settles_nothing(make) -> None:
     spout = Messages("n int", {1: (1,), 2: (2,)}.items())
     executor = make(spout)
-    executor.is_ready(1)
-    first = begin(executor, 1)
+    first = first_attempt(executor)
     executor.outcome(first, {executor.messages(first)[0].root: BROKEN})
     executor.cancel(first)
     assert finish(executor, begin(executor, 1, 1)) == [] and spout.acked == [1, 2] and spout.failed == []
@@ -250,8 +249,7 @@ def test_what_the_broker_could_not_hear_it_is_told_again(make) -> None:
 
 def test_a_message_that_does_not_fit_its_fields_fails_by_itself(make) -> None:
     executor = make(Messages("n long", {1: (1,), 2: ("not a number",), 3: (3,)}.items()), max_replays=0)
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
+    attempt = first_attempt(executor)
     suspects = executor.suspects(attempt)
     assert len(suspects) == 1 and "'n'" in next(iter(suspects.values())).error
     assert executor.emit(attempt, frozenset(suspects), anchors=False).data.column("n").to_pylist() == [1, 3]
@@ -268,8 +266,7 @@ def test_a_dead_letter_holds_what_the_batch_would_have_had_whatever_the_spout_em
 
     rows = [(np.int64(7), datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=2))))]
     executor = make(Messages("n long, at timestamp", {1: rows, 2: [(Odd(), None)]}.items()), max_replays=0)
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
+    attempt = first_attempt(executor)
     roots = {one.root: BROKEN for one in executor.messages(attempt)}
     first, second = executor.outcome(attempt, roots).letters
     moment = datetime.datetime(2025, 12, 31, 22, tzinfo=datetime.timezone.utc)
@@ -297,8 +294,7 @@ def test_one_message_that_can_never_be_told_of_does_not_stand_before_the_others(
 
     spout = Forgets("n int", {n: (n,) for n in range(6)}.items())
     executor = make(spout, max_pending_messages=30)
-    executor.is_ready(1)
-    finish(executor, begin(executor, 1), 0, 1, 2)
+    finish(executor, first_attempt(executor), 0, 1, 2)
     for _ in range(4):
         executor._notify_at = 0.0
         executor.is_ready(2)
@@ -307,8 +303,7 @@ def test_one_message_that_can_never_be_told_of_does_not_stand_before_the_others(
 
 def test_what_is_known_to_fail_stays_known_when_its_batch_shrinks(make) -> None:
     executor = make(Messages("n int", {n: (n,) for n in range(20)}.items()), max_pending_messages=60)
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
+    attempt = first_attempt(executor)
     executor.suspect(attempt, {executor.messages(attempt)[19].root: BROKEN})
     smaller = begin(executor, 1, 1, shrink=True)
     assert ids(executor, smaller) == [19, 0, 1] and list(executor.suspects(smaller).values()) == [BROKEN]
@@ -333,8 +328,7 @@ class Between(dict):
 
 def test_an_old_attempt_that_still_looks_for_failures_puts_no_message_into_two_batches(make) -> None:
     executor = make(Messages("n int", {n: (n,) for n in range(20)}.items()), max_pending_messages=60)
-    executor.is_ready(1)
-    old = begin(executor, 1)
+    old = first_attempt(executor)
     root = executor.messages(old)[19].root
     failures = Between({root: BROKEN}, lambda: begin(executor, 1, 1, shrink=True))
     executor.suspect(old, failures)
@@ -349,8 +343,7 @@ def test_an_old_attempt_that_still_looks_for_failures_puts_no_message_into_two_b
 
 def test_an_attempt_that_looks_for_failures_while_its_transaction_succeeds_brings_no_batch_back(make) -> None:
     executor = make(Messages("n int", {n: (n,) for n in range(3)}.items()))
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
+    attempt = first_attempt(executor)
     failures = Between({executor.messages(attempt)[1].root: BROKEN}, lambda: finish(executor, attempt))
     executor.suspect(attempt, failures)
     failures.thread.join(10)
@@ -397,8 +390,7 @@ def test_attempts_in_flight_do_not_wait_for_the_spout(make) -> None:
     asked, is_inside, go_on = threading.Event(), threading.Event(), threading.Event()
     spout = Waits("n int", {n: (n,) for n in range(3)}.items())
     executor = make(spout)
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
+    attempt = first_attempt(executor)
     asked.set()
     thread = threading.Thread(target=executor.is_ready, args=(2,))
     thread.start()
@@ -437,8 +429,7 @@ def test_a_success_is_told_between_two_looks_at_what_is_open(make, monkeypatch: 
     asked, is_inside, given = threading.Event(), threading.Event(), list[int]()
     monkeypatch.setattr("trident.messages.executor.time", SimpleNamespace(monotonic=lambda: 0.0))
     executor = make(Fast("n int", {n: (n,) for n in range(3)}.items()), max_pending_messages=10_000)
-    executor.is_ready(1)
-    attempt = begin(executor, 1)
+    attempt = first_attempt(executor)
     executor.outcome(attempt, {})
     asked.set()
     thread = threading.Thread(target=executor.is_ready, args=(2,))

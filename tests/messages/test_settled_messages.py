@@ -67,8 +67,7 @@ def test_the_window_is_read_without_a_spark_job(warehouse: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "partitions",
-    [pytest.param([], id="by pyarrow"), pytest.param(["outcome"], id="by Spark", marks=pytest.mark.long)],
+    "partitions", [pytest.param([], id="by pyarrow"), pytest.param(["outcome"], id="by Spark", marks=pytest.mark.long)]
 )
 def test_a_host_whose_clock_was_ahead_makes_its_successors_forget_nothing(
     spark: SparkSession, tmp_path: Path, partitions: list[str]

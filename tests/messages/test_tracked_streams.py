@@ -64,6 +64,20 @@ def split(sentence: str) -> Iterator[str]:
         yield word
 
 
+def counted(spout: Messages, function: Callable = split) -> TridentTopology:
+    topology = TridentTopology("words")
+    words = topology.new_stream("lines", spout).each("line", function, "word string").group_by("word")
+    words.persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    return topology
+
+
+def appended(spout: Messages, function: Callable = split) -> TridentTopology:
+    topology = TridentTopology("words")
+    words = topology.new_stream("lines", spout).each("line", function, "word string")
+    words.partition_persist(DeltaAppend("seen", adopt=True), "word")
+    return topology
+
+
 class Letters(Combiner):
     """How many letters the words of a group have; breaks at one of them."""
 
@@ -106,10 +120,7 @@ def test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter(start, 
 def test_batches_in_flight_share_a_kept_plan_and_each_has_a_ledger_of_its_own(start, table, counts) -> None:
     lines = {n: f"a b{n} {'poison' if n in (4, 5, 17) else 'c'} d" for n in range(30)}
     spout = Messages("line string", lines.items())
-    topology = TridentTopology("words")
-    words = topology.new_stream("lines", spout).each("line", split, "word")
-    words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
-    query = start(topology, max_replays=0, max_spout_pending=3, max_pending_messages=12)
+    query = start(counted(spout), max_replays=0, max_spout_pending=3, max_pending_messages=12)
     query.process_all_available(WAIT_SECS)
     assert counts() == Counter(word for line in lines.values() if "poison" not in line for word in line.split())
     assert sorted(letter.message for letter in table("words__lines__dead_letters")) == ["17", "4", "5"]
@@ -129,10 +140,7 @@ def test_a_worker_that_dies_fails_the_messages_for_which_it_dies(start, table) -
 
     lines = {f"m{n}": f"a b{n}{' deadly' if n in (0, 5) else ''}" for n in range(9)}
     spout = Messages("line string", lines.items())
-    topology = TridentTopology("words")
-    words = topology.new_stream("lines", spout).each("line", deadly, "word string")
-    words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
-    query = start(topology, max_replays=1, max_attempts=2)
+    query = start(counted(spout, deadly), max_replays=1, max_attempts=2)
     query.process_all_available(WAIT_SECS)
     expected = Counter(word for name, line in lines.items() if name not in ("m0", "m5") for word in line.split())
     assert {row.word: row["count"] for row in query.snapshot("counts").collect()} == expected
@@ -218,19 +226,13 @@ def test_what_was_committed_and_not_acknowledged_is_recognised_after_a_restart(s
     spout = Messages("line string", {n: f"w{n}" for n in range(6)}.items())
     spout.unread = True  # the transaction is durable, the broker does not hear of it
 
-    def topology() -> TridentTopology:
-        made = TridentTopology("words")
-        words = made.new_stream("lines", spout).each("line", split, "word")
-        words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
-        return made
-
-    first = start(topology())
+    first = start(counted(spout))
     first.process_all_available(WAIT_SECS)
     first.stop(WAIT_SECS, compact=False)
     assert spout.acked == [] and len(spout.kept) == 6
     spout.unread = False
     spout.put("new", "w0")
-    second = start(topology())
+    second = start(counted(spout))
     second.process_all_available(WAIT_SECS)
     assert counts() == {"w0": 2, **{f"w{n}": 1 for n in range(1, 6)}}
     assert Counter(spout.acked) == Counter([*range(6), "new"]) and not spout.kept
@@ -240,19 +242,13 @@ def test_what_was_committed_and_not_acknowledged_is_recognised_after_a_restart(s
 @pytest.mark.long
 def test_tries_are_counted_over_restarts(start, table) -> None:
     spout = Messages("line string", {1: "poison", 2: "fine"}.items())
-
-    def topology() -> TridentTopology:
-        made = TridentTopology("words")
-        made.new_stream("lines", spout).each("line", split, "word").partition_persist(DeltaAppend("seen"), "word")
-        return made
-
-    first = start(topology(), max_replays=2, replay_backoff_secs=600)
+    first = start(appended(spout), max_replays=2, replay_backoff_secs=600)
     assert eventually(lambda: spout.acked, WAIT_SECS)
     with pytest.raises(TimeoutError):
         first.process_all_available(0.5)
     first.stop(WAIT_SECS, compact=False)
     assert spout.failed == [] and spout.acked == [2], "the spout hears of a failure when its time has come"
-    start.run(topology(), max_replays=2)
+    start.run(appended(spout), max_replays=2)
     (letter,) = table("words__lines__dead_letters")
     assert (letter.message, letter.attempts) == ("1", 3) and spout.failed == [1]
     assert [row.word for row in table("seen")] == ["fine"]
@@ -261,9 +257,7 @@ def test_tries_are_counted_over_restarts(start, table) -> None:
 @pytest.mark.long
 def test_without_ackers_messages_are_acknowledged_when_they_are_emitted(start, table, tmp_path: Path) -> None:
     spout = Messages("line string", {n: f"w{n}" for n in range(3)}.items())
-    topology = TridentTopology("words")
-    topology.new_stream("lines", spout).each("line", split, "word").partition_persist(DeltaAppend("seen"), "word")
-    query = start(topology, ackers=0, max_attempts=2)
+    query = start(appended(spout), ackers=0, max_attempts=2)
     query.process_all_available(WAIT_SECS)
     assert spout.acked == [0, 1, 2] and len(table("seen")) == 3
     assert not list((tmp_path / "warehouse").glob("*__messages")), "nothing is kept of what nobody tracks"
@@ -280,9 +274,7 @@ def test_rows_without_a_message_id_are_not_tracked_and_fail_their_batch(start, t
                 self.collector.emit_many(self.kept[self._waiting.popleft()])
 
     spout = Nameless("line string", {1: "a", 2: "b"}.items())
-    topology = TridentTopology("words")
-    topology.new_stream("lines", spout).each("line", split, "word").partition_persist(DeltaAppend("seen"), "word")
-    query = start(topology, max_attempts=2)
+    query = start(appended(spout), max_attempts=2)
     query.process_all_available(WAIT_SECS)
     assert sorted(row.word for row in table("seen")) == ["a", "b"] and spout.acked == []
     spout.put(3, "poison")
@@ -298,15 +290,9 @@ def test_dead_letters_of_before_a_reset_are_the_older_ones(
     from trident.commands.admin import reset
     from trident.commands.dead_letters import dead_letters, replay
 
-    def topology(spout: Messages, function: Callable = split) -> TridentTopology:
-        made = TridentTopology("words")
-        words = made.new_stream("lines", spout).each("line", function, "word string")
-        words.partition_persist(DeltaAppend("seen", adopt=True), "word")
-        return made
-
     config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
     spout = Messages("line string", ())
-    first = start(topology(spout), max_replays=0)
+    first = start(appended(spout), max_replays=0)
     for number in range(4):
         spout.put(number, f"w{number}")
         first.process_all_available(WAIT_SECS)
@@ -315,14 +301,14 @@ def test_dead_letters_of_before_a_reset_are_the_older_ones(
     first.stop(WAIT_SECS, compact=False)
     (old,) = dead_letters("words", config)
     reset("words", False, config)
-    second = start(topology(Messages("line string", {"new": "poison"}.items())), max_replays=0)
+    second = start(appended(Messages("line string", {"new": "poison"}.items())), max_replays=0)
     second.process_all_available(WAIT_SECS)
     second.stop(WAIT_SECS, compact=False)
     letters = dead_letters("words", config)
     assert [one.message for one in letters] == ['"old"', '"new"'] and letters[1].txid < old.txid
     assert DeadLetterReader(config.warehouse_place(), "words").letters(1)[-1].message == '"new"'
     assert "1 to be tried again" in replay("words", config, messages=['"old"'])
-    start.run(topology(Messages("line string", ()), str.split), max_replays=0)
+    start.run(appended(Messages("line string", ()), str.split), max_replays=0)
     letters = dead_letters("words", config)
     assert [(one.message, one.replay) for one in letters] == [('"old"', "acked"), ('"new"', "")]
     assert max(end.txid for end in table("words__lines__messages")) < old.txid, "else this shows nothing"
@@ -336,15 +322,9 @@ def test_dead_letters_of_before_a_reset_are_the_older_ones(
 def test_dead_letters_are_listed_and_tried_again(start, table, counts, zk_server, zk_root, tmp_path: Path) -> None:
     from trident.commands.dead_letters import dead_letters, replay
 
-    def topology(function: Callable, spout: Messages) -> TridentTopology:
-        made = TridentTopology("words")
-        words = made.new_stream("lines", spout).each("line", function, "word string")
-        words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
-        return made
-
     config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
     spout = Messages("line string", {1: "poison a", "two": ["poison b", "c"], 3: "d"}.items())
-    first = start(topology(split, spout), max_replays=0)
+    first = start(counted(spout), max_replays=0)
     first.process_all_available(WAIT_SECS)
     found = dead_letters("words", config)
     page = DeadLetterReader(config.warehouse_place(), "words")  # as the live page keeps it
@@ -359,7 +339,7 @@ def test_dead_letters_are_listed_and_tried_again(start, table, counts, zk_server
     first.stop(WAIT_SECS, compact=False)
     assert len(table("words__lines__dead_letters")) in (2, 3)
     assert page.letters(100) == dead_letters("words", config)
-    corrected = start(topology(str.split, spout), max_replays=0)
+    corrected = start(counted(spout, str.split), max_replays=0)
     corrected.process_all_available(WAIT_SECS)
     replay("words", config)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from tests.repair.repair_helpers import BATCHES, BREAKS, LIMIT, WAIT_SECS, World, fold, topology
 from tests.repair.repair_sources import Sources
-from tests.servers.zk_fixtures import connected
+from tests.servers.zk_fixtures import connected, eventually
 from trident import DeltaMapState, FixedBatchSpout, Sum, TridentTopology, cli, read
 from trident.commands import admin, exit_codes
 from trident.coordinators import faults
@@ -443,10 +442,7 @@ def test_a_foreign_commit_that_came_after_the_check_is_not_committed_over(world:
     """Between the last look at the table and the publish, with the decision made."""
     faults.arm("publish.table:hang:1,publish.table:hang:2")  # both tables: they are published side by side
     query = world.start(4)
-    deadline = time.monotonic() + WAIT_SECS
-    while faults.unfired():
-        assert time.monotonic() < deadline and query.is_active
-        time.sleep(0.05)
+    assert eventually(lambda: not (faults.unfired() and query.is_active), WAIT_SECS) and query.is_active
     world.sql("INSERT INTO {words} VALUES ('foreign')")
     faults.disarm()
     check_said(world.ends(query), "another writer changed the table")

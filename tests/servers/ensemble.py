@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.servers.networks import Network
@@ -132,12 +132,12 @@ class Ensemble:
         leader = self.leader()
         return [server for server in SERVERS if server != leader and server in self._processes]
 
-    def wait_ready(self, servers: Sequence[str] = SERVERS) -> None:
-        """Until all of these serve."""
+    def wait_ready(self) -> None:
+        """Until all serve."""
         deadline = time.monotonic() + _READY_SECS
-        while not all(self.mode(server) for server in servers):
+        while not all(self.mode(server) for server in SERVERS):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not all of {servers} serve: {self._said()}")
+                raise TimeoutError(f"not all of {SERVERS} serve: {self._said()}")
             time.sleep(0.05)
 
     def _said(self) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import pyspark
 import pytest
 
+from tests.servers.zk_fixtures import eventually
 from tests.servers.zk_security import Certificates
 from tests.wire.kafka import KafkaLanguage
 from tests.wire.relay import Relay
@@ -166,10 +167,7 @@ class KafkaBroker:
         return {number: one for number, one in partitions.items() if one.leader >= 0}
 
     def _until(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not done():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        assert eventually(done, 30)
 
     def put(self, topic: str, messages: Sequence[Any], partition: int = 0, **settings: Any) -> None:
         """Appends values, or (key, value) pairs, to one partition; returns when the broker has them all."""

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -113,6 +114,15 @@ def eventually(condition: Callable[[], object], secs: float = 10.0) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def wait_for(what: Callable[[], Any], why: Callable[[], str], secs: float = 240.0) -> Any:
+    """What it becomes true as. A process with Spark takes a core for half a minute, and cores are shared."""
+    deadline = time.monotonic() + secs
+    while not (found := what()):
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.02)
+    return found
 
 
 class CuttingProxy(Relay):

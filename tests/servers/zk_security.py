@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -91,17 +92,8 @@ class Logged(logging.Handler):
 def everything() -> Iterator[Logged]:
     """Captures all loggers at their lowest level, also those that keep their records from the root."""
     handler = Logged()
-    names = [
-        "",
-        "kazoo",
-        "kazoo.client",
-        "kazoo.handlers",
-        "py4j",
-        "trident",
-        "trident.states",
-        "trident.coordinators.zookeeper",
-        "trident.coordinators.zookeeper.kazoo",
-    ]
+    of_kazoo = "kazoo kazoo.client kazoo.handlers trident.coordinators.zookeeper trident.coordinators.zookeeper.kazoo"
+    names = ["", *of_kazoo.split(), "py4j", "trident", "trident.states"]
     loggers = [logging.getLogger(name) for name in names]
     before = [(one, one.level, one.propagate) for one in loggers]
     for one in loggers:
@@ -152,6 +144,9 @@ def secured_server(folder: Path, certificates: Certificates) -> tuple[ExtraServe
     return ExtraServer(folder, config, properties).start(), secure_port
 
 
+NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+
+
 class Certificates:
     """An authority, a certificate for "localhost" (not for 127.0.0.1), one for a client, and another authority."""
 
@@ -168,72 +163,20 @@ class Certificates:
         self.stranger_key, self.stranger = self._signed("stranger", "extendedKeyUsage=clientAuth", "other")
         self.client_locked_key = folder / "client.locked.key"
         self._openssl(
-            "pkcs8",
-            "-topk8",
-            "-in",
-            self.client_key,
-            "-passout",
-            f"pass:{KEY_PASSWORD}",
-            "-out",
-            self.client_locked_key,
+            f"pkcs8 -topk8 -in {self.client_key.name} -passout pass:{KEY_PASSWORD} -out {self.client_locked_key.name}"
         )
 
     def _authority(self, name: str) -> Path:
-        self._openssl(
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "30",
-            "-subj",
-            f"/CN={name}",
-            "-keyout",
-            self.folder / f"{name}.key",
-            "-out",
-            self.folder / f"{name}.pem",
-        )
+        self._openssl(f"req -x509 {NEW_KEY} -days 30 -subj /CN={name} -keyout {name}.key -out {name}.pem")
         return self.folder / f"{name}.pem"
 
     def _signed(self, name: str, extension: str, authority: str = "ca") -> tuple[Path, Path]:
-        key, request, cert = (self.folder / f"{name}.{end}" for end in ("key", "csr", "crt"))
         (self.folder / f"{name}.ext").write_text(extension + "\n")
-        self._openssl(
-            "req",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-subj",
-            f"/CN={name}",
-            "-keyout",
-            key,
-            "-out",
-            request,
-        )
-        self._openssl(
-            "x509",
-            "-req",
-            "-in",
-            request,
-            "-CA",
-            self.folder / f"{authority}.pem",
-            "-CAkey",
-            self.folder / f"{authority}.key",
-            "-CAcreateserial",
-            "-days",
-            "30",
-            "-extfile",
-            self.folder / f"{name}.ext",
-            "-out",
-            cert,
-        )
-        return key, cert
+        self._openssl(f"req {NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr")
+        by = f"-CA {authority}.pem -CAkey {authority}.key -CAcreateserial"
+        self._openssl(f"x509 -req -in {name}.csr {by} -days 30 -extfile {name}.ext -out {name}.crt")
+        return self.folder / f"{name}.key", self.folder / f"{name}.crt"
 
-    def _openssl(self, *arguments: object) -> None:
-        done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True)
+    def _openssl(self, command: str) -> None:
+        done = subprocess.run(["openssl", *shlex.split(command)], cwd=self.folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -251,12 +251,7 @@ def test_a_probe_that_cannot_run_says_why(said: str, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("first", "asked"),
-    [
-        ("sees it", 1),
-        ("does not see it", 2),
-        ("the driver does not reach it", 2),
-        ("lacks pandas", 1),
-    ],
+    [("sees it", 1), ("does not see it", 2), ("the driver does not reach it", 2), ("lacks pandas", 1)],
 )
 def test_executors_that_do_not_see_a_store_are_asked_once_more_behind_a_look_at_it(
     first: str, asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

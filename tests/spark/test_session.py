@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import warnings
 from importlib import metadata
@@ -16,6 +15,7 @@ from pyspark import SparkContext, java_gateway
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from tests.programs import python
 from trident import DeltaAppend, FixedBatchSpout, TridentTopology
 from trident.commands.doctor import Report, check_machine
 from trident.config import TridentConfig
@@ -48,16 +48,6 @@ def resolver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
 
     monkeypatch.setattr(jars, "_resolve", resolve)
     return calls
-
-
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 # --- a JVM that spark-submit has started ---------------------------------------------------------------
@@ -130,7 +120,7 @@ assert make_session("again") is spark  # it is in use
 print(spark.range(3).count())
 spark.stop()
 """
-    done = run(code)
+    done = python("-c", code)
     assert done.stdout == "3\n"
     # Java itself prints this one before any of our settings is read.
     said = [line for line in done.stderr.splitlines() if "Using incubator modules" not in line]
@@ -360,7 +350,7 @@ try:
 except JavaProblem as problem:
     print("JavaProblem", problem)
 """
-    done = run(code, JAVA_HOME="/nonexistent")
+    done = python("-c", code, JAVA_HOME="/nonexistent")
     assert done.stdout.startswith("JavaProblem")
     assert done.stderr == ""
     assert issubclass(JavaProblem, EnvironmentProblem)
@@ -442,7 +432,7 @@ except EnvironmentProblem as problem:
 
 
 def test_too_few_file_descriptors_are_told_before_the_jvm_dies_of_them():
-    done = subprocess.run([sys.executable, "-c", DESCRIPTORS], capture_output=True, text=True, timeout=120)
+    done = python("-c", DESCRIPTORS)
     assert "found: ulimit -n is 300; expected: at least 512" in done.stdout, done.stderr[-2000:]
     assert "ulimit -n 4096" in done.stdout
 

@@ -6,7 +6,6 @@ import datetime
 import json
 import pickle
 import random
-import subprocess
 import sys
 import threading
 import zlib
@@ -21,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.programs import python
 from tests.tuples.tuple_helpers import Listed, Write, recorded
 from trident.coordinators.errors import FieldError, SourceError, TopologyError
 from trident.tuples.bolts import (
@@ -82,14 +82,8 @@ def test_a_key_goes_to_the_same_task_in_every_process() -> None:
         f"print([stable_hash(value) for value in {values!r}])"
     )
     for seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert json.loads(done.stdout) == [stable_hash(value) for value in values]
+        done = python("-c", program, PYTHONHASHSEED=seed)
+        assert json.loads(done.stdout) == [stable_hash(value) for value in values], done.stderr
 
 
 def test_a_key_without_a_hash_is_an_error_that_names_its_type() -> None:

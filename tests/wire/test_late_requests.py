@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.coordinators.test_group_store import WRITES, coordinator_znode_version, prepared, reread
-from tests.servers.redis_fixtures import RedisServer, redis_server  # noqa: F401
+from tests.servers.redis_fixtures import RedisServer
 from tests.servers.store_servers import HOLD_REQUEST, Proxy
 from tests.servers.zk_fixtures import eventually
 from tests.states.core.test_store_faults import proxy, root  # noqa: F401
@@ -39,7 +39,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.fixture
-def redis_wire(redis_server: RedisServer, port: int) -> Iterator[tuple[Relay, str]]:  # noqa: F811
+def redis_wire(redis_server: RedisServer, port: int) -> Iterator[tuple[Relay, str]]:
     relay = Relay(port, redis_server.port, RedisLanguage())
     yield relay, redis_server.url.replace(f":{redis_server.port}/", f":{port}/")
     relay.close()

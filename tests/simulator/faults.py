@@ -20,19 +20,8 @@ class SimulatedFailure(OSError):
 
 # What may go wrong at one piece of I/O. "after": it was done, and nobody hears of it.
 KINDS = (
-    "fail before",
-    "fail after",
-    "crash before",
-    "crash after",
-    "pause before",
-    "pause after",
-    "hang",
-    "cut before",
-    "cut after",
-    "expire",
-    "wall clock",
-    "monotonic clock",
-    "older copy",
+    "fail before, fail after, crash before, crash after, pause before, pause after, hang, cut before, cut after, "
+    "expire, wall clock, monotonic clock, older copy".split(", ")
 )
 ZOOKEEPER_ONLY = ("cut before", "cut after")
 # A ZooKeeper that answers "no" without a reason does not exist: a failure is a lost connection.
@@ -40,25 +29,10 @@ NOT_OF_ZOOKEEPER = ("fail before", "fail after", "hang", "older copy")
 RATES = (0.0, 0.0, 0.02, 0.05, 0.15)
 FAULTS_MAX = 14
 # A seed may have an eye on one piece of I/O: most of its faults strike there.
-FOCUS = (
-    "",
-    "",
-    "",
-    "begin",
-    "decide",
-    "decide",
-    "advance",
-    "advance",
-    "publish",
-    "publish",
-    "publish of lines",
-    "acquire",
-    "commit of the spout",
-    "success",
-    "load",
-    "staging",
-    "write of the manifest",
-)
+FOCUS = [
+    *(3 * [""] + 2 * ["decide", "advance", "publish"]),
+    *"begin, publish of lines, acquire, commit of the spout, success, load, staging, write of the manifest".split(", "),
+]
 _FOCUS_FACTOR = 8.0
 # Taking over is most of the I/O of a run with many faults, and not where most can go wrong.
 OF_TAKING_OVER = ("acquire", "release", "other", "record", "load")

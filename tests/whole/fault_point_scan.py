@@ -15,83 +15,28 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("coordinators", "states", "trident")
 
-FUNCTIONS = {
-    "os.replace",
-    "os.rename",
-    "os.link",
-    "os.symlink",
-    "os.unlink",
-    "os.remove",
-    "os.rmdir",
-    "os.fsync",
-    "os.makedirs",
-    "os.mkdir",
-    "os.truncate",
-    "os.write",
-    "shutil.rmtree",
-    "shutil.move",
-    "shutil.copy",
-    "shutil.copy2",
-    "shutil.copyfile",
-    "shutil.copyfileobj",
-    "shutil.copytree",
-    "pq.write_table",
-    "guard",
-    "guard_commit",
+FUNCTIONS = set(
+    "os.replace os.rename os.link os.symlink os.unlink os.remove os.rmdir os.fsync os.makedirs os.mkdir os.truncate "
+    "os.write shutil.rmtree shutil.move shutil.copy shutil.copy2 shutil.copyfile shutil.copyfileobj shutil.copytree "
+    "pq.write_table guard guard_commit "
     # The storage: what its implementation does is in whose fault point the call of it is.
-    "storage.write",
-    "storage.create",
-    "storage.output",
-    "storage.append",
-    "storage.delete",
-    "storage.try_delete",
-    "storage.flush",
-    "storage.flush_names",
-    "storage.lock",
-    "folder.claim",
-    "folder.rename",
-    "folder.delete",
-    "folder.flush",
-}
+    "storage.write storage.create storage.output storage.append storage.delete storage.try_delete storage.flush "
+    "storage.flush_names storage.lock folder.claim folder.rename folder.delete folder.flush".split()
+)
 IMPLEMENTATION = tuple(
     f"states/core/{name}.py"
     for name in ("storage", "local_storage", "object_storage", "hdfs_storage", "appended_parts")
 )
-METHODS = {
+METHODS = set(
     # files
-    "write_text",
-    "write_bytes",
-    "mkdir",
-    "unlink",
-    "rmdir",
-    "touch",
-    "symlink_to",
-    "hardlink_to",
-    "write_table",
-    "executescript",
+    "write_text write_bytes mkdir unlink rmdir touch symlink_to hardlink_to write_table executescript "
     # Spark
-    "collect",
-    "toPandas",
-    "toArrow",
-    "toLocalIterator",
-    "foreachPartition",
-    "save",
-    "saveAsTable",
-    "insertInto",
-    "localCheckpoint",
-    "foreachBatch",
+    "collect toPandas toArrow toLocalIterator foreachPartition save saveAsTable insertInto localCheckpoint "
+    "foreachBatch "
     # kazoo: its requests end so
-    "start_async",
-    "get_async",
-    "exists_async",
-    "get_children_async",
-    "sync_async",
-    "ensure_path_async",
-    "commit_async",
-    "create_async",
-    "set_async",
-    "delete_async",
-}
+    "start_async get_async exists_async get_children_async sync_async ensure_path_async commit_async create_async "
+    "set_async delete_async".split()
+)
 WRITE_MODES = ("w", "a", "x", "+")
 
 

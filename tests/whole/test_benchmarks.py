@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,20 +14,7 @@ from benchmarks.bench import steady_ms
 from benchmarks.report import Goal, Report
 from benchmarks.table import BEGIN, END
 from benchmarks.table import main as write_tables
-
-_ROOT = Path(__file__).resolve().parents[2]
-
-
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments],
-        cwd=_ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+from tests.programs import python
 
 
 @pytest.mark.skipif(os.environ.get("TRIDENT_BENCH") != "all", reason="make bench runs it, before the benchmarks")
@@ -59,7 +44,7 @@ def test_a_quick_run_prints_ratios_and_writes_json(tmp_path: Path, spark: SparkS
 
 
 def test_a_wrong_name_is_refused_with_those_there_are() -> None:
-    ran = _run("word-cuont")
+    ran = python("-m", "benchmarks", "word-cuont")
     assert ran.returncode == 2
     assert "word-cuont" in ran.stderr and "word-count" in ran.stderr
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import trident
 import trident.coordinators.errors
 import trident.errors
 from tests.pages import facade_stub
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,17 +31,6 @@ TridentState TridentTopology TrueFilter Tuple TupleCollectionGet TupleFailure Tu
 WindowedStream arrow_function configure_spark errors events explain_row expr functions get non_transactional opaque
 pandas_function read replay transactional view
 """.split()
-
-
-def run(script: str, *, cwd: Path, path: Path = ROOT) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 def test_the_public_names_are_these():
@@ -72,7 +59,7 @@ def test_an_unknown_name_is_an_ordinary_attribute_error():
 def test_importing_it_loads_neither_pyspark_nor_kazoo_nor_a_jvm(tmp_path):
     heavy = ("pyspark", "py4j", "kazoo", "pyarrow", "pandas", "numpy", "delta", "rich")
     script = f"import trident, sys; print(sorted(set(sys.modules) & set({heavy!r})))"
-    done = run(script, cwd=tmp_path)
+    done = python("-c", script, cwd=tmp_path)
     assert done.stdout == "[]\n", done.stderr
 
 
@@ -98,5 +85,5 @@ def test_nothing_of_a_users_can_hide_a_package_of_the_framework(tmp_path, files)
         script += f"import {name}\nassert {name}.MINE == 1\n" if file.endswith(".py") else ""
     script += "for one in trident.__all__: getattr(trident, one)\n"
     script += "from trident import coordinators, states\nprint(states.__name__, coordinators.__name__)"
-    done = run(script, cwd=tmp_path)
+    done = python("-c", script, cwd=tmp_path)
     assert done.stdout == "trident.states trident.coordinators\n", done.stderr

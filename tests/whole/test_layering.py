@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,68 +26,28 @@ FORBIDDEN = {
 # `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points; the reader
 # of stored files, which both have; and the threads that a simulation replaces.
 STATES_MAY_USE = {
-    "coordinators.retries",
-    "coordinators.threads",
-    "coordinators.tracebacks",
-    "coordinators.errors",
-    "coordinators.identities",
-    "coordinators.faults",
-    "coordinators.records",
-    "coordinators.ports",
-    "coordinators.stored_json",
+    f"coordinators.{name}"
+    for name in "retries threads tracebacks errors identities faults records ports stored_json".split()
 }
 # Pure decisions: no I/O, no clock, no thread, no other module of ours but the ones named.
-IMPURE = {
-    "asyncio",
-    "concurrent",
-    "io",
-    "kazoo",
-    "logging",
-    "msgspec",
-    "multiprocessing",
-    "os",
-    "pathlib",
-    "queue",
-    "random",
-    "secrets",
-    "shutil",
-    "socket",
-    "subprocess",
-    "sys",
-    "tempfile",
-    "threading",
-    "time",
-    "uuid",
-    *SPARK_AND_DELTA,
-}
+IMPURE = SPARK_AND_DELTA | set(
+    "asyncio concurrent io kazoo logging msgspec multiprocessing os pathlib queue random secrets shutil socket "
+    "subprocess sys tempfile threading time uuid".split()
+)
 # `trident repair` decides on facts, without I/O: repair/inspection.py finds them, repair/apply.py does what is decided.
 REPAIR = ["damaged", "diagnose", "rebuild", "steps"]
-FACTS_MAY_USE = {
-    "coordinators.positions",
-    "coordinators.records",
-    "states.core.control",
-    "states.delta.kernel_files",
-    "states.delta.manifest",
-}
-REPAIR_MAY_USE = {
-    "trident.maintenance.facts",
-    "coordinators.positions",
-    "coordinators.records",
-    "states.core.control",
-    "states.core.kinds",
-    "states.delta.manifest",
-    "states.keyed.table_watch",
-    *(f"trident.repair.{name}" for name in REPAIR),
-}
-ROLLBACK_MAY_USE = {
-    "coordinators.identities",
-    "coordinators.records",
-    "states.core.control",
-    "states.delta.kernel_files",
-    "states.delta.manifest",
-    "states.keyed.tables",
-    "trident.maintenance.facts",
-}
+FACTS_MAY_USE = set(
+    "coordinators.positions coordinators.records states.core.control states.delta.kernel_files "
+    "states.delta.manifest".split()
+)
+REPAIR_MAY_USE = {f"trident.repair.{name}" for name in REPAIR} | set(
+    "trident.maintenance.facts coordinators.positions coordinators.records states.core.control states.core.kinds "
+    "states.delta.manifest states.keyed.table_watch".split()
+)
+ROLLBACK_MAY_USE = set(
+    "coordinators.identities coordinators.records states.core.control states.delta.kernel_files states.delta.manifest "
+    "states.keyed.tables trident.maintenance.facts".split()
+)
 PURE = {
     **{f"trident/repair/{name}.py": REPAIR_MAY_USE for name in REPAIR},
     "coordinators/master.py": {"coordinators.retries", "coordinators.identities", "coordinators.errors"},
@@ -112,7 +72,7 @@ ONLY_IN = {
         "coordinators/zookeeper_connection.py",
         "coordinators/kazoo_adapter.py",
         "trident/config.py",
-    },
+    }
 }
 # Users import from `trident`; so do the examples, which show them how.
 EXAMPLES_MAY_NOT = {"coordinators", "states"}
@@ -204,7 +164,7 @@ def test_workers_need_nothing_that_only_the_driver_has():
     script = f"import sys; sys.modules.update(dict.fromkeys({DRIVER_ONLY!r}))\n"
     script += "".join(f"import {module}\n" for module in RUN_BY_WORKERS)
     script += "assert 'pandas' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-c", script)
     assert done.returncode == 0, done.stderr
 
 
@@ -214,7 +174,7 @@ def test_a_users_module_can_be_imported_where_only_workers_are():
     script += "import trident\n"
     drivers = {"Replay", "RowExplanation", "TopologyQuery", "View", "explain_row", "get", "read", "replay", "view"}
     script += f"for name in set(trident.__all__) - {drivers}: getattr(trident, name)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-c", script)
     assert done.returncode == 0, done.stderr
 
 

@@ -179,20 +179,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
 def test_every_block_of_python_runs_or_says_why_not() -> None:
     """A page with a new block runs by itself (PROGRAMS); here is what would be left out without a word."""
     hidden = re.compile(r"^[ \t]+(?:```|~~~)[ ]*(python|console)|^(?:~~~|````+)[ ]*(python|console)", re.MULTILINE)
-    languages = {
-        "python",
-        "console",
-        "text",
-        "sh",
-        "toml",
-        "ini",
-        "yaml",
-        "sql",
-        "json",
-        "dockerfile",
-        "properties",
-        "also",
-    }
+    languages = "python console text sh toml ini yaml sql json dockerfile properties also".split()
     for name in EVERY_PAGE:
         assert not hidden.search((ROOT / name).read_text(encoding="utf-8")), f"{name}: a block that no test finds"
         for block in blocks(ROOT / name):

@@ -134,14 +134,8 @@ def test_every_setting_and_variable_that_a_page_names_exists(page: Path) -> None
     assert not_in_code(variables - known, (*PRODUCT, "tests", "benchmarks")) == []
 
 
-OPTIONS_OF_OTHERS = {
-    "--packages",
-    "--conf",
-    "--driver-memory",
-    "--driver-java-options",
-    "--work-dir",
-    "--skip",
-}  # spark-submit, Spark's worker, make test
+# Of spark-submit, Spark's worker and `make test`.
+OPTIONS_OF_OTHERS = set("--packages --conf --driver-memory --driver-java-options --work-dir --skip".split())
 
 
 def test_every_option_that_a_page_names_exists() -> None:

@@ -48,17 +48,8 @@ SPOUTS = {
 }
 STORES = ("delta", "memory", "opaque", "transactional")
 POINTS = (
-    "zk.begin",
-    "zk.decide",
-    "zk.advance",
-    "stage.write",
-    "resolve.stage",
-    "manifest.write",
-    "publish.table",
-    "publish.user",
-    "spout.emit",
-    "spout.commit",
-    "spout.success",
+    "zk.begin zk.decide zk.advance stage.write resolve.stage manifest.write publish.table publish.user spout.emit "
+    "spout.commit spout.success".split()
 )
 
 
@@ -132,11 +123,11 @@ def rows_of(world: dict[str, Any]) -> dict[str, list[str]]:
     return rows
 
 
-def state_of(world: dict[str, Any], sink: str, folder: Path, allow: tuple[str, ...] = STORES) -> Any:
+def state_of(world: dict[str, Any], sink: str, folder: Path) -> Any:
     name, store = sink.replace(" ", "_"), world["stores"][sink]
-    if store == "memory" and "memory" in allow:
+    if store == "memory":
         return MemoryMapState(f"{name}_{folder.name}".replace("-", "_"))
-    if store in ("opaque", "transactional") and store in allow:
+    if store in ("opaque", "transactional"):
         make = {"opaque": opaque, "transactional": transactional}[store]
         return make(name, SqliteMap(str(folder / "maps.db"), name), cache_size=3)
     return DeltaMapState(name, merge_every_txids=2)

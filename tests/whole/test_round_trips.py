@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from tests.programs import python
 from tests.servers import store_servers
 from trident.states.core import storage
 from trident.states.publishing import committer
@@ -130,13 +131,7 @@ def asked(
     warehouse, root = f"s3a://lake/trips-{uuid.uuid4().hex[:8]}", f"/trips-{uuid.uuid4().hex}"
     arguments = [str(folder), warehouse, zk_server, root, conf, str(CLEAN_EVERY)]
     (folder / "program.py").write_text(PROGRAM)
-    run = subprocess.run(
-        [sys.executable, str(folder / "program.py"), *arguments],
-        env={**os.environ, **keys, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    run = python(folder / "program.py", *arguments, timeout_secs=400, **keys)
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads(run.stdout.splitlines()[-1]) == {"rows": 5 * TRANSACTIONS}
     bucket = "/" + warehouse.partition("://")[2].partition("/")[0]

@@ -9,8 +9,6 @@ import base64
 import json
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
+from tests.programs import python
 from tests.servers import store_servers
 from tests.servers.redis_fixtures import RedisServer
 from trident import DeltaAppend, RedisListQueue, RedisListSpout, SqliteQueue, TridentTopology
@@ -155,10 +154,8 @@ def reached(base: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return json.dumps({f"spark.hadoop.{key}": value for key, value in given.items()})
 
 
-def run(program: str, *arguments: str, fault: str = "") -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault}
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+def run(program: str, *arguments: str, fault: str = "") -> Any:
+    return python("-c", program, *arguments, timeout_secs=500, TRIDENT_FAULTS=fault)
 
 
 def test_a_task_is_sent_the_store_that_its_ledger_is_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,16 +204,15 @@ def test_killed_and_resumed_each_message_counts_once(
     ]
     assert not list((tmp_path / "in").glob(".trident-queue/copies-*/*")), "copies are left"
     # The message that cannot be processed is a dead letter; it is tried again when asked, and is one again.
-    command = [sys.executable, "-m", "trident.cli", "dead-letters"]
+    command = ["-m", "trident.cli", "dead-letters"]
     settings = {"WAREHOUSE": f"{base}/w", "ZOOKEEPER": zk_server, "ZOOKEEPER_ROOT": zk_root, "SPARK_CONF": reached}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | {f"TRIDENT_{name}": one for name, one in settings.items()}
-    asked = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 200}
-    told = subprocess.run([*command, "replay", "messages"], **asked)
+    environment = {f"TRIDENT_{name}": one for name, one in settings.items()}
+    told = python(*command, "replay", "messages", cwd=tmp_path, timeout_secs=200, **environment)
     assert "lines: 1 to be tried again" in told.stdout, told.stdout + told.stderr[-3000:]
     again = run(PROGRAM, *given)
     assert again.returncode == 0, again.stderr[-3000:]
     assert json.loads(again.stdout.splitlines()[-1]) == found
-    told = subprocess.run([*command, "list", "messages", "--json"], **asked)
+    told = python(*command, "list", "messages", "--json", cwd=tmp_path, timeout_secs=200, **environment)
     letters = [json.loads(line) for line in told.stdout.splitlines()]
     assert [letter["replay"] for letter in letters] == ["dead", ""], told.stdout + told.stderr[-3000:]
     assert {letter["message"] for letter in letters} == {f'"m{POISON}"'}

@@ -24,6 +24,7 @@ from click.testing import CliRunner
 import trident
 from tests.chaos.oracle import Table
 from tests.chaos.store_mirror import Mirror
+from tests.programs import python
 from tests.repair.repair_helpers import znodes_below
 from tests.servers import store_servers
 from tests.servers.zk_fixtures import connected
@@ -163,11 +164,10 @@ def test_a_topology_on_a_store_counts_everything_once_whatever_its_lives_end_wit
     secret = f"secret-{uuid.uuid4().hex}"  # the tests' server takes any
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     conf = json.dumps({f"spark.hadoop.{key}": value for key, value in given.items()})
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), f"{base}/w", zk_server, zk_root, conf]
+    program = ["-c", PROGRAM, str(tmp_path), f"{base}/w", zk_server, zk_root, conf]
     said = ""
     for fault in LIVES:
-        own = {"PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault}
-        life = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, timeout=500)
+        life = python(*program, timeout_secs=500, TRIDENT_FAULTS=fault)
         expected = -signal.SIGKILL if "die" in fault else 0
         assert life.returncode == expected, f"life with {fault}: {life.stderr[-3000:]}"
         said += life.stdout + life.stderr
@@ -201,11 +201,10 @@ def test_a_topology_on_a_store_counts_everything_once_whatever_its_lives_end_wit
 def test_deltas_writers_in_spark_obey_the_same_rule_on_s3(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = f"{store_servers.running('s3')}/{uuid.uuid4().hex[:8]}"
     given = settings_of(folder)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AWS_ACCESS_KEY_ID": given.pop("fs.s3a.access.key")}
-    environment["AWS_SECRET_ACCESS_KEY"] = given.pop("fs.s3a.secret.key")
+    keys = {"AWS_ACCESS_KEY_ID": given.pop("fs.s3a.access.key")}
+    keys["AWS_SECRET_ACCESS_KEY"] = given.pop("fs.s3a.secret.key")
     conf = json.dumps({f"spark.hadoop.{key}": value for key, value in given.items()})
-    command = [sys.executable, "-c", LOG_STORE_RACE, folder, conf, "60"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = python("-c", LOG_STORE_RACE, folder, conf, "60", timeout_secs=300, **keys)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert [won for won, _ in told] == [[there] for _, there in told], "one is told that it won, and it did"
@@ -380,12 +379,7 @@ def test_a_sample_of_the_sweep_in_a_store(store: str, zk_server: str) -> None:
         more |= {"tests/whole/test_store_away.py": 1} if store == "s3" else {}
     names = "each_fault or left_uploads or store_away or merge_in_a_store or rollback_in_a_store or repair_in_a_store"
     done = subprocess.run(
-        [*command, *more, "-k", names],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1800,
+        [*command, *more, "-k", names], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0 and f"{1 + sum(more.values())} passed" in done.stdout, (
         f"{done.stdout[-5000:]}\n{done.stderr[-2000:]}"

@@ -17,19 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.chaos.campaign import Campaign
-from tests.chaos.cases import (
-    BIRTH,
-    KINDS,
-    MERGES,
-    OUTCOMES,
-    SWEPT,
-    Case,
-    dangerous,
-    every,
-    in_a_store,
-    kinds,
-    pairs,
-)
+from tests.chaos.cases import BIRTH, KINDS, MERGES, OUTCOMES, SWEPT, Case, dangerous, every, in_a_store, kinds, pairs
 from tests.chaos.checker import CLEANED_EACH_TIME
 from tests.chaos.deaths import MERGED, OF_TOGETHER, PATCHES, SETTINGS, TOGETHER, all_deaths, deaths, die_at_each
 from tests.chaos.deployment import Deployment

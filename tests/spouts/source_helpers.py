@@ -13,11 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.topology_helpers import IN_ONE_PROCESS
+from tests.topology_helpers import starter
 from trident import DeltaAppend, TridentTopology
 from trident.coordinators import faults
 from trident.running.query import TopologyQuery
-from trident.running.starting import start_topology
 
 WAIT_SECS = 90.0
 Start = Callable[..., TopologyQuery]
@@ -31,28 +30,15 @@ def warehouse(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(spark: SparkSession, zk_server: str, zk_root: str, warehouse: Path) -> Iterator[Start]:
     """start(spout, name="t", **settings): a topology over one warehouse and one ZooKeeper root, stopped in the end."""
-    queries: list[TopologyQuery] = []
+    with starter(spark, zk_server, zk_root, warehouse.parent) as started:
 
-    def run(spout: Any, name: str = "t", **settings: Any) -> TopologyQuery:
-        topology = TridentTopology(name)
-        topology.new_stream("rows", spout).partition_persist(DeltaAppend("out"))
-        given = {
-            "warehouse": str(warehouse),
-            "zookeeper": zk_server,
-            "zookeeper_root": zk_root,
-            "zookeeper_session_timeout_secs": 4,
-            **IN_ONE_PROCESS,
-            **settings,
-        }
-        query = start_topology(topology, spark, **{"standby": True, **given})
-        queries.append(query)
-        return query
+        def run(spout: Any, name: str = "t", **settings: Any) -> TopologyQuery:
+            topology = TridentTopology(name)
+            topology.new_stream("rows", spout).partition_persist(DeltaAppend("out"))
+            return started(topology, **settings)
 
-    faults.disarm()
-    yield run
-    faults.disarm()
-    for query in queries:
-        query.stop(WAIT_SECS, compact=False)
+        faults.disarm()
+        yield run
 
 
 def run_to_end(start: Start, spout: Any, **settings: Any) -> TopologyQuery:

@@ -24,15 +24,6 @@ def test_a_large_backlog_is_met_at_once_by_one_large_batch_for_each_in_flight():
     assert len(sizes) == 4  # not ever smaller ones towards the end
 
 
-def test_the_size_never_exceeds_its_upper_bound():
-    assert AdaptiveBatchSize(1_000, 20_000, in_flight=2).next_size(10**9) == 20_000
-
-
-def test_equal_bounds_fix_the_size():
-    size = AdaptiveBatchSize(5_000, 5_000)
-    assert {size.next_size(backlog) for backlog in (1, 5_000, 10**8, 3)} == {5_000}
-
-
 def test_it_grows_with_a_growing_backlog_and_stays_while_that_is_worked_off():
     size = AdaptiveBatchSize(1_000, 1_000_000, in_flight=2)
     backlogs = [1_500, 4_000, 9_000, 7_000, 5_000, 4_500]

@@ -26,11 +26,10 @@ def parts(spout, spark=None, tmp_path=None):
     return spout.get_coordinator(context), spout.get_emitter(context)
 
 
-def play(coordinator, emitter, begin=1, previous=None, limit=10):
+def play(coordinator, emitter, limit=10):
     """The batches until nothing is ready, and the last metadata."""
-    batches = []
-    txid = begin
-    while coordinator.is_ready(txid) and txid < begin + limit:
+    batches, previous, txid = [], None, 1
+    while coordinator.is_ready(txid) and txid <= limit:
         previous = coordinator.initialize_transaction(txid, previous, None)
         batches.append(list(emitter.emit_batch(TransactionAttempt(txid, 0), previous).data))
         coordinator.success(txid)

@@ -60,6 +60,7 @@ CASES: list[tuple[Any, str, list[Any], dict[str, Any]]] = [
     (RedisListSpout, "retry_after_secs", SECONDS, REDIS),
     (RedisListSpout, "prefetch", COUNTS, REDIS),
     (RedisListSpout, "durable", ["false", None], REDIS),
+    (RedisListSpout, "consumer", ["", 5], REDIS),
     (QueueSpout, "queue", [None, 7, "q"], {}),
     (QueueSpout, "table", [7, "", object()], {"queue": SqliteQueue("q")}),
     (QueueSpout, "consumer", [7, ""], {"queue": SqliteQueue("q")}),

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
+from tests.programs import python
 from tests.servers.zk_fixtures import eventually
 from tests.spouts import source_helpers
 from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, run_to_end
@@ -136,9 +135,7 @@ query.await_termination(120)
 @pytest.mark.skipif(os.environ.get("TRIDENT_KILLS") != "all", reason="a process of its own: with TRIDENT_KILLS=all")
 def test_killed_between_the_advance_and_sparks_commit(start, lines, tmp_path, zk_server, zk_root, warehouse):
     lines.put(["a", "b"], ["c"], ["a"])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": "stream.return:do_then_die:2"}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), zk_server, zk_root]
-    life = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    life = python("-c", PROGRAM, tmp_path, zk_server, zk_root, TRIDENT_FAULTS="stream.return:do_then_die:2")
     assert life.returncode == -signal.SIGKILL, life.stderr[-3000:]
     assert lines.committed() == [0], "batch 1 has advanced, and Spark does not know"
     query = run_to_end(start, lines.spout())

@@ -191,7 +191,7 @@ def users(batches: list[list[tuple]], change_feed: bool) -> TridentTopology:
     return made
 
 
-def copied(warehouse: Path) -> TridentTopology:  # noqa: F811
+def copied(warehouse: Path) -> TridentTopology:
     made = TridentTopology("copied")
     changes = made.new_stream("changes", DeltaSpout(warehouse / "users", changes=True))
     changes.partition_persist(DeltaAppend("seen"), ["id", "name", "lsn", "_change_type"])
@@ -202,7 +202,7 @@ def copied(warehouse: Path) -> TridentTopology:  # noqa: F811
 
 
 @pytest.mark.long
-def test_a_keyed_state_is_the_source_of_another_topology(start, warehouse) -> None:  # noqa: F811
+def test_a_keyed_state_is_the_source_of_another_topology(start, warehouse) -> None:
     def run(made: TridentTopology) -> Any:
         return start.run(made)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 
 import pytest
 
+from tests.programs import python
 from tests.servers import store_servers
 from trident.states.core import storage
 
@@ -55,9 +54,8 @@ def test_the_rows_and_the_changes_of_a_table_in_a_store_come_once(kind: str, tmp
     table = f"{base}/{uuid.uuid4().hex[:8]}/t"
     settings = store_servers.spark_settings(table)
     given = {key: value for key, value in settings.items() if not key.endswith(".key")}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    command = [sys.executable, "-c", READ, table, json.dumps(given), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    done = python("-c", READ, table, json.dumps(given), tmp_path, timeout_secs=500, **keys)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {"False": [1, 2, 3], "True": [1, 2, 3]}
     storage.delete(table)

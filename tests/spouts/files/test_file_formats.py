@@ -13,26 +13,15 @@ import pytest
 
 from tests.long_cases import sample
 from tests.spouts.files import test_file_spout as helpers
-from tests.spouts.files.test_file_spout import Run, put
+from tests.spouts.files.test_file_spout import failure, put
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.spouts.files import format as file_options
 from trident.spouts.files import reading as file_reading
 from trident.spouts.files.parquet import is_exact
-from trident.spouts.files.reading import source_failure
 from trident.spouts.files.spout import FileSpout
 
 inputs, new_run = helpers.inputs, helpers.new_run
 HEADER = {"header": True}
-
-
-def failure(run: Run) -> SourceError:
-    """The error of the first batch."""
-    run.begin_all()
-    with pytest.raises(Exception) as caught:
-        run.rows(1)
-    error = source_failure(caught.value)
-    assert error is not None, caught.value
-    return error
 
 
 # --- headers ------------------------------------------------------------------------------
@@ -130,18 +119,8 @@ def test_a_value_with_a_newline_in_quotes_fails_the_batch(inputs, new_run):
 
 
 def test_quotes_inside_of_values_are_as_sparks_own_reader_takes_them(inputs, new_run, spark):
-    lines = [
-        '1,5" pipe',
-        '2,"5"" pipe"',
-        '3,""',
-        '4,"a,""b"',
-        '5,"""q"""',
-        '6,say "x',
-        '7,"C:\\\\"',
-        '8,"a\\"b"',
-        '9," "',
-    ]
-    put(inputs, "a", "\n".join(lines))
+    values = ['5" pipe', '"5"" pipe"', '""', '"a,""b"', '"""q"""', 'say "x', '"C:\\\\"', '"a\\"b"', '" "']
+    put(inputs, "a", "\n".join(f"{number},{value}" for number, value in enumerate(values, 1)))
     expected = Counter(map(tuple, spark.read.csv(str(inputs / "a"), schema="k int, v string").collect()))
     assert new_run(inputs, "csv", schema="k int, v string").all_rows() == expected and expected.total() == 9
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.programs import python
 from trident.coordinators import faults
 from trident.coordinators.errors import PositionLost, SourceError, TopologyError
 from trident.spouts.files.ledger import (
@@ -58,18 +57,6 @@ def test_a_known_path_gets_no_second_number(tmp_path):
     ledger = FileLedger(tmp_path / "l", "bytes")
     ledger.append(found("a"))
     assert ledger.append(found("a", "b", "b")) == [LedgerEntry(2, "/in/b", 10, 1_000)]
-
-
-def test_a_torn_last_line_is_cut_off_and_its_number_given_again(tmp_path):
-    path = tmp_path / "l"
-    FileLedger(path, "bytes").append(found("a", "b"))
-    with open(path, "ab") as file:
-        file.write(b'{"n": 3, "path": "/in/torn", "si')
-    ledger = FileLedger(path, "bytes")
-    assert numbers(ledger) == {"/in/a": 1, "/in/b": 2}
-    ledger.append(found("c"))
-    assert numbers(FileLedger(path, "bytes")) == {"/in/a": 1, "/in/b": 2, "/in/c": 3}
-    assert b"torn" not in path.read_bytes()
 
 
 @pytest.mark.parametrize("keep", range(0, 300, 7))
@@ -199,11 +186,7 @@ def test_a_process_killed_right_after_an_append_leaves_a_good_ledger(tmp_path):
         f"ledger = FileLedger(Path({str(tmp_path / 'l')!r}), 'bytes')\n"
         "for n in 'abc': ledger.append([FoundFile('/in/' + n, 1, 1)])\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={**os.environ, "TRIDENT_FAULTS": "spout.ledger:do_then_die:2"},
-    )
+    ended = python("-c", program, TRIDENT_FAULTS="spout.ledger:do_then_die:2")
     assert ended.returncode == -9
     ledger = FileLedger(tmp_path / "l", "bytes")
     ledger.append(found("c"))
@@ -269,27 +252,20 @@ def test_a_batch_is_not_much_larger_than_its_target(lengths, target):
     assert sum(part.end - part.begin for part in ranges(book, START, end)) <= 1.15 * target
 
 
-def test_files_of_about_the_target_are_taken_whole():
-    book = book_of([1000, 1040, 960])
-    ends = []
-    position = START
-    while length_after(book, position):
-        position = cut(book, position, 1000, every(1))
-        ends.append(position)
-    assert ends == [(2, 0), (3, 0), (4, 0)]
-
-
-def test_a_backlog_of_equal_files_is_shared_out_evenly():
-    book, position, ends = book_of([100] * 60), START, []
-    while length_after(book, position):
-        position = cut(book, position, 1499, every(1))  # a quarter, as estimated from rows
-        ends.append(position)
-    assert ends == [(16, 0), (31, 0), (46, 0), (61, 0)]
-
-
-def test_a_batch_ends_at_a_file_rather_than_in_the_next():
-    book = book_of([600, 600])
-    assert cut(book, START, 1000, every(1)) == (2, 0)
+@pytest.mark.parametrize(
+    ("lengths", "target", "ends"),
+    [
+        ([1000, 1040, 960], 1000, [2, 3, 4]),  # files of about the target are taken whole
+        ([100] * 60, 1499, [16, 31, 46, 61]),  # a quarter, as estimated from rows: a backlog is shared out evenly
+        ([600, 600], 1000, [2, 3]),  # a batch ends at a file rather than in the next
+    ],
+)
+def test_batches_end_at_files(lengths, target, ends):
+    book, position = book_of(lengths), START
+    for end in ends:
+        position = cut(book, position, target, every(1))
+        assert position == (end, 0)
+    assert not length_after(book, position)
 
 
 def test_what_waits_counts_only_what_will_be_read():
@@ -396,23 +372,21 @@ def test_files_are_ordered_by_time_then_path(tmp_path):
     assert names(tmp_path) == ["z", "c", "a", "b"]
 
 
-def test_hidden_names_and_folders_are_left_out(tmp_path):
-    for name in ("a", ".b", "_c", "d._COPYING_", "below/e"):
+@pytest.mark.parametrize(
+    ("there", "pattern", "expected"),
+    [
+        ("a .b _c d._COPYING_ below/e", "", "a"),
+        ("a.txt x/b.txt x/y/c.txt x/_t/d.txt .h/e.txt x/f.csv", "/**/*.txt", "a.txt b.txt c.txt"),
+        ("a.txt x/b.txt", "/*.txt", "a.txt"),
+        ("d1/a d2/b e1/c", "/d*", "a b"),
+        ("", "", ""),
+        ("", "/*.txt", ""),
+    ],
+)
+def test_hidden_names_are_left_out_and_globs_are_followed(tmp_path, there, pattern, expected):
+    for name in there.split():
         write(tmp_path / name)
-    assert names(tmp_path) == ["a"]
-
-
-def test_a_glob_with_two_stars_goes_below(tmp_path):
-    for name in ("a.txt", "x/b.txt", "x/y/c.txt", "x/_t/d.txt", ".h/e.txt", "x/f.csv"):
-        write(tmp_path / name)
-    assert sorted(names(f"{tmp_path}/**/*.txt")) == ["a.txt", "b.txt", "c.txt"]
-    assert sorted(names(f"{tmp_path}/*.txt")) == ["a.txt"]
-
-
-def test_a_glob_that_names_folders_takes_their_files(tmp_path):
-    for name in ("d1/a", "d2/b", "e1/c"):
-        write(tmp_path / name)
-    assert sorted(names(f"{tmp_path}/d*")) == ["a", "b"]
+    assert sorted(names(f"{tmp_path}{pattern}")) == expected.split()
 
 
 def test_one_file_several_paths_and_names_that_look_like_globs(tmp_path):
@@ -425,10 +399,6 @@ def test_known_files_are_not_found_again(tmp_path):
     write(tmp_path / "a")
     write(tmp_path / "b")
     assert names(tmp_path, known=(str(tmp_path / "a"),)) == ["b"]
-
-
-def test_an_empty_folder_and_a_glob_without_matches_are_fine(tmp_path):
-    assert names(tmp_path) == names(f"{tmp_path}/*.txt") == []
 
 
 @pytest.mark.parametrize("path", ["missing", "missing/*.txt", "missing/x.txt"])

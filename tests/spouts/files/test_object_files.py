@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.servers import store_servers
+from tests.servers.zk_fixtures import eventually
 from tests.spouts.files.test_file_spout import Run
 from trident.coordinators.errors import IdentityMismatch, PositionLost, SourceError, TopologyError
 from trident.spouts.contracts import SpoutContext
@@ -224,9 +225,7 @@ def test_a_large_path_is_listed_behind_its_last_name_between_whole_listings(
     behind.requests.clear()
     put(folder, "a", "1\n")
     put(folder, later, "1\n")
-    deadline = time.monotonic() + 20
-    while not run.ready() and time.monotonic() < deadline:
-        pass
+    assert eventually(run.ready, 20)
     lists = [path for method, path in behind.requests if method == "GET" and "list-type" in path]
     assert lists and all("start-after" in path for path in lists), "nothing is listed as a whole"
     run.begin()
@@ -539,9 +538,7 @@ def test_what_a_restart_replays_is_not_forgotten_before(inputs: str, forgetful: 
     assert len(taken(run)) == 9 and run.coordinator._ledger.book.first_number == 1
     run.spout.remember_secs = 1
     again(run)  # transactions 6 to 9 were in flight
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline:
-        run.coordinator.backlog()
+    assert not eventually(lambda: run.coordinator.backlog() is None, 2)
     pin = run.pins[6]
     assert run.coordinator.initialize_transaction(6, run.pins[5], pin) == pin
     run.coordinator.backlog()
@@ -582,10 +579,7 @@ def test_a_coordinator_that_is_closed_ends_its_listings(inputs: str, forgetful: 
         pass
     assert run.coordinator._objects._paths[inputs]._whole is not None, "under way"
     run.coordinator.close()
-    deadline = time.monotonic() + 10
-    while listings() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert listings() <= before
+    assert eventually(lambda: listings() <= before)
 
 
 @pytest.mark.parametrize("pattern, first, later", [("/**", "a/x", "a-b"), ("", "ü", "a")])

@@ -169,8 +169,7 @@ def test_a_committed_offset_that_is_not_told_is_an_error(code: int, error: type[
 
 
 @pytest.mark.parametrize(
-    "code",
-    ["OFFSET_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "KAFKA_STORAGE_ERROR", "_NOENT"],
+    "code", ["OFFSET_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "KAFKA_STORAGE_ERROR", "_NOENT"]
 )
 def test_an_error_of_an_election_is_waited_for(code: str) -> None:
     asked = KafkaCluster(KafkaSettings("127.0.0.1:1", {}, {}, "u").connection(), "read_committed", "w")

@@ -80,15 +80,8 @@ def test_secrets_come_from_the_environment_and_from_files_and_are_in_no_text(tmp
 
 @pytest.mark.parametrize(
     "setting",
-    [
-        "sasl.password",
-        "ssl.key.password",
-        "ssl.key.pem",
-        "sasl.oauthbearer.client.secret",
-        "sasl.oauthbearer.assertion.private.key.passphrase",
-        "sasl.oauthbearer.config",
-        "SSL.Keystore.Password",
-    ],
+    "sasl.password ssl.key.password ssl.key.pem sasl.oauthbearer.client.secret sasl.oauthbearer.config "
+    "sasl.oauthbearer.assertion.private.key.passphrase SSL.Keystore.Password".split(),
 )
 def test_settings_with_credentials_are_known(setting: str) -> None:
     assert is_secret(setting) and Connection({setting: "x1", "bootstrap.servers": "h"}).clean("a x1") == "a ***"

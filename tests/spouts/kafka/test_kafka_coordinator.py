@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.servers.kafka_fixtures import KafkaBroker
+from tests.servers.zk_fixtures import eventually
 from trident import KafkaSpout, OpaqueKafkaSpout
 from trident.coordinators.errors import BrokersAway, LogCut, SourceError, TopicGone
 from trident.spouts.contracts import SpoutContext
@@ -208,9 +208,9 @@ def test_offsets_of_durable_transactions_are_committed_to_a_group_and_never_back
     for txid in (1, 2, 3):
         metadata = stream.initialize_transaction(txid, metadata, None)
     stream.success(1)
-    wait_for(lambda: kafka.committed(group, topic, 2) == {0: 2, 1: 0})
+    assert eventually(lambda: kafka.committed(group, topic, 2) == {0: 2, 1: 0}, 30)
     stream.success(3)
-    wait_for(lambda: kafka.committed(group, topic, 2) == {0: 6, 1: 0})
+    assert eventually(lambda: kafka.committed(group, topic, 2) == {0: 6, 1: 0}, 30)
     stream.success(2)  # told again after a restart
     stream.close()
     assert kafka.committed(group, topic, 2) == {0: 6, 1: 0}
@@ -229,7 +229,7 @@ def test_a_commit_that_the_cluster_refuses_is_logged_and_fails_nothing(kafka, to
     stream = coordinate(topic, commit_group=f"live-{topic}")
     stream.initialize_transaction(1, None, None)
     stream.success(1)
-    wait_for(lambda: "offsets are not committed to group" in caplog.text)
+    assert eventually(lambda: "offsets are not committed to group" in caplog.text, 30)
     consumer.close()
 
 
@@ -243,10 +243,3 @@ def test_a_cluster_that_does_not_answer_is_an_error_and_a_transaction_that_begin
         stream.is_ready(1)
     before = {"topics": [{"topic": "t", "id": "i", "begin": [0], "end": [4]}], "rows_estimate": 4}
     assert Batch.read(stream.initialize_transaction(2, before, None)).ends == {("t", 0): 4}
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.long_cases import sample
 from tests.servers.kafka_fixtures import PASSWORD, KafkaBroker
+from tests.servers.zk_fixtures import eventually
 from tests.spouts import source_helpers
 from tests.spouts.source_helpers import WAIT_SECS, by_txid, out, rows_read, run_to_end
 from trident import KafkaSpout, OpaqueKafkaSpout
@@ -63,14 +63,7 @@ def rows(spark: SparkSession, emitted: Any, spout: KafkaSpout) -> list[tuple]:
 @pytest.mark.parametrize(("here", "rows_a_task"), [(5_000, 2), (0, 100), (0, 2)], ids=["driver", "task", "tasks"])
 @pytest.mark.long
 def test_every_column_reaches_the_table_by_the_driver_and_by_tasks(
-    start,
-    kafka,
-    topic,
-    warehouse,
-    spark,
-    monkeypatch,
-    here,
-    rows_a_task,
+    start, kafka, topic, warehouse, spark, monkeypatch, here, rows_a_task
 ) -> None:
     monkeypatch.setattr(emitter, "_HERE_ROWS", here)
     monkeypatch.setattr(emitter, "PARTITION_ROWS", rows_a_task)
@@ -122,10 +115,7 @@ def test_a_replay_has_exactly_the_offsets_that_were_written_down(start, kafka, t
     kafka.put(topic, numbers(40), 0)
     faults.arm("manifest.write:hang:1")
     query = start(KafkaSpout(kafka.address, topic, columns=PLACE, max_rows=30, min_rows=30), max_spout_pending=1)
-    deadline = time.monotonic() + WAIT_SECS
-    while faults.unfired():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
     # Its process is gone, as far as the others can tell; while the messages become more.
     kafka.put(topic, numbers(25), 0)
     kafka.put(topic, numbers(5), 1)
@@ -154,10 +144,7 @@ def test_a_killed_broker_holds_streams_up_and_uses_no_attempts(start, kafka, top
     failed: list[Exception] = []
     waits = in_thread(lambda: emitted.append(reads.emit_batch(At(1, 0), planned)))
     cancelled = in_thread(lambda: raises_into(failed, lambda: reads.emit_batch(At(2, 0), planned)))
-    deadline = time.monotonic() + WAIT_SECS
-    while "cannot ask the cluster" not in str(query.status):
-        assert time.monotonic() < deadline, query.status
-        time.sleep(0.1)
+    assert eventually(lambda: "cannot ask the cluster" in str(query.status), WAIT_SECS), query.status
     assert query.is_active and waits.is_alive() and cancelled.is_alive()
     reads.cancel(At(2, 0))
     cancelled.join(30)
@@ -235,12 +222,7 @@ def test_rows_of_a_topic_that_was_made_again_after_they_were_planned_never_count
 
 @pytest.mark.long
 def test_expired_messages_end_the_topology_and_an_opaque_spout_goes_on_behind_them(
-    start,
-    kafka,
-    topic,
-    warehouse,
-    spark,
-    emit,
+    start, kafka, topic, warehouse, spark, emit
 ) -> None:
     kafka.create(topic)
     kafka.put(topic, numbers(10))

@@ -30,30 +30,6 @@ def of(partition: int, values: list[bytes]) -> list[tuple[int, bytes]]:
     return [(partition, value) for value in values]
 
 
-def test_a_first_batch_from_the_latest_is_empty_and_stays_so_and_the_next_has_what_came(
-    kafka, topic, coordinate
-) -> None:
-    kafka.create(topic)
-    kafka.put(topic, TEN)
-    stream = coordinate(topic, start="latest")
-    one = stream.initialize_transaction(1, None, None)
-    assert emitted(kafka, one) == [] and Batch.read(one).ends == {(topic, 0): 10}
-    kafka.put(topic, TEN)
-    again = coordinate(topic, start="latest")
-    assert again.initialize_transaction(1, None, one) == one and emitted(kafka, one) == []
-    assert emitted(kafka, again.initialize_transaction(2, one, None)) == of(0, TEN)
-
-
-def test_a_first_batch_from_a_time_begins_at_the_first_message_from_then_on(kafka, topic, coordinate) -> None:
-    kafka.create(topic)
-    producer = kafka.producer()
-    for number, value in enumerate(TEN):
-        producer.produce(topic, value, timestamp=1_600_000_000_000 + 1_000 * number)
-    producer.flush(30)
-    start = datetime.datetime.fromtimestamp(1_600_000_004, datetime.timezone.utc)
-    assert emitted(kafka, coordinate(topic, start=start).initialize_transaction(1, None, None)) == of(0, TEN[4:])
-
-
 def test_with_metadata_of_the_batch_before_it_goes_on_right_behind_whatever_the_start(kafka, topic, coordinate) -> None:
     """In the process that made it, and in another one, as after a restart."""
     kafka.create(topic)

@@ -6,7 +6,6 @@ Real sockets; a server in a process of its own where its memory, its descriptors
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 import os
 import resource
@@ -36,7 +35,7 @@ from trident.drpc import application
 from trident.drpc import http as http_limits
 from trident.drpc.http import HttpServer
 from trident.drpc.requests import Answer
-from trident.drpc.values import arguments, converted, read_json
+from trident.drpc.values import arguments, read_json
 from trident.udf.types import parse_type
 from trident.watching.metric_facts import Facts
 from trident.watching.metrics import Instruments
@@ -126,9 +125,11 @@ def gets_all(address: str, size: int) -> bool:
 
 
 def read_all(one: socket.socket) -> bytes:
+    """What comes until the connection ends, in whatever way."""
     parts = []
-    while part := one.recv(1 << 16):
-        parts.append(part)
+    with suppress(ConnectionError):
+        while part := one.recv(1 << 16):
+            parts.append(part)
     return b"".join(parts)
 
 
@@ -418,18 +419,8 @@ def test_what_waits_to_be_read_has_a_limit(server: HttpServer, monkeypatch: pyte
         with suppress(ConnectionError):
             greedy.recv(1)  # accepted, and answered
         assert eventually(lambda: not server.connections)
-        assert len(read_all_or_reset(greedy)) < 6 << 20
+        assert len(read_all(greedy)) < 6 << 20
     assert health(server.address) == 200
-
-
-def read_all_or_reset(one: socket.socket) -> bytes:
-    parts: list[bytes] = []
-    try:
-        while part := one.recv(1 << 16):
-            parts.append(part)
-    except ConnectionError:
-        pass
-    return b"".join(parts)
 
 
 def test_an_answer_that_is_too_large_is_told_so(server: HttpServer) -> None:
@@ -489,7 +480,7 @@ def test_a_request_that_breaks_off_in_the_middle_of_its_answer_loses_its_connect
                 answered += one.recv(1 << 16)
             assert answered.startswith(b"HTTP/1.1 200")
             one.sendall(b"no length of a chunk\r\n")
-            assert b"HTTP/1.1 400" not in read_all_or_reset(one)
+            assert b"HTTP/1.1 400" not in read_all(one)
         assert eventually(lambda: not made.connections)
     finally:
         made.stop()
@@ -524,24 +515,6 @@ def test_what_cannot_arrive_as_it_is_is_the_callers_mistake(kind: str, given: An
     with pytest.raises(WrongArguments) as refused:
         arguments("f", schema, [given], {})
     assert (told or "") in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "wanted"),
-    [
-        ("float", 3.4e38, 3.4e38),
-        ("float", "Infinity", float("inf")),
-        ("double", "-inf", float("-inf")),
-        ("date", "0001-01-01", datetime.date(1, 1, 1)),
-        ("timestamp", "0001-01-03T00:00:00Z", datetime.datetime(1, 1, 3, tzinfo=datetime.timezone.utc)),
-        ("timestamp_ntz", "0001-01-01T00:00:00", datetime.datetime(1, 1, 1)),
-        ("timestamp", "2024-01-01T00:00:00+02:00", datetime.datetime(2023, 12, 31, 22, tzinfo=datetime.timezone.utc)),
-        ("timestamp", datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 1)),  # from Python, as PySpark has it
-        ("map<int,int>", {"1": 1, "2": 2}, {1: 1, 2: 2}),
-    ],
-)
-def test_what_can_arrive_does(kind: str, given: Any, wanted: Any) -> None:
-    assert converted(given, parse_type(kind)) == wanted
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '[{"b": {"a": 1, "a": 1}}]', "[1e999]", "-1e400"])

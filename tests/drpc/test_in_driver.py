@@ -15,17 +15,7 @@ from pyspark.sql.types import TimestampType
 
 from tests.drpc.plain_types import TYPES, VALUES
 from tests.topology_helpers import WAIT_SECS, starter
-from trident import (
-    Count,
-    DeltaMapState,
-    FilterNull,
-    FixedBatchSpout,
-    MapGet,
-    Split,
-    Sum,
-    TridentTopology,
-    expr,
-)
+from trident import Count, DeltaMapState, FilterNull, FixedBatchSpout, MapGet, Split, Sum, TridentTopology, expr
 from trident.coordinators import faults
 from trident.drpc.request_jobs import InProcessAnswers, StatesAsOf
 from trident.drpc.requests import DrpcRequests

@@ -85,10 +85,7 @@ def test_the_topology_stays_as_it_is(spark) -> None:
 def test_a_stream_that_reads_a_state_is_refused_without_its_rows() -> None:
     words = stream_of("line string").each("line", split, "word")
     counts = words.group_by("word").persistent_aggregate(MemoryMapState("c"), Count(), "n")
-    for stream in (
-        words.state_query(counts, "word", MapGet(), "n").filter("n", bool),
-        counts.new_values_stream(),
-    ):
+    for stream in (words.state_query(counts, "word", MapGet(), "n").filter("n", bool), counts.new_values_stream()):
         with pytest.raises(TopologyError, match="reads a state, 'c', without its rows") as caught:
             run_batch(stream, [("a",)], states={"d": []})
         assert __file__ in str(caught.value.found) and "states={'c': […]}" in str(caught.value.action)

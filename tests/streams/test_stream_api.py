@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import doctest
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from tests.streams.stream_helpers import ATTEMPT, append_plan, batch, raised, run, run_pass, stream_of
+from tests.streams.stream_helpers import ATTEMPT, append_plan, batch, raised, run, run_pass, stream_of, topology_of
+from trident import Count, FilterNull, GroupedStream, MapGet, StaticMap, Stream, Sum
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
-from trident.operations.aggregators import Count, Sum
 from trident.planning.groups import plan
 from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
@@ -402,3 +405,56 @@ def test_the_empty_batches_of_these_tests_have_no_partition(spark) -> None:
     """Else they would not show that a global aggregate has its row even when no worker would run."""
     plan_ = append_plan(stream_of("n long"))
     assert batch(spark, plan_, [], 0).rdd.getNumPartitions() == 0
+
+
+# --- what keeps the grouping and what ends it: as in Storm's GroupedStream (docs/from-storm.md) ---
+
+
+KEEP: dict[str, Callable[[GroupedStream], Any]] = {
+    "each": lambda s: s.each("n", lambda n: n, "m long"),
+    "filter": lambda s: s.filter("n", FilterNull()),
+    "name": lambda s: s.name("here"),
+    "partition_aggregate": lambda s: s.partition_aggregate("n", Sum(), "part"),
+    "peek": lambda s: s.peek("n", print),
+    "project": lambda s: s.project("k"),
+    "parallelism_hint": lambda s: s.parallelism_hint(2),
+}
+END: dict[str, Callable[[GroupedStream], Any]] = {
+    "aggregate": lambda s: s.aggregate("n", Sum(), "sum"),
+    "chained_agg": lambda s: s.chained_agg().aggregate(Count(), "rows").chain_end(),
+    "state_query": lambda s: s.state_query(
+        topology_of(s.to_stream()).new_static_state(StaticMap({("a",): 1})), "k", MapGet(), "v long"
+    ),
+    "to_stream": lambda s: s.to_stream(),
+}
+
+
+@pytest.mark.parametrize("operation", KEEP)
+def test_the_grouping_stays(operation: str) -> None:
+    made = KEEP[operation](stream_of("k string, n long").group_by("k"))
+    assert isinstance(made, GroupedStream) and made.keys == ("k",)
+
+
+@pytest.mark.parametrize("operation", END)
+def test_the_grouping_ends(operation: str) -> None:
+    assert type(END[operation](stream_of("k string, n long").group_by("k"))) is Stream
+
+
+def test_an_aggregate_behind_a_state_query_is_over_all_rows() -> None:
+    grouped = stream_of("k string, n long").group_by("k")
+    made = END["state_query"](grouped).each("v", FilterNull()).aggregate("v", Sum(), "sum")
+    assert made.fields == ("sum",)
+
+
+# --- every line of the operation reference runs, and gives what the reference says -------------
+
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "stream-api.md"
+
+
+@pytest.mark.long
+def test_the_operation_reference_is_true(spark: SparkSession) -> None:
+    # Tracebacks are compared by their last line.
+    failed, ran = doctest.testfile(str(REFERENCE), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert failed == 0
+    assert ran > 55

@@ -67,88 +67,38 @@ def test_a_list_that_is_changed_afterwards_changes_nothing():
     assert str(column) == "word.isin(a)"
 
 
-def everything(F, expr):
-    """Columns by the names of any module of functions: what either makes of them must be one."""
-    n, word, pair = F.col("n"), F.col("word"), F.col("pair")
-    return [
-        n + 1,
-        1 + n,
-        n - 1,
-        1 - n,
-        n * 2,
-        2 * n,
-        n / 2,
-        2 / n,
-        n % 2,
-        7 % n,
-        n**2,
-        2**n,
-        -n,
-        n == 1,
-        n != 1,
-        n < 1,
-        n <= 1,
-        n > 1,
-        n >= 1,
-        (n > 1) & (n < 5) | ~(n == 3),
-        n.between(1, 3),
-        n.isin(1, 2),
-        n.isin([1, 2]),
-        n.cast("int"),
-        n.astype("string"),
-        n.alias("m"),
-        n.isNull(),
-        n.isNotNull(),
-        n.eqNullSafe(None),
-        n.bitwiseAND(1),
-        word.like("a%"),
-        word.rlike("^a"),
-        word.contains("a"),
-        word.startswith("a"),
-        word.substr(1, 2),
-        F.substring("word", 1, 2),
-        F.concat_ws("-", "word", F.upper(word)),
-        pair.getField("a"),
-        pair["a"],
-        pair.b,
-        F.col("xs")[0],
-        F.col("xs").getItem(0),
-        F.col("by")["k"],
-        pair.withField("c", F.lit(1)),
-        pair.dropFields("a"),
-        F.when(n > 3, "many").when(n > 1, "some").otherwise(F.lit("few")),
-        F.transform("xs", lambda x: x + n),
-        F.transform("xs", lambda x, i: x * i),
-        F.aggregate("xs", F.lit(0.0).cast("double"), lambda a, x: a + x, lambda a: a / 2),
-        F.transform("xs", lambda x: F.exists("xs", lambda y: y > x)),
-        F.zip_with("xs", "xs", lambda a, b: a + b),
-        F.filter("xs", lambda x: (x > 0) & x.isNotNull()),
-        F.map_filter("by", lambda k, v: v > 1),
-        F.coalesce(n, F.lit(0)),
-        F.struct("n", word.alias("w")),
-        F.array(n, n),
-        F.create_map("word", "n"),
-        F.sum("n").alias("total"),
-        F.count_distinct("n", word),
-        F.col("n").desc(),
-        F.round(n / 3, scale=2),
-        F.to_date(F.lit("2024-01-01")),
-        F.date_format(F.lit("2024-01-01").cast("date"), "yyyy"),
-        F.sha2(word, 256),
-        F.regexp_replace("word", r"\s+", " "),
-        F.split(word, " ", limit=2),
-        F.explode("xs"),
-        F.posexplode(F.col("xs")),
-        F.greatest(n, F.lit(1)),
-        expr("n + 1"),
-        F.expr("n") + 1,
-        n.try_cast("int"),
-        word.transform(F.upper),
-    ]
+# Of each the columns that either module makes must be one; n, word and pair are columns.
+COLUMNS = r"""
+n + 1; 1 + n; n - 1; 1 - n; n * 2; 2 * n; n / 2; 2 / n; n % 2; 7 % n; n**2; 2**n; -n
+n == 1; n != 1; n < 1; n <= 1; n > 1; n >= 1; n.between(1, 3); n.isin(1, 2); n.isin([1, 2])
+n.cast("int"); n.astype("string"); n.try_cast("int"); n.alias("m"); n.isNull(); n.isNotNull()
+n.eqNullSafe(None); F.split(word, " ", limit=2)
+n.bitwiseAND(1); word.like("a%"); word.rlike("^a"); word.contains("a"); word.startswith("a"); word.substr(1, 2)
+F.substring("word", 1, 2); F.concat_ws("-", "word", F.upper(word)); word.transform(F.upper)
+pair.getField("a"); pair["a"]; pair.b; pair.withField("c", F.lit(1)); pair.dropFields("a")
+F.col("xs")[0]; F.col("xs").getItem(0); F.col("by")["k"]; F.map_filter("by", lambda k, v: v > 1)
+F.when(n > 3, "many").when(n > 1, "some").otherwise(F.lit("few"))
+F.transform("xs", lambda x: x + n); F.transform("xs", lambda x, i: x * i)
+F.aggregate("xs", F.lit(0.0).cast("double"), lambda a, x: a + x, lambda a: a / 2)
+F.transform("xs", lambda x: F.exists("xs", lambda y: y > x)); F.zip_with("xs", "xs", lambda a, b: a + b)
+F.coalesce(n, F.lit(0)); F.struct("n", word.alias("w")); F.array(n, n); F.create_map("word", "n")
+F.sum("n").alias("total"); F.count_distinct("n", word); F.col("n").desc(); F.round(n / 3, scale=2)
+F.to_date(F.lit("2024-01-01")); F.date_format(F.lit("2024-01-01").cast("date"), "yyyy"); F.sha2(word, 256)
+F.regexp_replace("word", r"\s+", " "); F.explode("xs"); F.posexplode(F.col("xs")); F.greatest(n, F.lit(1))
+expr("n + 1"); F.expr("n") + 1
+(n > 1) & (n < 5) | ~(n == 3); F.filter("xs", lambda x: (x > 0) & x.isNotNull())
+"""
+NAMES = ["n", "word", "pair"]
+
+
+def evaluated(columns: str, names: list[str], F=F, expr=expr) -> list:
+    """The columns of a text, with a semicolon between two; those of the rows stand by their names."""
+    values = {"F": F, "expr": expr, "lit": F.lit, **{name: F.col(name) for name in names}}
+    return [eval(text.strip(), values) for line in columns.strip().splitlines() for text in line.split("; ")]
 
 
 def test_they_become_the_columns_that_pyspark_makes(spark):
-    made, wanted = everything(F, expr), everything(P, P.expr)
+    made, wanted = evaluated(COLUMNS, NAMES), evaluated(COLUMNS, NAMES, P, P.expr)
     assert len(made) == len(wanted)
     for one, column in zip(made, wanted):
         assert isinstance(one, DeferredColumn)
@@ -165,55 +115,21 @@ ROWS = "n long, i int, s short, f float, d double, word string, flag boolean, da
 
 def test_what_is_known_without_spark_is_what_spark_says(spark):
     schema = StructType([*_fields(ROWS)])
-    c = F.col
-    simple = [
-        c("n"),
-        c("word").alias("w"),
-        F.lit(1),
-        F.lit(1 << 40),
-        F.lit("a"),
-        F.lit(1.5),
-        F.lit(True),
-        c("n") + 1,
-        c("i") + 1,
-        c("s") + c("i"),
-        c("i") + (1 << 40),
-        2 * c("s"),
-        3 - c("d"),
-        c("f") + c("f"),
-        c("f") + c("d"),
-        c("d") * c("n"),
-        -c("f"),
-        c("n") > 3,
-        c("n") == c("d"),
-        c("word") == "a",
-        c("flag") == True,  # noqa: E712
-        c("day") < c("day"),
-        c("at").between(c("at"), c("at")),
-        c("n").between(1, 2.5),
-        c("n").isin(1, 2),
-        c("word").isin(["a", "b"]),
-        (c("n") > 1) & c("flag"),
-        ~c("flag"),
-        c("xs").isNull(),
-        c("xs").isNotNull(),
-        c("n").cast("string"),
-        c("word").cast("double"),
-        c("flag").cast("int"),
-        c("word").like("a%"),
-        c("word").startswith("a"),
-        F.upper("word"),
-        F.trim(c("word")),
-        F.length("word"),
-        c("n").eqNullSafe(1),
-    ]
+    given = """
+        n; word.alias("w"); lit(1); lit(1 << 40); lit("a"); lit(1.5); lit(True); n + 1; i + 1; s + i
+        i + (1 << 40); 2 * s; 3 - d; f + f; f + d; d * n; -f; n > 3; n == d; word == "a"; flag == True
+        day < day; at.between(at, at); n.between(1, 2.5); n.isin(1, 2); word.isin(["a", "b"]); (n > 1) & flag; ~flag
+        xs.isNull(); xs.isNotNull(); n.cast("string"); word.cast("double"); flag.cast("int"); word.like("a%")
+        word.startswith("a"); F.upper("word"); F.trim(word); F.length("word"); n.eqNullSafe(1)
+    """
+    simple = evaluated(given, schema.names)
     whole = _analyse(lambda empty: empty.select(*[to_column(one) for one in simple]), schema, "x")
     for one, field in zip(simple, whole.fields, strict=True):
         found = known(one, schema, "select")
         assert found is not None, str(one)
         assert found.type == field.dataType, str(one)
         assert found.name in (None, field.name)
-    assert known(c("i") + c("n") > 3, schema, "x").reads == {"i", "n"}
+    assert known(F.col("i") + F.col("n") > 3, schema, "x").reads == {"i", "n"}
 
 
 def _fields(ddl: str):
@@ -224,29 +140,12 @@ def _fields(ddl: str):
 
 def test_what_is_not_simple_is_left_to_spark():
     schema = StructType(_fields(ROWS))
-    for one in (
-        F.col("N"),
-        F.col("`n`"),
-        F.col("*"),
-        F.col("n") / 2,
-        F.col("f") + F.col("n"),
-        F.col("day") > "2024",
-        F.rand(),
-        expr("n"),
-        F.explode("xs"),
-        F.col("n").alias("a", metadata={}),
-        F.lit(None),
-        F.sum("n"),
-        F.col("flag") + 1,
-        F.col("word") > 3,
-        F.col("n").isin(),
-        F.lit(1 << 70),
-        F.col("day").cast("int"),
-        F.col("flag").cast("bool"),
-        F.col("n").isin((1, 2)),
-        F.col("current_date"),
-        F.col("word").like(F.col("word")),
-    ):
+    columns = """
+        F.col("N"); F.col("`n`"); F.col("*"); n / 2; f + n; day > "2024"; F.rand(); expr("n"); F.explode("xs")
+        n.alias("a", metadata={}); F.lit(None); F.sum("n"); flag + 1; word > 3; n.isin(); F.lit(1 << 70)
+        day.cast("int"); flag.cast("bool"); n.isin((1, 2)); F.col("current_date"); word.like(word)
+    """
+    for one in evaluated(columns, schema.names):
         assert known(one, schema, "x") is None, str(one)
     with pytest.raises(FieldError, match="`wrd`; expected: one of n, i.*Did you mean 'word'"):
         known(F.col("wrd") > 3, schema, "x")

@@ -626,6 +626,7 @@ def test_what_cannot_be_pickled_is_named_by_the_way_to_it() -> None:
         (functools.partial(uses_helper), "uses_helper → helper → lock"),
         (wrapped(lambda n: n), "lock"),
         (keyword, "a default value"),
+        (functools.partial(lambda held, n: n, lock), "argument 1 of the partial"),
         (lambda n: slotted and n, "slotted → inner → lock"),
     ):
         with pytest.raises(TopologyError) as caught:

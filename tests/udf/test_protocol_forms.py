@@ -8,6 +8,7 @@ and nothing else.
 from __future__ import annotations
 
 import itertools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,24 +58,15 @@ def given(step: Any, *frames: Frame) -> list[tuple]:
 
 # --- functions ---------------------------------------------------------------------------
 
-# Of n they give n + 1, once: as a value, and as an iterable.
-one_value: dict[str, Callable[[Any], Any]] = {"returned": lambda n: n + 1}
-many_values: dict[str, Callable[[Any], Any]] = {"listed": lambda n: [n + 1], "iterated": lambda n: iter([n + 1])}
 
-
-def one_annotated(n: int) -> int:
-    return n + 1
-
-
-def listed_annotated(n: int) -> list[int]:
-    return [n + 1]
+def annotated(function: Callable[..., Any], returns: Any) -> Callable[..., Any]:
+    """A copy of a function that says what it returns."""
+    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__)
+    copy.__annotations__ = {"return": returns}
+    return copy
 
 
 def yielded(n):
-    yield n + 1
-
-
-def yielded_annotated(n: int) -> Iterator[int]:
     yield n + 1
 
 
@@ -83,8 +75,12 @@ class Callable_:
         return n + 1
 
 
-one_value |= {"annotated": one_annotated, "object": Callable_()}
-many_values |= {"listed, annotated": listed_annotated, "yielded": yielded, "yielded, annotated": yielded_annotated}
+# Of n they give n + 1, once: as a value, and as an iterable.
+one_value: dict[str, Callable[[Any], Any]] = {"returned": lambda n: n + 1, "object": Callable_()}
+one_value["annotated"] = annotated(one_value["returned"], int)
+many_values: dict[str, Callable[[Any], Any]] = {"listed": lambda n: [n + 1], "iterated": lambda n: iter([n + 1])}
+many_values["listed, annotated"] = annotated(many_values["listed"], list[int])
+many_values |= {"yielded": yielded, "yielded, annotated": annotated(yielded, Iterator[int])}
 
 
 @pytest.mark.parametrize("form", [*one_value, *many_values])
@@ -103,14 +99,10 @@ def test_flat_map(form: str) -> None:
     assert run_pass(stream_of("n long").flat_map(many_values[form], "m long"), [(1,), (2,)]) == [(2,), (3,)]
 
 
-def above_annotated(n: int) -> bool:
-    return n > 1
+FILTERS = [lambda n: n > 1, annotated(lambda n: n > 1, bool)]
 
 
-FILTERS = [above_annotated, lambda n: n > 1]
-
-
-@pytest.mark.parametrize("function", FILTERS, ids=["annotated", "not"])
+@pytest.mark.parametrize("function", FILTERS, ids=["not", "annotated"])
 def test_filter_and_peek(function: Callable[[Any], Any]) -> None:
     assert run_pass(stream_of("n long").filter("n", function).peek("n", function), [(1,), (2,)]) == [(2,)]
 
@@ -129,30 +121,11 @@ class Combines:
         return 0
 
 
-class CombinesAnnotated(Combines):
-    def init(self, n: int) -> int:
-        return n
-
-    def combine(self, a: int, b: int) -> int:
-        return a + b
-
-    def zero(self) -> int:
-        return 0
-
-
 class Reduces:
     def init(self):
         return 0
 
     def reduce(self, current, n):
-        return current + n
-
-
-class ReducesAnnotated(Reduces):
-    def init(self) -> int:
-        return 0
-
-    def reduce(self, current: int, n: int) -> int:
         return current + n
 
 
@@ -168,66 +141,55 @@ class Totals:
     def resume(self, batch_id, total, *more):
         return [total]
 
-    def complete(self, state):
-        return state[0]
+
+def forms(base: type, method: str, *functions: tuple[Callable[..., Any], Any]) -> list[type]:
+    """Classes that differ in one method: as it is written, and with what it returns where that is said."""
+    made = []
+    for function, returns in functions:
+        made.append(type(f"{base.__name__}_{function.__name__}", (base,), {method: function}))
+        if returns is not None:
+            name = f"{base.__name__}_{function.__name__}_annotated"
+            made.append(type(name, (base,), {method: annotated(function, returns)}))
+    return made
 
 
-class TotalsAnnotated(Totals):
-    def complete(self, state: list) -> int:
-        return state[0]
+def all_annotated(kind: type, returns: Any) -> type:
+    """With each method annotated."""
+    methods = {name: annotated(one, returns) for name, one in vars(kind).items() if not name.startswith("__")}
+    return type(f"{kind.__name__}_annotated", (kind,), methods)
 
 
-class TotalsListed(Totals):
-    def complete(self, state):
-        return [state[0]]
+def one(self, state):
+    return state[0]
 
 
-class TotalsListedAnnotated(Totals):
-    def complete(self, state: list) -> list[int]:
-        return [state[0]]
+def listed(self, state):
+    return [state[0]]
 
 
-class TotalsYielded(Totals):
-    def complete(self, state):
-        yield state[0]
+def yields(self, state):
+    yield state[0]
 
 
-class TotalsYieldedAnnotated(Totals):
-    def complete(self, state: list) -> Iterator[int]:
-        yield state[0]
+TOTALS = forms(Totals, "complete", (one, int), (listed, list[int]), (yields, Iterator[int]))
 
 
-TOTALS = [Totals, TotalsAnnotated, TotalsListed, TotalsListedAnnotated, TotalsYielded, TotalsYieldedAnnotated]
+def pair(self, state):
+    return state[0], -state[0]
 
 
-class Pairs(Totals):
-    """As many outputs as there are annotations to be left out."""
-
-    def complete(self, state):
-        return state[0], -state[0]
+def pairs_listed(self, state):
+    return [(state[0], -state[0])]
 
 
-class PairsAnnotated(Totals):
-    def complete(self, state: list) -> tuple[int, int]:
-        return state[0], -state[0]
+def pairs_yielded(self, state):
+    yield state[0], -state[0]
 
 
-class PairsListed(Totals):
-    def complete(self, state):
-        return [(state[0], -state[0])]
-
-
-class PairsYielded(Totals):
-    def complete(self, state):
-        yield state[0], -state[0]
-
-
-class PairsYieldedAnnotated(Totals):
-    def complete(self, state: list) -> Iterator[tuple[int, int]]:
-        yield state[0], -state[0]
-
-
-PAIRS = [Pairs, PairsAnnotated, PairsListed, PairsYielded, PairsYieldedAnnotated]
+# As many outputs as there are annotations to be left out.
+PAIRS = forms(
+    Totals, "complete", (pair, tuple[int, int]), (pairs_listed, None), (pairs_yielded, Iterator[tuple[int, int]])
+)
 ROWS_FRAME = {"k": ["a", "a", "b"], "n": [1, 2, 5]}
 
 
@@ -251,7 +213,7 @@ def aggregated(stream: Stream) -> Any:
     return step.for_batch(BatchInfo(ATTEMPT))
 
 
-@pytest.mark.parametrize("kind", [Combines, CombinesAnnotated])
+@pytest.mark.parametrize("kind", [Combines, all_annotated(Combines, int)])
 def test_a_combiner_in_a_batch_and_into_a_state(kind: type) -> None:
     step = aggregated(grouped().partition_aggregate("n", kind(), "t long").to_stream())
     assert given(step, frame(**ROWS_FRAME)) == SUMS
@@ -260,7 +222,7 @@ def test_a_combiner_in_a_batch_and_into_a_state(kind: type) -> None:
     assert committed(topology_of(stream), {"k": ["a", "b"], "t": [3, 5]}, 2) == [("a", 6), ("b", 10)]
 
 
-@pytest.mark.parametrize("kind", [Reduces, ReducesAnnotated])
+@pytest.mark.parametrize("kind", [Reduces, all_annotated(Reduces, int)])
 def test_a_reducer_in_a_batch_and_into_a_state(kind: type) -> None:
     step = aggregated(grouped().partition_aggregate("n", kind(), "t long").to_stream())
     assert given(step, frame(**ROWS_FRAME)) == SUMS
@@ -322,23 +284,23 @@ def _loads(text: str) -> Any:
     return loads(text)
 
 
-class NoRow(Totals):
-    def complete(self, state):
-        return []
+def no_row(self, state):
+    return []
 
 
-class TwoRows(Totals):
-    def complete(self, state):
-        yield state[0]
-        yield state[0]
+def two_rows(self, state):
+    yield state[0]
+    yield state[0]
 
 
-class Null(Totals):
-    def complete(self, state: list) -> int:
-        return None  # type: ignore[return-value]
+def null(self, state: list) -> int:
+    return None  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("kind", "count"), [(NoRow, 0), (TwoRows, 2), (Null, 0)])
+NOT_ONE = list(zip(forms(Totals, "complete", (no_row, None), (two_rows, None), (null, None)), (0, 2, 0)))
+
+
+@pytest.mark.parametrize(("kind", "count"), NOT_ONE)
 def test_a_state_keeps_exactly_one_row_for_each_key_and_says_how_many_there_were(kind: type, count: int) -> None:
     text = f"complete gave {count} rows for a key: a state keeps exactly one for each"
     error = raised(lambda: resumed(kind()))
@@ -374,31 +336,23 @@ class Asks:
     def batch_retrieve(self, state, args):
         return state.multi_get(args)
 
-    def execute(self, args, found):
-        return found
+
+def found_one(self, args, found):
+    return found
 
 
-class AsksAnnotated(Asks):
-    def execute(self, args: tuple, found: int) -> int:
-        return found
+def found_listed(self, args, found):
+    return [found]
 
 
-class AsksListed(Asks):
-    def execute(self, args, found):
-        return [found]
+def found_yielded(self, args, found):
+    yield found
 
 
-class AsksYielded(Asks):
-    def execute(self, args, found):
-        yield found
+ASKS = forms(Asks, "execute", (found_one, int), (found_listed, None), (found_yielded, Iterator[int]))
 
 
-class AsksYieldedAnnotated(Asks):
-    def execute(self, args: tuple, found: int) -> Iterator[int]:
-        yield found
-
-
-@pytest.mark.parametrize("kind", [Asks, AsksAnnotated, AsksListed, AsksYielded, AsksYieldedAnnotated])
+@pytest.mark.parametrize("kind", ASKS)
 @pytest.mark.parametrize("of_requests", [False, True], ids=["batch", "request"])
 def test_a_query_function(kind: type, of_requests: bool) -> None:
     from trident import DeltaAppend
@@ -449,5 +403,5 @@ def test_a_state_updater(kind: type) -> None:
 
 def test_what_is_not_annotated_must_have_its_types_with_the_outputs() -> None:
     with pytest.raises(OutputTypeError, match="type of output 't'"):
-        grouped().aggregate("n", Totals(), "t")
-    assert grouped().aggregate("n", TotalsAnnotated(), "t").schema["t"].dataType.simpleString() == "bigint"
+        grouped().aggregate("n", TOTALS[0](), "t")
+    assert grouped().aggregate("n", TOTALS[1](), "t").schema["t"].dataType.simpleString() == "bigint"

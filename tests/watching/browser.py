@@ -23,14 +23,8 @@ def chromium() -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = program
     # Tests may run as root and in a container without much of /dev/shm; nothing of the browser's own goes out.
-    for flag in (
-        "headless=new",
-        "no-sandbox",
-        "disable-dev-shm-usage",
-        "disable-gpu",
-        "no-first-run",
-        "force-color-profile=srgb",
-    ):
+    flags = "headless=new no-sandbox disable-dev-shm-usage disable-gpu no-first-run force-color-profile=srgb"
+    for flag in flags.split():
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))

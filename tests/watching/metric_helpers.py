@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.servers.redis_fixtures import apt_install
+from tests.servers.zk_fixtures import wait_for
 from trident.coordinators.embedded_server import LoopbackPort
 from trident.watching.events import Advanced, Began, Failed
 
@@ -85,11 +85,7 @@ class Prometheus:
 
     def until(self, text: str, secs: float = 90.0) -> list[dict[str, Any]]:
         """The samples of a query once there are any."""
-        end = time.monotonic() + secs
-        while not (found := self.query(text)):
-            assert time.monotonic() < end, f"no answer to {text}"
-            time.sleep(0.1)
-        return found
+        return wait_for(lambda: self.query(text), lambda: f"no answer to {text}", secs)
 
     def end(self) -> None:
         self._process.kill()

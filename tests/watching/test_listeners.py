@@ -62,6 +62,14 @@ class Hears(TopologyListener):
         return [call for call, _ in self.heard]
 
 
+def held(of_query: Listeners) -> Hears:
+    """A listener that does not go on yet."""
+    listener = Hears()
+    listener.goes_on.clear()
+    of_query.add(listener)
+    return listener
+
+
 @pytest.fixture
 def told() -> tuple[Watchers, Listeners]:
     watchers = Watchers()
@@ -116,9 +124,7 @@ def test_a_full_queue_drops_progress_first_and_counts_and_blocks_no_teller(
     monkeypatch.setattr(listeners, "WAITING_MAX", 10)
     monkeypatch.setattr(listeners, "_RESERVE", 5)
     watchers, of_query = told
-    listener = Hears()
-    listener.goes_on.clear()
-    of_query.add(listener)
+    listener = held(of_query)
     watchers.notify(advanced(1))
     assert eventually(lambda: of_query._deliveries[0][1]._is_called), "the first is under way"
     for txid in range(2, 100):
@@ -137,9 +143,7 @@ def test_a_full_queue_drops_progress_first_and_counts_and_blocks_no_teller(
 
 def test_few_failures_wait_since_each_holds_the_rows_of_its_batch(told: Any, caplog: pytest.LogCaptureFixture) -> None:
     watchers, of_query = told
-    listener = Hears()
-    listener.goes_on.clear()
-    of_query.add(listener)
+    listener = held(of_query)
     watchers.notify(failed(1))
     assert eventually(lambda: of_query._deliveries[0][1]._is_called), "the first is under way"
     for txid in range(2, 300):
@@ -171,9 +175,7 @@ def test_the_end_waits_for_a_slow_listener_but_not_for_ever(
 
 def test_one_that_is_removed_is_told_nothing_more_not_what_waits_either(told: Any) -> None:
     watchers, of_query = told
-    listener = Hears()
-    listener.goes_on.clear()
-    of_query.add(listener)
+    listener = held(of_query)
     watchers.notify(advanced(1))
     assert eventually(lambda: of_query._deliveries[0][1]._is_called)
     watchers.notify(advanced(2))
@@ -210,3 +212,34 @@ def test_listeners_of_the_setting_are_made_by_their_names(monkeypatch: pytest.Mo
     for wrong in ("Pager", "pagers.Pager", "pagers:", [3]):
         with pytest.raises(ConfigError, match="listener_classes has an impossible value"):
             TridentConfig(listener_classes=wrong)
+
+
+# --- watchers are told each event; one that raises ends nothing but its own watching -----------
+
+
+def event(txid: int) -> Began:
+    return Began(topology="t", incarnation="i", run_id="r", group="g", txid=txid, attempt_id=0)
+
+
+def test_a_watcher_that_raises_is_told_nothing_more_and_the_others_are(caplog: Any) -> None:
+    watchers, heard = Watchers(), []
+
+    def raises(_: Event) -> None:
+        heard.append("raised")
+        raise ValueError("mine")
+
+    watchers.add(raises)
+    watchers.add(heard.append)
+    watchers.notify(event(1))
+    watchers.notify(event(2))
+    assert [getattr(one, "txid", one) for one in heard] == ["raised", 1, 2]
+    assert "raised at Began, and gets no more events" in caplog.text
+
+
+def test_a_watcher_that_is_removed_is_told_nothing_more() -> None:
+    watchers, heard = Watchers(), []
+    watchers.add(heard.append)
+    watchers.remove(heard.append)
+    watchers.remove(print)
+    watchers.notify(event(1))
+    assert heard == []

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.messages.message_helpers import Messages
+from tests.servers.zk_fixtures import eventually, wait_for
 from tests.topology_helpers import Starter, starter
 from tests.watching.browser import chromium, picture, shape
 from tests.watching.page_topology import page_topology
@@ -44,13 +44,7 @@ class Person:
         return str(self.browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", css))
 
     def waits_for(self, what: Callable[[], Any], said: str) -> Any:
-        end = time.monotonic() + WAIT_SECS
-        while time.monotonic() < end:
-            found = what()
-            if found:
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"never {said}; the page says:\n{self.text('body')}")
+        return wait_for(what, lambda: f"never {said}; the page says:\n{self.text('body')}", WAIT_SECS)
 
     def reads(self, css: str, text: str) -> None:
         self.waits_for(lambda: text in self.text(css), f"read {text!r} in {css}")
@@ -89,12 +83,7 @@ class Person:
 
         def found() -> bool:
             self.looks_up(state, key)
-            end = time.monotonic() + 2
-            while time.monotonic() < end:
-                if text in self.text(f"#found-{state}"):
-                    return True
-                time.sleep(0.1)
-            return False
+            return eventually(lambda: text in self.text(f"#found-{state}"), 2)
 
         self.waits_for(found, f"found {text!r} for {key} in {state}")
 

@@ -23,25 +23,8 @@ from trident.messages.dead_letters import DeadLetter
 from trident.watching.live_page import HEADER, LETTERS, STREAMS, LivePage
 
 TOKEN = "a-token-of-the-tests"
-OPEN = (
-    "/",
-    "/ui",
-    "/page/page.js",
-    "/page/page.css",
-    "/page/plan.js",
-    "/page/panels.js",
-    "/page/words.js",
-    "/page/feed.js",
-)
-CLOSED = (
-    "/events",
-    "/state.json",
-    "/plan.json",
-    "/states.json",
-    "/dead-letters.json",
-    "/take-overs.json",
-    "/state/a?key=b",
-)
+OPEN = "/ /ui /page/page.js /page/page.css /page/plan.js /page/panels.js /page/words.js /page/feed.js".split()
+CLOSED = "/events /state.json /plan.json /states.json /dead-letters.json /take-overs.json /state/a?key=b".split()
 
 
 @contextmanager
@@ -79,10 +62,10 @@ def letter(stream: str, txid: int, given_up_at: float) -> DeadLetter:
     return DeadLetter(txid, stream, str(txid), "[]", 4, None, None, "no", None, None, at)
 
 
-def streaming(address: str, read: bool = True) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse | None]:
+def streaming(address: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     connection = http.client.HTTPConnection(address, timeout=60)
     connection.request("GET", "/events")
-    return connection, connection.getresponse() if read else None
+    return connection, connection.getresponse()
 
 
 def test_the_shell_needs_no_token_and_all_data_does(source: StubSource) -> None:
@@ -150,7 +133,7 @@ def test_the_newest_letters_are_the_newest_of_all_batch_groups(source: StubSourc
 def test_a_stream_tells_what_happens_while_it_lasts_and_says_that_it_ends(source: StubSource) -> None:
     with served(source) as address:
         connection, response = streaming(address)
-        assert response is not None and response.headers["Content-Type"].startswith("text/event-stream")
+        assert response.headers["Content-Type"].startswith("text/event-stream")
         lines = iter(response.readline, b"")
         assert json.loads(next(line for line in lines if line.startswith(b"data: "))[6:])["topology"] == "stub"
         source.feed(advanced(5, time.time()))
@@ -166,20 +149,16 @@ def test_streams_are_few(source: StubSource) -> None:
         status, _, body = ask(address, "/events")
         assert status == 503 and b"Ask /state.json instead" in body
         assert ask(address, "/health")[0] == 200 and ask(address, "/state.json")[0] == 200
-        open_[0][0].close()
-        if open_[0][1] is not None:
-            open_[0][1].close()
+        for one in open_[0]:
+            one.close()
         again: list[Any] = []
 
         def taken() -> bool:
-            connection, response = streaming(address)
-            again.append(connection)
-            return response is not None and response.status == 200
+            again.append(streaming(address))
+            return again[-1][1].status == 200
 
         assert eventually(taken, 60.0), "the place of a page that has gone is free again"
-        for connection, _ in open_:
-            connection.close()
-        for connection in again:
+        for connection, _ in open_ + again:
             connection.close()
 
 

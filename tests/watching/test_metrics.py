@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,18 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "PROCESS_SECS", 0.02)
 
 
+@contextmanager
+def collects(observed: Hangs, every_secs: float, *events: Any) -> Iterator[Collecting]:
+    made = Collecting("t", observed, every_secs)
+    for event in events:
+        made.watch(event)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
 @pytest.mark.parametrize("what", ["status", "jvm", "tables"])
 def test_a_scrape_waits_for_nothing_that_hangs(what: str, at_once: None) -> None:
     observed = Hangs(**{what: True})
@@ -357,9 +370,7 @@ def test_a_scrape_waits_for_nothing_that_hangs(what: str, at_once: None) -> None
 
 
 def test_a_standby_has_its_role_epoch_and_memory_only(at_once: None) -> None:
-    made = Collecting("t", Hangs("standby"), 0.02)
-    made.start()
-    try:
+    with collects(Hangs("standby"), 0.02) as made:
         assert eventually(lambda: len(made.facts().collected) == 3, 30)
         found = seen(Instruments("t", made.facts))
         assert found["trident_role", "standby", "t"] == 1 and found["trident_process_memory_bytes", "python", "t"] > 1e6
@@ -368,33 +379,22 @@ def test_a_standby_has_its_role_epoch_and_memory_only(at_once: None) -> None:
             *("trident_info", "trident_role", "trident_epoch", "trident_zookeeper_connected"),
             *("trident_process_memory_bytes", "trident_collected_timestamp_seconds"),
         }
-    finally:
-        made.stop()
 
 
 def test_a_backlog_is_as_old_as_the_time_since_it_was_empty(at_once: None) -> None:
-    observed = Hangs()
-    made = Collecting("t", observed, 60)
-    made.watch(TookOver(**NAMED, at=100.0, epoch=1))
-    made.watch(advanced(4, at=200.0))
     began_at = time.time()
-    made.start()
-    try:
+    with collects(Hangs(), 60, TookOver(**NAMED, at=100.0, epoch=1), advanced(4, at=200.0)) as made:
         assert eventually(lambda: made.facts().groups, 30)
         (group,) = made.facts().groups
         assert group.backlog_since is not None and group.backlog_since >= began_at
         assert group.advances == ((4, 200.0),) and group.led_from == 100.0
         assert eventually(lambda: made.facts().collected["status"] > group.backlog_since, 30)
         assert made.facts().groups[0].backlog_since == group.backlog_since
-    finally:
-        made.stop()
 
 
 def test_another_leadership_has_a_backlog_of_its_own(at_once: None) -> None:
     observed = Hangs()
-    made = Collecting("t", observed, 60)
-    made.start()
-    try:
+    with collects(observed, 60) as made:
         assert eventually(lambda: made.facts().groups, 30)
         first = made.facts().groups[0].backlog_since
         observed.role = "standby"
@@ -402,16 +402,12 @@ def test_another_leadership_has_a_backlog_of_its_own(at_once: None) -> None:
         observed.role = "leader"
         assert eventually(lambda: made.facts().groups, 30)
         assert made.facts().groups[0].backlog_since > first
-    finally:
-        made.stop()
 
 
 def test_a_process_that_leads_no_more_has_no_tables_and_one_that_leads_has_them_soon(at_once: None, log: Path) -> None:
     observed = Hangs("standby")
     observed.warehouse = Place(str(log))
-    made = Collecting("t", observed, 3600)
-    made.start()
-    try:
+    with collects(observed, 3600) as made:
         assert eventually(lambda: len(made.facts().collected) == 3, 30)
         observed.role = "leader"
         letters = TableSize("g", "", "dead_letters", 0, 0, 0)
@@ -420,21 +416,15 @@ def test_a_process_that_leads_no_more_has_no_tables_and_one_that_leads_has_them_
         observed.role = "standby"
         assert eventually(lambda: made.facts().role == "standby", 30)
         assert (made.facts().tables, made.facts().disk) == ((), None)
-    finally:
-        made.stop()
 
 
 def test_a_look_that_fails_does_not_say_that_dead_letters_have_gone(tmp_path: Path, at_once: None) -> None:
     made_table(tmp_path / DEAD_LETTERS.table_name("t", "g"), "{")
     observed = Hangs()
     observed.warehouse = Place(str(tmp_path))
-    made = Collecting("t", observed, 60)
-    made.start()
-    try:
+    with collects(observed, 60) as made:
         assert eventually(lambda: len(made.facts().collected) == 3, 30)
         assert made.facts().tables == ()
-    finally:
-        made.stop()
 
 
 def test_what_ends_is_exported_as_ended(at_once: None) -> None:

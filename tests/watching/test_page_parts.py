@@ -203,14 +203,17 @@ def test_a_note_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     note.renew()
 
 
-def test_a_replay_reads_no_letters_but_those_that_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process that answers a page's request may lead, and there may be a million others."""
-    kept = Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz"
-    with tarfile.open(kept) as archive:
+@pytest.fixture
+def left(tmp_path: Path) -> str:
+    """A warehouse that an earlier version has left: tests/upgrade."""
+    with tarfile.open(Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
-    box = DeadLetterReader(Place(str(tmp_path / "warehouse")), "upgraded")
+    return str(tmp_path / "warehouse")
+
+
+def test_a_replay_reads_no_letters_but_those_that_are_asked_for(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that answers a page's request may lead, and there may be a million others."""
+    box = DeadLetterReader(Place(left), "upgraded")
     (letter,) = box.letters(messages=["3"])
     assert letter.message == "3" and box.letters() == [letter] and box.letters(messages=["4"]) == []
     with pytest.raises(TopologyError, match="found: 4; expected: one of 3"):
@@ -225,10 +228,7 @@ def test_a_replay_reads_no_letters_but_those_that_are_asked_for(
     assert box.replay(letter.stream, ["3"]) == [], "it was asked for already"
 
 
-def test_a_page_that_is_open_has_no_file_of_letters_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz"
-    with tarfile.open(kept) as archive:
-        archive.extractall(tmp_path, filter="data")
+def test_a_page_that_is_open_has_no_file_of_letters_read_twice(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     rows_of = letters_module.rows_of
 
@@ -237,7 +237,7 @@ def test_a_page_that_is_open_has_no_file_of_letters_read_twice(tmp_path: Path, m
         return rows_of(root, files, schema)
 
     monkeypatch.setattr(letters_module, "rows_of", watched)
-    box = DeadLetterReader(Place(str(tmp_path / "warehouse")), "upgraded")
+    box = DeadLetterReader(Place(left), "upgraded")
     (letter,) = found = box.letters(100)
     first = list(read)
     assert first and found == box.letters()
@@ -247,15 +247,11 @@ def test_a_page_that_is_open_has_no_file_of_letters_read_twice(tmp_path: Path, m
     assert box.letters(100) == [replace(letter, replay="asked for")] and read == []
 
 
-def test_the_page_of_a_warehouse_that_no_process_runs_needs_no_spark(tmp_path: Path) -> None:
-    """Of a warehouse that an earlier version has left: tests/upgrade."""
-    kept = Path(__file__).parents[1] / "upgrade" / "round-one.tar.xz"
-    with tarfile.open(kept) as archive:
-        archive.extractall(tmp_path, filter="data")
+def test_the_page_of_a_warehouse_that_no_process_runs_needs_no_spark(left: str) -> None:
     told: list[str] = []
     stop = threading.Event()
     token = "a-token-of-the-tests"
-    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), http_token=token)
+    config = TridentConfig(warehouse=left, http_token=token)
     server = threading.Thread(target=serve, args=("upgraded", config, 0, told.append, stop), daemon=True)
     server.start()
 

@@ -7,46 +7,22 @@ import logging
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.servers.zk_fixtures import eventually
+from tests.topology_helpers import Starter
 from tests.watching.lineage_fixtures import LineageServer
 from tests.watching.test_listeners import Hears
-from trident import Count, DeltaMapState, FixedBatchSpout, TopologyQuery, TridentTopology
+from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology
 from trident.coordinators import faults
 from trident.errors import AttemptCapReached, ConfigError, UserFunctionError
-from trident.running.starting import start_topology
 from trident.watching.json_logs import JsonFormatter
 
 WAIT_SECS = 120.0
-Start = Callable[..., TopologyQuery]
-
-
-@pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts topologies over one warehouse; stops them in the end."""
-    queries: list[TopologyQuery] = []
-
-    def run(topology: TridentTopology, **given: Any) -> TopologyQuery:
-        settings = {
-            "warehouse": str(tmp_path / "warehouse"),
-            "zookeeper": zk_server,
-            "zookeeper_root": zk_root,
-            "zookeeper_session_timeout_secs": 4,
-            **given,
-        }
-        queries.append(start_topology(topology, spark, **settings))
-        return queries[-1]
-
-    yield run
-    faults.disarm()
-    for query in queries:
-        query.stop(WAIT_SECS, compact=False)
 
 
 def split(line: str) -> Iterator[str]:
@@ -62,7 +38,7 @@ def word_count(name: str, batches: list[Any]) -> TridentTopology:
     return topology
 
 
-def test_a_listener_hears_of_start_takeover_progress_and_end(start: Start) -> None:
+def test_a_listener_hears_of_start_takeover_progress_and_end(start: Starter) -> None:
     """Of a second one from the moment on at which it was added; of a stop before ``stop()`` returns."""
     listener, later = Hears(), Hears()
     query = start(word_count("heard", [[("a b",)], [("b",)]]), listeners=[listener], http="127.0.0.1:0")
@@ -88,7 +64,7 @@ def test_a_listener_hears_of_start_takeover_progress_and_end(start: Start) -> No
 
 
 @pytest.mark.long
-def test_a_listener_hears_of_failures_and_of_the_error_that_ends_it(start: Start) -> None:
+def test_a_listener_hears_of_failures_and_of_the_error_that_ends_it(start: Starter) -> None:
     """And the records in the log of a failed attempt name it."""
     lines: list[dict[str, Any]] = []
 
@@ -122,7 +98,7 @@ def test_a_listener_hears_of_failures_and_of_the_error_that_ends_it(start: Start
 
 
 @pytest.mark.long
-def test_a_transaction_that_recovery_finished_is_told_as_recovered(start: Start) -> None:
+def test_a_transaction_that_recovery_finished_is_told_as_recovered(start: Starter) -> None:
     """The first process decides and never publishes; its successor, here another query, publishes."""
     faults.arm(",".join(f"publish.table:fail_before:{time}" for time in range(1, 12)))  # with back-off, for minutes
     first, second = Hears(), Hears()
@@ -140,7 +116,7 @@ def test_a_transaction_that_recovery_finished_is_told_as_recovered(start: Start)
 
 
 @pytest.mark.long
-def test_a_listener_that_hangs_delays_no_transaction(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_that_hangs_delays_no_transaction(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trident.watching.listeners.END_SECS", 0.5)
     listener = Hears()
     listener.goes_on.clear()
@@ -157,7 +133,7 @@ def test_a_listener_that_hangs_delays_no_transaction(start: Start, monkeypatch: 
 
 @pytest.mark.long
 def test_the_lineage_of_a_topology_that_runs_is_sent(
-    start: Start, unconfigured: pytest.MonkeyPatch, lineage_server: LineageServer, tmp_path: Path
+    start: Starter, unconfigured: pytest.MonkeyPatch, lineage_server: LineageServer, tmp_path: Path
 ) -> None:
     """Before ``stop()`` returns."""
     unconfigured.setenv("OPENLINEAGE_URL", lineage_server.url)

@@ -145,6 +145,20 @@ class WantedRows(Protocol):
         """The positions of those among some rows, of which only ``columns`` are given, in the types that they have."""
 
 
+def group_bounds(column: pq.ColumnChunkMetaData) -> tuple[Any, Any, bool]:
+    """The least and greatest value of a column in a row group, None where they are not known; whether nulls may be."""
+    stats = column.statistics
+    if stats is None:
+        return None, None, True
+    has_nulls = not stats.has_null_count or stats.null_count > 0
+    if not stats.has_min_max:
+        return None, None, has_nulls
+    try:
+        return stats.min, stats.max, has_nulls
+    except (OverflowError, ValueError, NotImplementedError):  # a time that Python has not; a text that is not UTF-8
+        return None, None, has_nulls
+
+
 def rows_of(root: str, files: Sequence[LiveFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All rows of some files of a table; null in a column that a file does not have.
 

@@ -29,7 +29,7 @@ from trident.states.core.place import Place
 from trident.states.core.storage import Signature
 from trident.states.core.tables import TXID_COLUMN
 from trident.states.core.typed_values import python_values
-from trident.states.delta.data_files import rows_of, wanted_rows
+from trident.states.delta.data_files import group_bounds, rows_of, wanted_rows
 from trident.states.delta.delta_log import LogSnapshot, LogTables
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.copies import StateCopies
@@ -89,7 +89,7 @@ class RequestedKeys:
             # Where the file has another type than the table, as of a writer that keeps other units, bounds say nothing.
             if requested is None or kinds.get(column.path_in_schema) != requested.kind:
                 continue
-            low, high, has_nulls = _bounds(column)
+            low, high, has_nulls = group_bounds(column)
             if not requested.may_be_within(low, high, has_nulls):
                 return False
         return True
@@ -167,20 +167,6 @@ class _Column:
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _bounds(column: pq.ColumnChunkMetaData) -> tuple[Any, Any, bool]:
-    """The least and greatest value of a column in a row group, None where they are not known; whether nulls may be."""
-    stats = column.statistics
-    if stats is None:
-        return None, None, True
-    has_nulls = not stats.has_null_count or stats.null_count > 0
-    if not stats.has_min_max:
-        return None, None, has_nulls
-    try:
-        return stats.min, stats.max, has_nulls
-    except (OverflowError, ValueError, NotImplementedError):  # a time that Python has not; a text that was cut
-        return None, None, has_nulls
 
 
 # --- as users give them ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from trident.coordinators.errors import TableError
 from trident.states.core.place import Place
-from trident.states.delta.data_files import rows_of, wanted_rows
+from trident.states.delta.data_files import group_bounds, rows_of, wanted_rows
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.keyed.merge_rows import NotMergeable, RowMerge, between
 
@@ -50,9 +50,8 @@ class KeyRange:
         """Tells by the bounds of a row group."""
         for at in range(group.num_columns):
             column = group.column(at)
-            stats = column.statistics
-            if column.path_in_schema == self.column and stats is not None and stats.has_min_max:
-                return self._may_be_within(stats.min, stats.max, not stats.has_null_count or stats.null_count > 0)
+            if column.path_in_schema == self.column:
+                return self._may_be_within(*group_bounds(column))
         return True
 
     def found_in(self, rows: pa.Table) -> pa.Array:
@@ -207,7 +206,7 @@ class _Changes:
 
     def __init__(self, new: pa.Table, keys: Sequence[str]) -> None:
         self._columns = {name: new.column(name).combine_chunks() for name in keys}
-        self._first = self._columns[keys[0]]
+        self._first = _as_bytes(self._columns[keys[0]])
         self._values = _Values(self._first)
 
     def may_touch(self, batch: pa.RecordBatch) -> pa.Array | None:
@@ -215,20 +214,26 @@ class _Changes:
 
         Each key column's value is among the log's values: with several columns a row may be told that is not changed.
         """
-        (name, first), *others = self._columns.items()
-        bounds = pc.min_max(batch.column(name))
+        (name, _), *others = self._columns.items()
+        column, first = _as_bytes(batch.column(name)), self._first
+        bounds = pc.min_max(column)
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
         start, end = 0, len(self._values)
         if low is not None:
             start, end = bisect_left(self._values, low), bisect_right(self._values, high)
-        if batch.column(name).null_count:
+        if column.null_count:
             start, end = (start if low is not None else end), len(first)  # nulls stand behind all values
         if start == end:
             return None
-        found = pc.is_in(batch.column(name), value_set=first.slice(start, end - start))
+        found = pc.is_in(column, value_set=first.slice(start, end - start))
         for name, values in others:
             found = pc.and_(found, pc.is_in(batch.column(name), value_set=values.slice(start, end - start)))
         return found
+
+
+def _as_bytes(column: Any) -> Any:
+    """A text as its bytes, which have its order: to Spark a text need not be UTF-8."""
+    return column.cast(pa.binary()) if pa.types.is_string(column.type) else column
 
 
 class _Values(Sequence[Any]):

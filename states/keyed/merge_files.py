@@ -561,9 +561,8 @@ class FileMerger:
             first = shaped(source.read_row_group(0, columns=keys, use_threads=False), schema)
             last = shaped(source.read_row_group(groups - 1, columns=keys, use_threads=False), schema)
             rows = source.metadata.num_rows
-        # Copies: a slice would hold its whole row group.
-        ends = [pa.Table.from_pylist(some.to_pylist(), schema=schema) for some in (first[:1], last[-1:])]
-        return _Bounds(ends[0], ends[1], rows)
+        # Copies: a slice would hold its whole row group. And not by Python, which has not all texts and dates.
+        return _Bounds(first.take([0]), last.take([last.num_rows - 1]), rows)
 
     # --- any other ------------------------------------------------------------------------------------------
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,6 +126,32 @@ def test_each_key_of_the_log_is_in_one_range_alone_also_between_two_files_and_be
     each = [table.found_by([part]) for part in parts]
     assert each[0] == {("a",): (10,), ("b",): (1,), ("c",): (11,), ("d",): (10,)}
     assert each[1] == {("f",): (11,), ("g",): (1,), ("h",): (10,), (None,): (10,)}
+
+
+def test_text_that_is_not_utf8_is_a_key_like_any_other(tmp_path: Path) -> None:
+    table = words(tmp_path, "b", "c", "f", "g")
+
+    def log(txid: int, *keys: bytes) -> InFile:
+        file = table.log([(txid, ("", 1)) for _ in keys])
+        path = tmp_path / "log" / file.path
+        odd = pa.array(keys, pa.binary()).cast(TEXT, safe=False)
+        pq.write_table(pq.read_table(path).set_column(0, "k", odd), path)
+        return InFile(file.path, path.stat().st_size)
+
+    def found(parts: list[LivePart] | None) -> dict[bytes, int]:
+        rows = pa.Table.from_batches([batch for part in parts or () for batch in part.rows()])
+        return dict(zip(rows.column("k").cast(pa.binary()).to_pylist(), rows.column("n").to_pylist()))
+
+    first, second = log(2, b"\xff\xfe", b"c"), log(3, b"\xff\xfe", b"c", b"\x80")
+    expected = {b"b": 1, b"c": 2, b"f": 1, b"g": 1, b"\xff\xfe": 1}
+    assert found(table.parts(as_live(first), 2, 2)) == expected
+    table.merged([first], 2)
+    roots, files = (Place(tmp_path / "plain"), Place(tmp_path / "log")), (tuple(table.live.values()), as_live(second))
+    whole = LivePart("s", table.merge, *roots, files[0], tuple(files[1]), KeyRange("k", None, None), 2, 3)
+    expected |= {b"c": 3, b"\xff\xfe": 2, b"\x80": 1}
+    assert found([whole]) == expected
+    table.merged([second], 3)
+    assert found([replace(whole, files=tuple(table.live.values()), log_files=(), after=3)]) == expected
 
 
 def test_transactions_that_are_merged_or_come_later_are_left_out(tmp_path: Path) -> None:

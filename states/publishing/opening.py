@@ -80,6 +80,7 @@ class TableOpener:
             if descriptor.state_kind.has_log and storage.exists(self._tables.warehouse / descriptor.plain_path):
                 paths.append(self._tables.warehouse / descriptor.plain_path)
             if descriptor.ends_at is None:
+                self._tables.check_fence()  # of a successor that has the state its readers would not wait any more
                 # From now on readers of the group must not wait for this table.
                 replace(descriptor, ends_at=record.current_txid - 1).save(self._tables.warehouse)
         auxiliary = side_tables(self._tables.warehouse, self._tables.topology)
@@ -139,7 +140,9 @@ class TableOpener:
         if binding.state_kind.is_described:
             tables = self._tables
             state = StateDescriptor.of(binding, tables.topology, tables.group, tables.incarnation, control.starts_at)
-            state.going_on(tables.warehouse, record.current_txid).save(tables.warehouse)
+            state = state.going_on(tables.warehouse, record.current_txid)
+            tables.check_fence()  # a successor's code may say another thing of the state
+            state.save(tables.warehouse)
         plain = binding.state_kind.plain_table(binding)
         if plain is not None:
             descriptor = load_descriptor(self._tables.warehouse, binding.name)

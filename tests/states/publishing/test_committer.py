@@ -42,6 +42,13 @@ def group(engine: KernelEngine, tmp_path: Path) -> Group:
     return Group(engine, tmp_path).open()
 
 
+def replaced_later(engine: KernelEngine, group: Group) -> Group:
+    """A coordinator that has opened the tables, and is deposed since."""
+    made = Group(engine, group.warehouse, record=group.record).open()
+    made.committer._tables.check_fence = deposed
+    return made
+
+
 def words(path: Path) -> Counter:
     """As delta-rs reads them, which shares no code with what has published them, and in less time than Spark takes."""
     return Counter(deltalake.DeltaTable(str(path)).to_pyarrow_table()["word"].to_pylist())
@@ -121,7 +128,7 @@ def test_a_stale_writer_is_refused_by_the_control_record(engine, group: Group) -
     """Also when SetTransaction would let it pass, because its txid is later than the table's."""
     group.commit(1, ["a"])
 
-    zombie = Group(engine, group.warehouse, record=group.record, fence=deposed).open()
+    zombie = replaced_later(engine, group)
     late = zombie.prepare(TransactionAttempt(2, 0), ["zombie"])
     later = zombie.prepare(TransactionAttempt(3, 0), ["zombie"])
     new = Group(engine, group.warehouse, epoch=2, record=group.record).open()
@@ -145,7 +152,7 @@ def test_a_stale_writer_that_still_leads_halts_instead_of_writing(engine, group:
 def test_what_another_coordinator_has_published_stops_the_one_before_the_decision(engine, group: Group) -> None:
     """Its commits are the topology's own, so nothing but the control record tells them from ours."""
 
-    zombie = Group(engine, group.warehouse, record=group.record, fence=deposed).open()
+    zombie = replaced_later(engine, group)
     still_leads = Group(engine, group.warehouse, record=group.record).open()
     Group(engine, group.warehouse, epoch=2, record=group.record).open().commit(1, ["b"])
     with pytest.raises(Deposed):
@@ -211,7 +218,7 @@ def test_a_staged_file_that_is_damaged_after_the_decision_halts(group: Group, da
 def test_a_deposed_coordinator_whose_successor_has_cleaned_up_is_deposed_and_does_not_halt(engine, group):
     """It was paused between its decision and the manifest: a person has nothing to mend here."""
 
-    zombie = Group(engine, group.warehouse, record=group.record, fence=deposed).open()
+    zombie = replaced_later(engine, group)
     decision = zombie.prepare(TransactionAttempt(1, 0), ["a"])
     (group.warehouse / decision.manifest).unlink()
     with pytest.raises(Deposed):
@@ -440,6 +447,21 @@ def test_a_removed_state_is_kept_detached(engine, group: Group) -> None:
     less.commit(2, ["b"])
     assert words(group.warehouse / "counts__log") == {"a": 1}
     assert words(group.warehouse / "rows") == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("own", [["rows"], ["rows", "counts"]])
+def test_a_deposed_coordinator_that_opens_tables_describes_no_state(engine, group: Group, own: list[str]) -> None:
+    """It was paused after it had read the record; its successor has a state that it does not know, or knows otherwise.
+
+    Readers would take the state for one that has left the topology, until the next start.
+    """
+    group.commit(1, ["a"])
+    successors = replace(load_descriptor(group.warehouse, "counts"), deleted_retention_txids=7)
+    successors.save(group.warehouse)
+    bindings = [binding for binding in group.bindings if binding.name in own]
+    with pytest.raises(Deposed):
+        Group(engine, group.warehouse, bindings, record=group.record, fence=deposed).open()
+    assert load_descriptor(group.warehouse, "counts") == successors
 
 
 # --- a coordinator of the life before a reset ---------------------------------------------------------

@@ -250,6 +250,22 @@ def test_a_process_that_starts_says_so_unless_another_one_runs(tmp_path):
     assert condition(read_status(tmp_path, "word-count")) == "stopped"
 
 
+def test_a_late_process_does_not_write_over_its_successors_status(tmp_path):
+    """A leader that was paused, or stopped while ZooKeeper was away, does not know of its successor yet."""
+    path = status_path(tmp_path, "word-count")
+    late = StatusWriter(path, 0.0)
+    late.update(make())
+    successors = replace(make(8), id="a1-r1", run_id="r2", epoch=4)
+    StatusWriter(path).update(successors)
+    late.update(make(mode="suspended"))
+    late.update(replace(make(mode="stopped"), role="stopped"))
+    late.close()
+    assert replace(read_status(tmp_path, "word-count"), written_at=0.0) == successors
+    for next_one in (replace(successors, role="stopped"), replace(make(), id="b2", run_id="r3", epoch=1)):
+        StatusWriter(path).update(next_one)  # its own, or of a topology that began again in a new ZooKeeper
+        assert replace(read_status(tmp_path, "word-count"), written_at=0.0) == next_one
+
+
 def test_a_pid_that_another_process_has_now_is_not_the_writer():
     assert replace(make(), process_started="1").process_is_alive() is False
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from trident.coordinators import processes
 from trident.coordinators.errors import TridentError
+from trident.coordinators.identities import same_start
 from trident.coordinators.leadership import current_holder, holder_has_ended
 from trident.coordinators.records import Holder
 from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, parse_stored
@@ -220,6 +221,8 @@ class StatusWriter:
     def _write(self) -> None:
         assert self._wanted is not None
         self._last_written = time.monotonic()
+        if self._is_successors(self._wanted):
+            return
         text = json.dumps({**self._wanted.to_json(), "written_at": round(self._clock(), 3)}, indent=1)
         try:
             if self._on_disk is None:
@@ -232,6 +235,15 @@ class StatusWriter:
             self._warned = True
             return
         self._on_disk = self._wanted
+
+    def _is_successors(self, wanted: TopologyStatus) -> bool:
+        """Tells whether the file is a later leader's: it may not change for hours, and would not be written again."""
+        try:
+            found = TopologyStatus.from_json(parse_stored(storage.read(self._path)))
+        except (OSError, ValueError):  # none, or one that cannot be read
+            return False
+        # Of another first start the epochs may be lower: its ZooKeeper may be a new one.
+        return found.run_id != wanted.run_id and found.epoch > wanted.epoch and same_start(found.id, wanted.id)
 
     def _sweep(self) -> None:
         """Drafts of processes that were killed while they wrote."""

@@ -354,8 +354,9 @@ class Lease:
             for fence in self.fences.values():
                 fence.check_op(ops)
             try:
-                self._zk.multi([*ops, Delete(self._live_path)], RELEASE)
-            except (Deposed, MultiRefused, OutcomeUnknown):
+                if ops or self._is_ours():  # a topology without batch groups has no fence
+                    self._zk.multi([*ops, Delete(self._live_path)], RELEASE)
+            except (Deposed, MultiRefused, OutcomeUnknown, ZooKeeperUnreachable):
                 pass
         self.lost.set()
 

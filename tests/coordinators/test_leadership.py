@@ -180,6 +180,24 @@ def test_the_lease_is_lost_with_the_session_and_the_same_process_can_lead_again(
     assert again.lease.fences["lines"].epoch == 2 and not again.lease.lost.is_set()
 
 
+@pytest.mark.parametrize("groups", [["lines"], []])
+def test_a_lease_whose_session_was_lost_leaves_its_successor_the_lead(cutting_proxy, zk_connect, groups):
+    """Without batch groups, too, when no fence tells that another leads."""
+    behind = zk_connect(cutting_proxy.hosts, session_secs=1.5)
+    lease = Leadership(behind, "wc", groups).acquire()
+    cutting_proxy.go_down()
+    assert lease.lost.wait(5.0)
+    other = zk_connect()
+    assert eventually(lambda: other.exists(other.path("wc", "live")) is None)
+    successor = Leadership(other, "wc", groups).acquire()
+    cutting_proxy.down = False
+    assert eventually(lambda: behind.connected)
+    lease.release()
+    assert not successor.lost.wait(0.3)
+    successor.release()
+    assert other.exists(other.path("wc", "live")) is None
+
+
 def test_a_lease_released_without_a_connection_does_not_block_its_own_process(cutting_proxy, zk_connect):
     """The server keeps the session, and with it the live znode of a process that is alive."""
     behind = zk_connect(cutting_proxy.hosts, session_secs=30)

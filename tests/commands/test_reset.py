@@ -16,7 +16,8 @@ from trident.commands import dead_letters as dead_letter_admin
 from trident.config import TridentConfig
 from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed, TopologyError
 from trident.coordinators.leadership import Leadership
-from trident.coordinators.registration import Registration, unfinished_reset
+from trident.coordinators.records import Marker, UnfinishedRollback, UsedAttempts
+from trident.coordinators.registration import Registration, begin_rollback, unfinished_reset
 from trident.coordinators.znodes import Create, SetData
 from trident.running.status import StatusWriter, TopologyStatus, status_path
 from trident.running.zookeeper import own_zookeeper
@@ -251,3 +252,18 @@ def test_the_guard_gives_the_connection_to_whom_it_lets_pass(top: Path, config) 
         assert Registration(found, "top").read() is not None
     with own_zookeeper(replace(config), top, "other", "skip") as found:
         assert Registration(found, "other").read() is None
+
+
+def test_a_skip_sees_a_rollback_that_was_begun_while_its_session_was_made(top: Path, config, zk, monkeypatch) -> None:
+    """And killed: the tables may be of then and of now."""
+
+    def rolled_back(*_: object) -> None:
+        lease = Leadership(zk, "top", ["lines"]).acquire()
+        intent = UnfinishedRollback("lines", 1, Marker(1, 0, "d"), "r1", UsedAttempts(3, 4), {})
+        begin_rollback(zk, lease, "top", intent)
+        lease.release()
+
+    monkeypatch.setattr(admin, "engine_for", rolled_back)
+    monkeypatch.setattr(admin, "_skip", lambda *_: pytest.fail("it leads a topology that is half rolled back"))
+    with pytest.raises(CoordinationError, match="`trident rollback top --to 1 --apply` again"):
+        admin.skip("top", 3, config)

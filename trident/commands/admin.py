@@ -16,7 +16,7 @@ from trident.coordinators.identities import TransactionAttempt
 from trident.coordinators.leadership import Lease
 from trident.coordinators.master import Limits
 from trident.coordinators.ports import Beginning, Initialized, ProcessedBatch
-from trident.coordinators.registration import delete_topology, finish_reset
+from trident.coordinators.registration import delete_topology, finish_reset, refuse_unfinished
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.maintenance.applying import engine_for
 from trident.maintenance.inventory import choose_group, registered, unknown_topology
@@ -212,6 +212,9 @@ def skip(
         group = choose_group(name, list(identity["groups"]), group)
         engine = engine_for(f"skip {name}", config, warehouse)
         with leading(zk, name, list(identity["groups"])) as lease:
+            # Again: the session took seconds to make, and another command may have begun, or ended, meanwhile.
+            refuse_unfinished(zk, name)
+            incarnation, identity = registered(zk, name)
             spouts = {tx_id: identity["streams"][tx_id] for tx_id in identity["groups"][group]}
             return _skip(engine, zk, lease, warehouse, name, group, spouts, incarnation, txid)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -146,7 +147,9 @@ IDENTITY: dict[str, Any] = {"streams": {}, "states": {}, "groups": {}}
 @pytest.fixture
 def asked(zk: Any) -> HandoverRequest:
     incarnation = Registration(zk, "wc").ensure(IDENTITY)
-    return HandoverRequest("r", "me", incarnation, {}, REHEARSE, 5, False, current_holder())
+    request = HandoverRequest("r", "me", incarnation, {}, REHEARSE, 5, False, current_holder())
+    assert Handovers(zk, "wc").ask(request)
+    return request
 
 
 def test_an_answer_that_went_with_its_session_is_given_again(zk: Any, asked: HandoverRequest) -> None:
@@ -167,6 +170,26 @@ def test_an_answer_that_went_with_its_session_is_given_again(zk: Any, asked: Han
     assert len(ran) == 1
 
 
+@pytest.mark.parametrize("next_one", [False, True])
+def test_who_rehearses_for_a_command_that_is_gone_answers_no_other(zk: Any, asked: HandoverRequest, next_one: bool):
+    """The answer, which has rows of tables, would stay as long as this process; or replace that of another standby."""
+    known, went_on = Handovers(zk, "wc"), threading.Event()
+
+    def rehearse(*_: Any) -> Rehearsed:
+        assert went_on.wait(WAIT_SECS)
+        return Rehearsed(DIFFERENT, ("a row",))
+
+    Rehearsals(zk, "wc", IDENTITY, rehearse, lambda text: None).handover_requested(asked)
+    known.withdraw("r")
+    answer = HandoverAnswer("s", EQUAL)
+    if next_one:
+        assert known.ask(replace(asked, id="s", to="other"))
+        known.answer(answer)
+    went_on.set()
+    assert eventually(lambda: all(thread.name != "trident-rehearsal" for thread in threading.enumerate()), WAIT_SECS)
+    assert known.answered("s") == (answer if next_one else None) and known.answered("r") is None
+
+
 def test_without_a_rehearsal_the_code_must_fit_the_topology_too(zk: Any, asked: HandoverRequest) -> None:
     """Else it would take the lease from a leader that does well, and end."""
 
@@ -179,7 +202,9 @@ def test_without_a_rehearsal_the_code_must_fit_the_topology_too(zk: Any, asked: 
     counts = {"keys": ["word"], "value_schema": "count long", "aggregator": "Count"}
     Registration(zk, "wc").ensure({**IDENTITY, "states": {"counts": counts}})
     changed = {**IDENTITY, "states": {"counts": {**counts, "keys": ["line"]}}}
-    Rehearsals(zk, "wc", changed, rehearse, lambda text: None).handover_requested(replace(asked, id="s"))
+    known.withdraw("r")
+    assert known.ask(asked := replace(asked, id="s"))
+    Rehearsals(zk, "wc", changed, rehearse, lambda text: None).handover_requested(asked)
     assert eventually(lambda: known.answered("s") is not None)
     found = known.answered("s")
     assert found is not None and found.outcome == REFUSED and "counts" in found.lines[0]

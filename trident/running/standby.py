@@ -390,10 +390,13 @@ class Rehearsals:
             return
         given = self._answer_given
         if given is not None and given.request == request.id:
-            best_effort(lambda: self._say_again(given))  # it went with the ZooKeeper session in which it was stored
+            best_effort(lambda: self._say(given))  # it went with the ZooKeeper session in which it was stored
 
-    def _say_again(self, answer: HandoverAnswer) -> None:
-        if self._handovers.answered(answer.request) is None:
+    def _say(self, answer: HandoverAnswer) -> None:
+        """Unless it is there; or the command is gone: no other would delete it, or it would replace a later one's."""
+        asked = self._handovers.request()
+        wanted = asked is not None and asked.id == answer.request
+        if wanted and self._handovers.answered(answer.request) is None:
             self._handovers.answer(answer)
 
     def stop(self) -> None:
@@ -420,7 +423,7 @@ class Rehearsals:
             return
         answer = HandoverAnswer(request.id, found.outcome, shortened(found.lines), found.all_compared)
         self._answer_given = answer
-        best_effort(lambda: self._handovers.answer(answer))
+        best_effort(lambda: self._say(answer))
 
     def _rehearsed(self, request: HandoverRequest, ends: threading.Event) -> Rehearsed:
         registration = Registration(self._zk, self._topology)

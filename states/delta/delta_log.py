@@ -415,6 +415,13 @@ class DeltaLog:
         segment = self.segment(version)
         return LogSnapshot.of(segment.table, segment.replay())
 
+    def kept(self, version: int) -> LogSnapshot | None:
+        """As :meth:`at`; None where it was cleaned up: entries may be there without the checkpoint before them."""
+        segment = self.segment(version)
+        if segment.begin < 0 and self.signature(0) is None:
+            return None
+        return LogSnapshot.of(segment.table, segment.replay())
+
     def described(self, version: int) -> Described | None:
         """The metadata in force at a version: only what is needed of the log is read, and no file of the table.
 

@@ -239,4 +239,4 @@ def _append_as_of(published: LogSnapshot, txid: int) -> LogSnapshot | None:
     version = history.find_version_by_control(published.path, DOMAIN, txid)
     if version is None or version >= published.version:
         return None if version is None else published
-    return DeltaLog(published.path).at(version)
+    return DeltaLog(published.path).kept(version)

@@ -47,7 +47,7 @@ def plain_as_of(state: StateDescriptor, plain: Snapshot, txid: int) -> Snapshot 
     version = history.find_version_by_txn(plain.path, state.merge_app_at_first, txid)
     if version is None or version >= plain.version:
         return None if version is None else plain
-    return DeltaLog(plain.path).at(version)
+    return DeltaLog(plain.path).kept(version)
 
 
 def own_control(state: StateDescriptor, snapshot: TableAsOf) -> ControlRecord:

@@ -15,7 +15,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from trident.coordinators.errors import SourceError, TableError
 from trident.spouts.delta.log import DeltaChanges
+from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta.delta_log import DeltaLog, LogTables, Segment, SizedTables, TableMissing, totals_of
+from trident.states.keyed.tables import plain_as_of
 from trident.udf.types import as_schema
 
 METADATA = {
@@ -270,6 +272,19 @@ def test_of_a_table_that_grows_the_new_entries_alone_are_read(table: Log, monkey
     found = sized.load(table.table)
     assert (found.files, found.bytes, found.rows, read) == (21, 210, 42, [table.version])
     assert list(tables.load(table.table).files)[-1] == "more.parquet" and read == [table.version] * 2
+
+
+def test_a_version_whose_checkpoint_was_cleaned_up_is_not_kept_though_its_entry_is(table: Log) -> None:
+    state = StateDescriptor("s", "keyed", "t", "g", "i", ("k",), ("n",), "{}", "count")
+    merges = [[{"txn": {"appId": state.merge_app, "version": upto}}, added(f"{upto}.parquet")] for upto in range(1, 4)]
+    for merge in merges:
+        table.commit(*merge)
+    plain = LogTables().load(table.table)
+    before = plain_as_of(state, plain, 2)
+    assert before is not None and (before.version, before.txn_version(state.merge_app)) == (2, 2)
+    table.checkpointed()
+    table.entry(2, *merges[1])
+    assert plain_as_of(state, plain, 2) is None and plain_as_of(state, plain, 3) is plain
 
 
 def test_a_table_that_is_missing_or_made_anew(table: Log, tmp_path: Path) -> None:

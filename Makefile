@@ -1,7 +1,7 @@
 # make venv    .venv with the package and its test dependencies (done by the others when needed)
 # make check   lint, format, order of imports, dead code, types: seconds; the first thing that make test does
 # make quick   check, the pure tests, and those near what has changed since a commit (SINCE=HEAD): at each save
-# make test    the tests, about 10 minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
+# make test    the tests, 6 to 10 minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
 # make long    the tests that make test leaves out because they take long: those that are marked so
 # make proof   all of the long targets below, one after the other, about ten hours; what has passed on this code is not run
 #              again; docs/proof.md is the record. SUITES="sweep fork" only these; ARGS="--minutes 40 --rotate" and others
@@ -16,7 +16,8 @@
 #              on a disk those of rollback, fork, capture and the table of transactions, too
 # make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them; in a quarter as many an
 #              operator rolls back meanwhile
-# make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes; STORE=s3, hdfs
+# make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; STORE=s3, hdfs;
+#              how long a failover takes: python -m benchmarks failover
 # make handover  leader, standby and command of a hand-over killed with SIGKILL at each of their fault points
 # make rollback  a rollback killed at each of its steps
 # make repair  everything that can contradict itself, and its repair
@@ -126,7 +127,6 @@ simulate: $(STAMP)
 failover: check-java $(STAMP)
 	@TRIDENT_FAILOVER=all TRIDENT_STORE=$(STORE) $(BIN)/python -m pytest tests/running/test_failover.py \
 		$(if $(filter disk,$(STORE)),tests/running/test_warm_up.py) -s $(PYTEST_ARGS)
-	@$(if $(filter disk,$(STORE)),$(BIN)/python -m benchmarks failover)
 
 handover: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_HANDOVER=all $(BIN)/python -m pytest tests/commands/test_handover.py $(PYTEST_ARGS)

@@ -60,9 +60,15 @@ def test_every_patch_names_what_catches_it(tmp_path):
     promised = [caught.promised for caught in PLANTED.values() if caught.promised]
     assert len(promised) == len(set(promised)) == 16
     assert {caught.needs for caught in PLANTED.values()} == set(NEEDS)
+    named = {test.partition("[")[0] for caught in PLANTED.values() for test in caught.tests}
+    assert [test for test in sorted(named) if f"def {test.rpartition('::')[2]}(" not in source_of(test)] == []
     (tmp_path / "bare.patch").write_text("--- a/x\n+++ b/x\n")
     with pytest.raises(ValueError, match=r"bare\.patch must begin with"):
         read(tmp_path / "bare.patch")
+
+
+def source_of(test: str) -> str:
+    return (ROOT / test.partition("::")[0]).read_text()
 
 
 def test_every_patch_applies(copy):

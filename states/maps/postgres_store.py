@@ -41,6 +41,7 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
     "application_name": "trident",
+    "target_session_attrs": "read-write",  # of several servers none that lags behind another
 }
 _IDLE_MAX = 4
 _IDLE_SECS = 1.0
@@ -241,14 +242,25 @@ def _connect(psycopg: Any, url: str, **instead: Any) -> Any:
 
 @contextmanager
 def durable_transaction(connection: Any) -> Iterator[Any]:
-    """A transaction whose commit is durable when it returns; a cursor. It waits for no lock for ever, nor keeps one."""
+    """A transaction whose commit is durable when it returns; a cursor. It waits for no lock for ever, nor keeps one.
+
+    Raises:
+        StateAway: the server is a standby, which may lag: a map would build on old values.
+    """
     with connection.transaction(), connection.cursor() as cursor:
         cursor.execute(
             f"SELECT {'set_config(%s, %s, true), ' * len(_OF_TRANSACTIONS)}"
             "CASE WHEN current_setting('synchronous_commit') = 'off' "
-            "THEN set_config('synchronous_commit', 'on', true) END",
+            "THEN set_config('synchronous_commit', 'on', true) END, pg_is_in_recovery()",
             [word for setting in _OF_TRANSACTIONS.items() for word in setting],
         )
+        if cursor.fetchone()[-1]:
+            raise StateAway(
+                "a PostgreSQL server cannot be used",
+                found="a standby, whose rows may be old",
+                expected="the server that accepts writes",
+                action="take target_session_attrs out of the url; a proxy must send reads of transactions there, too",
+            )
         yield cursor
 
 

@@ -33,8 +33,8 @@ _SETTINGS = {
 class PostgresServer:
     """A server with the defaults that count for durability. Its data stays: it can be killed, and start again."""
 
-    def __init__(self, programs: Path) -> None:
-        self._programs = programs
+    def __init__(self, programs: Path, **settings: str) -> None:
+        self._programs, self._settings = programs, {**_SETTINGS, **settings}
         # PostgreSQL refuses root, and the folders of pytest are root's alone.
         self.folder = Path(tempfile.mkdtemp(prefix="trident-postgres-"))
         self._user = None if os.geteuid() else pwd.getpwnam("nobody").pw_uid
@@ -68,7 +68,7 @@ class PostgresServer:
             how = ["-A", "scram-sha-256", "--pwfile", str(self.folder / "password"), "--locale=C", "-E", "UTF8"]
             made = self._run("initdb", "-D", str(data), "-U", "tester", "--no-sync", *how)
             assert made.wait(120) == 0, self.log()
-        settings = [f"-c{name}={value}" for name, value in {**_SETTINGS, "port": self.port}.items()]
+        settings = [f"-c{name}={value}" for name, value in {**self._settings, "port": self.port}.items()]
         for _ in range(600):
             if self._process is None or self._process.poll() is not None:
                 # Processes of the one that was killed may still hold its memory: then it is started again.

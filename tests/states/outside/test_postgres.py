@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from tests.servers.postgres_fixtures import PASSWORD, PostgresServer
+from tests.servers.postgres_fixtures import PASSWORD, PostgresServer, server_programs
 from tests.servers.zk_fixtures import eventually
 from tests.topology_helpers import WAIT_SECS
 from tests.wire.relay import Act, AnyBytes, Relay
@@ -408,6 +409,28 @@ def test_a_map_keeps_what_is_put_and_refuses_an_older_epoch(server) -> None:
     store.clear()
     store.multi_put([keys[0]], [3], epoch=1)
     assert list(store.items()) == [(keys[0], 3)]
+
+
+def test_old_values_are_never_read_from_a_standby(server: PostgresServer) -> None:
+    programs = server_programs()
+    assert programs is not None
+    standby = PostgresServer(programs, wal_level="replica")
+    try:
+        standby.start()
+        PostgresMap(standby.url, "counts").multi_put([("a",)], [1], epoch=1)
+        PostgresMap(server.url, "counts").multi_put([("a",)], [2], epoch=1)
+        standby.kill()
+        (standby.folder / "data" / "standby.signal").touch()
+        standby.start()
+        postgres_store._idle.clear()  # connections to the server that was killed
+        for url in (standby.url, f"{standby.url}?target_session_attrs=any"):
+            with pytest.raises(StateAway, match="standby|read-only|recovery"):
+                PostgresMap(url, "counts").multi_get([("a",)])
+        of_both = server.url.replace("@", f"@127.0.0.1:{standby.port},")
+        assert PostgresMap(of_both, "counts").multi_get([("a",)]) == [2]
+    finally:
+        standby.kill()
+        shutil.rmtree(standby.folder, ignore_errors=True)
 
 
 # --- a topology

@@ -301,6 +301,24 @@ def test_one_message_that_can_never_be_told_of_does_not_stand_before_the_others(
     assert sorted(spout.failed) == [1, 2] and sorted(spout.acked) == [4, 5]
 
 
+def test_a_message_that_cannot_be_acknowledged_is_recognised_however_late_it_comes_again(make) -> None:
+    class Expired(Messages):
+        def ack(self, message_id: Any) -> None:
+            if message_id == 0:
+                raise KeyError("no such receipt")
+            super().ack(message_id)
+
+    spout = Expired("n int", {n: (n,) for n in range(2)}.items())
+    executor = make(spout, remember_messages_secs=0.0)
+    finish(executor, first_attempt(executor))
+    spout.put(2, (2,))
+    executor.is_ready(2)
+    finish(executor, begin(executor, 2))  # what was settled before is forgotten now
+    spout.kept[0] = (0,)
+    spout._waiting.append(0)
+    assert not executor.is_ready(3)
+
+
 def test_what_is_known_to_fail_stays_known_when_its_batch_shrinks(make) -> None:
     executor = make(Messages("n int", {n: (n,) for n in range(20)}.items()), max_pending_messages=60)
     attempt = first_attempt(executor)

@@ -126,7 +126,7 @@ class MessageSpoutExecutor(SpoutExecutor):
         self._attempts: dict[str, int] = {}
         self._settled = Settled(self._remember_secs)
         self._delayed: list[tuple[float, TrackedMessage]] = []  # when its fail is called
-        self._unacknowledged: deque[Any] = deque()  # ids that are settled and could not be acknowledged yet
+        self._unacknowledged: dict[str, Any] = {}  # key → id of those that are settled and not acknowledged yet
         self._notify_at = 0.0  # not before
         self._requests = ReplayRequests(Place(context.state_folder))
 
@@ -221,7 +221,8 @@ class MessageSpoutExecutor(SpoutExecutor):
 
     def _are_new(self, keys: set[str]) -> bool:
         """Tells whether all of these are ids, and none of a message that is handed out or settled."""
-        return "" not in keys and self._out.isdisjoint(keys) and self._settled.knows_none_of(keys)
+        known = (self._out, self._unacknowledged.keys())
+        return "" not in keys and all(map(keys.isdisjoint, known)) and self._settled.knows_none_of(keys)
 
     def _chosen(self, given: Sequence[Given], keys: Sequence[str], request: str) -> tuple[list[Given], list[str]]:
         """Those that are taken, and their keys; what was settled before is acknowledged."""
@@ -232,7 +233,8 @@ class MessageSpoutExecutor(SpoutExecutor):
         for one, key in zip(given, keys):
             if key in self._out or key in seen:
                 continue  # handed out twice: the first one counts
-            if self._settled.knows(key):
+            # One that is not acknowledged comes again, perhaps when it would be forgotten.
+            if self._settled.knows(key) or key in self._unacknowledged:
                 self._recognised += 1
                 known[key] = one
                 continue
@@ -495,17 +497,20 @@ class MessageSpoutExecutor(SpoutExecutor):
             for one in settled.where(is_requested):
                 self._requests.settle(one.request, one.key)
             settled = settled.where(~is_requested)
-        self._unacknowledged += settled.ids
+        self._unacknowledged.update(zip(settled.keys, settled.ids))
         ack_many = getattr(self._spout, "ack_many", None)
         try:
             if ack_many is not None and self._unacknowledged:
-                ack_many(list(self._unacknowledged))
+                ack_many(list(self._unacknowledged.values()))
                 self._unacknowledged.clear()
             while self._unacknowledged:
-                self._spout.ack(self._unacknowledged[0])
-                self._unacknowledged.popleft()
+                key = next(iter(self._unacknowledged))
+                self._spout.ack(self._unacknowledged[key])
+                del self._unacknowledged[key]
         except Exception as error:
-            self._unacknowledged.rotate(-1)  # one that can never be acknowledged does not stand before the others
+            # One that can never be acknowledged does not stand before the others.
+            if (key := next(iter(self._unacknowledged), None)) is not None:
+                self._unacknowledged[key] = self._unacknowledged.pop(key)
             self._notify_at = time.monotonic() + _RETRY_SECS
             log.warning(
                 "the spout of stream %r could not acknowledge %d messages, ack is called again: %s",

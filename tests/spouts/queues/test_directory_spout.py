@@ -70,9 +70,9 @@ class SessionGroup(Group):
 class Parts:
     """The two parts of a spout in one process."""
 
-    def __init__(self, folder: Path, spark=NO_SESSION, **arguments) -> None:
+    def __init__(self, folder: Path, spark=NO_SESSION, incarnation: str = "life", **arguments) -> None:
         self.spout = DirectoryQueueSpout(folder, **arguments)
-        context = SpoutContext(spark, "t", "s", folder.parent / "state", "life")
+        context = SpoutContext(spark, "t", "s", folder.parent / "state", incarnation)
         self.coordinator, self.emitter = self.spout.get_coordinator(context), self.spout.get_emitter(context)
 
     def emit(self, txid: int, attempt_id: int = 0, most: int = 100):
@@ -255,6 +255,19 @@ def test_a_file_replaced_in_the_last_moment_of_the_commit_is_put_back(folder: Pa
     parts.commit(1, first)
     assert replaced and names(folder) == ["a.txt"] and names(folder / "done") == []
     assert list(parts.emit(2).data) == ["newer"]
+
+
+def test_a_commit_that_another_incarnation_left_half_done_is_not_finished_as_this_ones(folder, no_spark) -> None:
+    put(folder, "a", "a")
+    parts = Parts(folder)
+    first = parts.emit(1)
+    faults.arm("directory.claim:do_then_fail")
+    with pytest.raises(InjectedFault):
+        parts.commit(1, first)
+    put(folder, "b", "b")
+    again = Parts(folder, incarnation="another")  # as after `trident reset`: txids begin at 1
+    again.commit(1, again.emit(1))
+    assert names(folder) == []
 
 
 @pytest.mark.parametrize("done", ["delete", "move"])

@@ -130,7 +130,9 @@ class DirectoryQueue:
         target.unlink(missing_ok=True)
         return False
 
-    def take_away(self, attempt: TransactionAttempt, messages: Sequence[FileMessage], id: str) -> None:
+    def take_away(
+        self, attempt: TransactionAttempt, messages: Sequence[FileMessage], id: str, incarnation: str
+    ) -> None:
         """Deletes consumed files or moves them to done/; another message of that name stays. May be repeated."""
         try:
             found = (self.folder / HIDDEN / "id").read_text()
@@ -144,8 +146,10 @@ class DirectoryQueue:
                 action="mount it, or bring it back",
             )
         try:
+            # What an earlier incarnation has left half taken away is not this attempt's.
+            of_attempt = f"{id}-{incarnation}-{attempt.txid}-{attempt.attempt_id}"
             for number, message in enumerate(messages):
-                self._take_away(message, self.folder / HIDDEN / f"{id}-{attempt.txid}-{attempt.attempt_id}-{number}")
+                self._take_away(message, self.folder / HIDDEN / f"{of_attempt}-{number}")
         except OSError as error:
             raise SourceError(
                 f"a consumed file cannot be taken out of {self.folder}",
@@ -472,6 +476,6 @@ class DirectoryEmitter(TakingEmitter[_Taken]):
 
     def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
         taken = read_commit_data(commit_data, _TakenFiles, "a DirectoryQueueSpout")
-        self._intake.directory.take_away(attempt, taken.files, taken.directory)
+        self._intake.directory.take_away(attempt, taken.files, taken.directory, self._intake.context.incarnation)
         # Only now: a file that is still there must not be emitted again.
         self._intake.committed(attempt)

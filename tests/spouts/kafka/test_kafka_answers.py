@@ -126,6 +126,7 @@ class Told:
         return {at: end for at in ats if (end := self.end[at.partition]) is not None}
 
     def at_time(self, ats: Sequence[At], milliseconds: int) -> dict[At, int]:
+        self.since = milliseconds
         return self.times
 
 
@@ -142,6 +143,15 @@ def test_a_partition_without_an_answer_for_a_time_does_not_begin_at_its_end() ->
         told(found, start=start).initialize_transaction(1, None, None)
     found.times[At("t", 1)] = 7
     assert ends(told(found, start=start, max_rows=1, min_rows=1).initialize_transaction(1, None, None)) == [4, 8, 10]
+
+
+@pytest.mark.parametrize(("micros", "since"), [(0, 1000), (500, 1001), (1000, 1001)])
+def test_no_message_before_the_start_is_taken(micros: int, since: int) -> None:
+    found = Told(10)
+    found.times = {At("t", 0): 4}
+    start = datetime.datetime(1970, 1, 1, 0, 0, 1, micros, datetime.timezone.utc)
+    told(found, start=start).initialize_transaction(1, None, None)
+    assert found.since == since
 
 
 @pytest.mark.parametrize(

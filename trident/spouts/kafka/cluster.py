@@ -24,6 +24,7 @@ REQUEST_SECS = 5.0
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 # The offset that a leader gives for a time behind its last message.
 NO_MESSAGE = -1
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 class KafkaCluster:
@@ -421,7 +422,8 @@ class Starts:
         if start == LATEST:
             return {at: highs[at] for at in ats}
         if isinstance(start, datetime.datetime):
-            found = self._cluster.at_time(ats, int(start.timestamp() * 1000))
+            # The next whole millisecond: none that is before the start.
+            found = self._cluster.at_time(ats, -((_EPOCH - start) // datetime.timedelta(milliseconds=1)))
             self._check_known(found, ats)
             # A partition without a message from then on begins where it ends.
             return {at: highs[at] if found[at] == NO_MESSAGE else found[at] for at in ats}

@@ -56,6 +56,27 @@ def test_a_struct_brings_its_columns(spark) -> None:
     assert rows_of(stream.debezium(), given) == [(1, "a", 7, True), (2, "b", 8, False)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "lacking", "whole"),
+    [
+        ("string", UNAVAILABLE, "a"),
+        ("binary", UNAVAILABLE.encode(), b"a"),
+        ("array<binary>", [UNAVAILABLE.encode()], [b"a"]),
+        ("array<smallint>", [*UNAVAILABLE.encode()], [1]),
+        ("map<string,string>", {UNAVAILABLE: UNAVAILABLE}, {"a": "b"}),
+    ],
+)
+def test_a_struct_whose_value_is_not_there_fails_the_batch(spark, kind: str, lacking: Any, whole: Any) -> None:
+    row = f"struct<id:bigint,name:{kind}>"
+    stream = stream_of(f"value struct<before:{row},after:{row},op:string,source:struct<lsn:bigint>>").debezium()
+    there = [
+        ((None, (n, value), "u", (n,)),) for n, value in enumerate([whole, None, []][: 3 if "array" in kind else 2])
+    ]
+    assert len(run_batch(stream, there)) == len(there)
+    with pytest.raises(Exception, match="lacks the value of column name"):
+        run_batch(stream, [((None, (1, lacking), "u", (7,)),)])
+
+
 def test_times_and_decimals_are_those_that_the_user_says(spark) -> None:
     stream = stream_of("value string").debezium(
         "id long, at timestamp, price decimal(9,2)", times="microseconds", decimals="string"

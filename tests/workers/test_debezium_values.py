@@ -145,6 +145,9 @@ def test_each_mode_is_read_by_the_schema_of_the_message(kind: str, value: Any, f
         ("struct<wkb: binary>", "AQ==", semantic("string", "x"), "an object"),
         ("binary", b64(UNAVAILABLE.encode()), {"type": "bytes"}, "lacks the value of column a.*IDENTITY FULL"),
         ("array<string>", [UNAVAILABLE], None, "lacks the value of column a"),
+        ("array<string>", ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"], None, "lacks the value of column a"),
+        ("array<int>", [*UNAVAILABLE.encode()], None, "lacks the value of column a"),
+        ("string", f'{{"{UNAVAILABLE}":"{UNAVAILABLE}"}}', None, "lacks the value of column a"),
     ],
 )
 def test_all_else_is_refused_by_name(kind: str, value: Any, form: Any, says: str) -> None:

@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import Any, Union
 
 from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
     BooleanType,
     DataType,
     DecimalType,
     IntegerType,
+    IntegralType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -29,6 +33,7 @@ from trident.workers.debezium import (
     DECIMALS,
     TIMES,
     UNAVAILABLE,
+    UNAVAILABLE_TEXTS,
     ChangeRows,
     EnvelopeReader,
     Modes,
@@ -109,11 +114,28 @@ def _modes(given: dict[str, Any]) -> Modes:
 def _value(field: StructField, connector: str) -> Any:
     """A column of the row; a value that the message lacks would replace one that the state has."""
     value = f"{_ROW}.{backquoted(field.name)}"
-    if connector != "postgresql" or not isinstance(field.dataType, StringType):
+    lacking = _is_placeholder(value, field.dataType) if connector == "postgresql" else None
+    if lacking is None:
         return expr(value)
     lacks = f"debezium: a message lacks the value of column {field.name}, which its UPDATE has not touched; the table "
     text = (lacks + "needs REPLICA IDENTITY FULL").replace("\\", "\\\\").replace("'", "\\'")
-    return expr(f"case when {value} = '{UNAVAILABLE}' then raise_error('{text}') else {value} end")
+    return expr(f"case when {lacking} then raise_error('{text}') else {value} end")
+
+
+def _is_placeholder(value: str, kind: DataType) -> str | None:
+    """The condition, in SQL, for a value that the message lacks; None: there is no placeholder of that type."""
+    texts = ", ".join(f"'{text}'" for text in UNAVAILABLE_TEXTS)
+    if isinstance(kind, StringType):
+        return f"{value} in ({texts})"
+    if isinstance(kind, BinaryType):
+        return f"{value} = X'{UNAVAILABLE.encode().hex()}'"
+    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType):
+        return f"{value}['{UNAVAILABLE}'] = '{UNAVAILABLE}'"
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, (StringType, BinaryType)):
+        return f"size({value}) = 1 and {_is_placeholder(f'{value}[0]', kind.elementType)}"
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, IntegralType):
+        return f"{value} = cast(array({', '.join(map(str, UNAVAILABLE.encode()))}) as {kind.simpleString()})"
+    return None
 
 
 def _row_of(field: str, kind: DataType, source: Sequence[str]) -> StructType:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime as dt
+import hashlib
 import math
 import re
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
@@ -22,9 +24,17 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-# The connector for PostgreSQL writes this for a large value that an UPDATE has not touched, by default.
+# The connector for PostgreSQL writes this for a large value that an UPDATE has not touched, by default; in columns of
+# bytes its bytes, in arrays one such element, in an hstore a pair, as a UUID what Java makes of its bytes.
 UNAVAILABLE = "__debezium_unavailable_value"
-_PLACEHOLDERS = (UNAVAILABLE, base64.b64encode(UNAVAILABLE.encode()).decode(), [UNAVAILABLE])
+_BYTES = base64.b64encode(UNAVAILABLE.encode()).decode()
+_UUID = str(uuid.UUID(bytes=hashlib.md5(UNAVAILABLE.encode(), usedforsecurity=False).digest(), version=3))
+UNAVAILABLE_TEXTS = (UNAVAILABLE, _BYTES, _UUID, f'{{"{UNAVAILABLE}":"{UNAVAILABLE}"}}')
+_PLACEHOLDERS = (
+    *UNAVAILABLE_TEXTS,
+    *([text] for text in UNAVAILABLE_TEXTS),
+    [*UNAVAILABLE.encode()],
+)
 # The modes that a user may name for messages without a schema.
 TIMES = {"milliseconds": 1_000_000, "microseconds": 1_000, "nanoseconds": 1}
 DECIMALS = ("precise", "string")

@@ -10,11 +10,32 @@ import pytest
 from tests.streams.stream_helpers import Longest, RowsSpout
 from trident import functions as F
 from trident.operations.aggregators import Count
+from trident.operations.persisting import Upsert
 from trident.planning.groups import plan
 from trident.states.core.values import MapGet, SnapshotGet
 from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.topology import TridentTopology
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda rows: rows.first_n(1),
+        lambda rows: rows.max_by("n"),
+        lambda rows: rows.min_by("n", scope="batch"),
+        lambda rows: rows.partition_persist(DeltaMapState("last"), None, Upsert("word", sequence_by="n")),
+        lambda rows: rows.partition_persist(DeltaMapState("last"), None, Upsert("word", order_by="n")),
+    ],
+)
+def test_a_late_part_in_which_the_later_of_equal_rows_counts_has_the_batchs_order(last: Callable[[Any], Any]) -> None:
+    made = TridentTopology("t")
+    rows = made.new_stream("rows", RowsSpout("word string, n long"))
+    rows = rows.state_query(counted(rows, "word"), "word", MapGet(), "before")
+    rows = last(rows)
+    if hasattr(rows, "partition_persist"):
+        rows.partition_persist(DeltaAppend("out"))
+    assert plan(made.graph)[0].lowered.late_order
 
 
 def reduced(stream: Any, *keys: str) -> Any:

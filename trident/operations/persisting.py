@@ -273,6 +273,7 @@ class LastOp(Operation):
     """One row per key: the last; see LastNode."""
 
     shuffles = True
+    needs_order = True  # of equal values the later row counts
 
     keys: tuple[str, ...]
     values: tuple[str, ...]
@@ -284,10 +285,6 @@ class LastOp(Operation):
     @property
     def spreads_rows(self) -> bool:
         return bool(self.keys)
-
-    @property
-    def needs_order(self) -> bool:
-        return self.order_by is None
 
     def transform(self, frames: SessionFrames) -> Transform:
         gone = F.coalesce(column(self.delete_when), F.lit(False)) if self.delete_when else F.lit(False)

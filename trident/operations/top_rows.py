@@ -87,6 +87,7 @@ class ExtremeOp(Operation):
     """
 
     shuffles = True
+    needs_order = True
 
     by: tuple[str, ...]
     greatest: bool
@@ -244,6 +245,7 @@ class FirstOp(Operation):
     """The first n rows, in one partition and in order."""
 
     shuffles = True
+    needs_order = True
 
     n: int
     by: str | None

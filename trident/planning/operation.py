@@ -122,6 +122,10 @@ class PyOp(Operation):
     def on_arrow(self) -> PyOp:
         return self
 
+    @property
+    def needs_order(self) -> bool:
+        return self.step.needs_order
+
     def describe(self) -> str:
         return self.step.text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +38,8 @@ class BestRow(Step):
         part: the field that is given the number of the Spark partition; none: not needed.
         order: the field that says which of equal rows comes later; "": the later one wins.
     """
+
+    needs_order: ClassVar[bool] = True
 
     label: Label
     by: tuple[str, ...]

@@ -86,9 +86,11 @@ class Step:
     Attributes:
         own: the step is the framework's own and calls no code of the user's, so it may run in the coordinator's
             process. A step that does not say so runs on Spark's workers alone.
+        needs_order: its result depends on the order of the batch's rows.
     """
 
     own: ClassVar[bool] = False
+    needs_order: ClassVar[bool] = False
     label: Label
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:

@@ -380,9 +380,14 @@ def test_the_attempt_behind_one_whose_worker_died_reads_the_tables(error: str, f
 
 
 @pytest.mark.parametrize(
-    ("error", "jobs"), [("Python worker exited unexpectedly (crashed)", 1), ("the source does not answer", 2)]
+    ("error", "jobs"),
+    [
+        ("Python worker exited unexpectedly (crashed)", 1),
+        ("pyarrow.lib.ArrowTypeError: no such cast", 1),
+        ("the source does not answer", 2),
+    ],
 )
-def test_the_attempt_behind_a_single_job_whose_worker_died_has_a_job_for_each_part(error: str, jobs: int) -> None:
+def test_the_attempt_behind_a_single_job_that_failed_in_its_form_has_a_job_for_each_part(error: str, jobs: int) -> None:
     """A batch of few rows may look up values that are too large together."""
     tried: list[TransactionAttempt] = []
 

@@ -25,7 +25,7 @@ from trident.planning.operation import PyOp
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy
 from trident.streams.stream import Stream
-from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, Columns, SplitText
+from trident.workers.arrow_plan import Aggregate, Aggregated, ArrowPlan, ArrowSegment, Columns, SplitText
 from trident.workers.best_row import BestOfBatch
 from trident.workers.chain import Chain, Frame, Keep, Meter, Step
 from trident.workers.cogroups import FirstRows
@@ -103,6 +103,15 @@ def test_dates_beyond_those_of_python_are_compared(step: Step, found: int) -> No
     days = pa.RecordBatch.from_arrays([pa.array([0, 2_932_897], pa.int32()).cast(pa.date32())], names=["day"])
     (row,) = Chain((step,), days.schema, "")(iter([days]))
     assert row.column("day").cast(pa.int32()).to_pylist() == [found]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.bool_(), pa.binary(), pa.int64(), pa.list_(pa.int64()), pa.struct([("a", pa.int64())])]
+)
+@pytest.mark.parametrize("aggregator", ["min", "max"])
+def test_no_row_has_no_extreme(kind: pa.DataType, aggregator: str) -> None:
+    step = Aggregated((), (Aggregate("v", ("m", kind), aggregator, False),), ("m",))
+    assert [frame.array("m").to_pylist() for frame in step.run(iter([]))] == [[None]]
 
 
 def test_a_text_that_is_not_utf_8_is_looked_up(tmp_path: Path) -> None:

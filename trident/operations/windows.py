@@ -73,8 +73,9 @@ def with_watermark(parent: Node, field: str, delay: str) -> WatermarkNode:
             action="make one with each(expr('...'), 'at timestamp')",
         )
     micros = duration_us(delay, f"the delay of {what}")
-    if micros < 0:
-        raise TopologyError(f"the delay of {what} is negative", found=repr(delay), expected="'0 seconds' or more")
+    if not 0 <= micros < GREATEST:
+        expected = f"'0 seconds' or more, less than {duration_text(GREATEST)}"
+        raise TopologyError(f"the delay of {what} is not possible", found=repr(delay), expected=expected)
     return WatermarkNode(
         parents=(parent,),
         schema=parent.schema,

@@ -337,7 +337,8 @@ RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and 
 _CLOSE_SECS = 10.0
 # So long the thread that submits a job needs the interpreter, which another one would keep for 5 ms.
 _JOB_SECS = 0.0015
-_DIED = re.compile(r"Python worker exited unexpectedly|MemoryError|OutOfMemoryError")
+# A worker died, or Arrow cannot do what Spark can.
+_OF_FORM = re.compile(r"Python worker exited unexpectedly|MemoryError|OutOfMemoryError|pyarrow\.lib\.Arrow")
 
 
 class LatePart:
@@ -424,7 +425,7 @@ class LatePart:
         except Exception as error:
             report = find_report(error, STALE, SPARKS, LARGE)
             if report is None:
-                if search_causes(error, _DIED):  # looked-up values may be large: each part has a job then
+                if search_causes(error, _OF_FORM):  # looked-up values may be large: each part has a job then
                     self._large.failed(attempt.txid)
                 raise
             if report["kind"] == LARGE:

@@ -332,7 +332,8 @@ class Aggregate:
 
         kind = self.output[1]
         some = self.input and rows.num_rows  # a table of no frame has no columns
-        values = rows.column(self.input).cast(kind) if some else pa.repeat(pa.scalar(1, kind), rows.num_rows)
+        none = pa.nulls(0, kind) if self.input else pa.repeat(pa.scalar(1, kind), rows.num_rows)
+        values = rows.column(self.input).cast(kind) if some else none
         nothing = None if self.merges or self.aggregator in ("min", "max") else pa.scalar(0).cast(kind).as_py()
         return onto(self.aggregator, pa.repeat(pa.scalar(nothing, kind), count), values, groups)
 

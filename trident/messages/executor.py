@@ -508,8 +508,9 @@ class MessageSpoutExecutor(SpoutExecutor):
                 self._spout.ack(self._unacknowledged[key])
                 del self._unacknowledged[key]
         except Exception as error:
-            # One that can never be acknowledged does not stand before the others.
-            if (key := next(iter(self._unacknowledged), None)) is not None:
+            for key in [*self._unacknowledged][
+                :1
+            ]:  # one that can never be acknowledged does not stand before the others
                 self._unacknowledged[key] = self._unacknowledged.pop(key)
             self._notify_at = time.monotonic() + _RETRY_SECS
             log.warning(

@@ -146,7 +146,7 @@ class DirectoryQueue:
                 action="mount it, or bring it back",
             )
         try:
-            # What an earlier incarnation has left half taken away is not this attempt's.
+            # Claims that an earlier incarnation has left are not this attempt's.
             of_attempt = f"{id}-{incarnation}-{attempt.txid}-{attempt.attempt_id}"
             for number, message in enumerate(messages):
                 self._take_away(message, self.folder / HIDDEN / f"{of_attempt}-{number}")
